@@ -30,8 +30,11 @@ from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
 from .encoder_decoder import Encoder, EncoderDecoder
-from .reading import read_activation, read_heads, read_layers
+from .reading import merge_names, read_activation, read_heads, read_layers, refuse_other_layers
 from .sources import Names, Weights
+
+OTHER_NAMES = {"encoder_attention_heads": "num_attention_heads", "d_model": "hidden_size"}
+"""Fields of config.json with an alternative name."""
 
 POSITION_OFFSET = 2
 """Index of position 0 in a table of learned positions, whose first two rows served padded batches."""
@@ -85,7 +88,8 @@ def read(raw: Mapping[str, Any], model_type: str, special: Mapping[str, int], **
     Raises:
         CheckpointError, UnsupportedModelError: as `read_config`.
     """
-    fields = Fields({**special, **raw})
+    fields = Fields({**special, **merge_names(raw, OTHER_NAMES)})
+    refuse_other_layers(fields)
     _refuse_other_kinds(fields, switches)
     heads: dict[str, Any] = read_heads(fields, "d_model", "decoder_attention_heads")
     E, length = fields.size("d_model"), fields.size("max_position_embeddings", 1024)

@@ -29,8 +29,16 @@ from ..layers.head import LMHead
 from ..layers.mlp import MLP, GatedMLP
 from ..layers.norm import RMSNorm
 from .encoder_decoder import Encoder, EncoderDecoder
-from .reading import read_layers
+from .reading import merge_names, read_layers, refuse_other_layers
 from .sources import Names, Weights
+
+OTHER_NAMES = {
+    "d_model": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+    "d_kv": "head_dim",
+}
+"""Fields of config.json with an alternative name."""
 
 LONGEST = 4096
 """The longest source and the longest decoder text, in tokens. The model itself has no limit: distances from 128 on are
@@ -79,7 +87,9 @@ def read(raw: Mapping[str, Any], model_type: str, feed_forward: str, *, scaled: 
     Raises:
         CheckpointError, UnsupportedModelError: as `read_config`.
     """
-    fields = Fields({"eos_token_id": 1, "decoder_start_token_id": 0} | dict(raw))
+    raw = merge_names(raw, OTHER_NAMES)
+    fields = Fields({"eos_token_id": 1, "decoder_start_token_id": 0} | raw)
+    refuse_other_layers(fields)
     E, H, layers = fields.size("d_model"), fields.size("num_heads"), read_layers(fields, "num_layers")
     buckets = fields.size("relative_attention_num_buckets", 32)
     max_distance = fields.size("relative_attention_max_distance", 128, most=LONGEST)

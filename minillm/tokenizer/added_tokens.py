@@ -45,20 +45,27 @@ def complete(
         CheckpointError: the tokens are no table of ids and tokens, or an id is impossible.
     """
     named, stated = named_tokens(settings), _stated(folder, settings)
-    names = {content_of(token) for token in named}
-    if isinstance(settings.get(FURTHER[0]), list) and settings.get("added_tokens_decoder") is not None:
-        names = {content_of(token) for token in named_tokens({**settings, FURTHER[0]: []})}  # the table says of others
+    further = settings.get(FURTHER[0])
+    further = further if isinstance(further, list) else []  # objects say themselves whether they are special
+    of_roles = {content_of(token) for token in named[: len(named) - len(further)]}
+    names = of_roles | {token for token in further if isinstance(token, str)}
     before = backend.get_added_tokens_decoder()
     known = {token.content: token for token in before.values()}
+    if settings.get("added_tokens_decoder") is None:  # then the vocabulary's own tokens are what it would say
+        stated = dict(sorted((stated | {i: _as_object(token) for i, token in before.items()}).items()))
     added: dict[str, tokenizers.AddedToken] = {}
     for token in stated.values():
         content, own = content_of(token), isinstance(token, dict) and bool(token.get("special", False))
-        made = added_token(token, special=own or content in names or (content in known and known[content].special))
+        named_so = content in (of_roles if isinstance(token, dict) else names)
+        made = added_token(token, special=own or named_so or (content in known and known[content].special))
         if content not in known or _flags(made) != _flags(known[content]):
             added[content] = made
-    for token in named:
-        if content_of(token) not in known:
-            added.setdefault(content_of(token), added_token(token, special=True))
+    listed = {*known, *map(content_of, stated.values())}
+    for token in named:  # of one that is named twice, the flags that are named last
+        content = content_of(token)
+        if content not in listed:
+            special = content in of_roles or not isinstance(token, dict) or bool(token.get("special", False))
+            added[content] = added_token(token, special=special)
     fresh = max(backend.get_vocab_size(with_added_tokens=False), 1 + max(before, default=-1))
     lacking = _without_row(backend, added, fresh, rows)
     if lacking:
@@ -99,6 +106,8 @@ def _stated(folder: Path, settings: Mapping[str, Any]) -> dict[int, Token]:
         else:
             older = read_optional_json(folder / "added_tokens.json")
             stated = {int(token_id): content for content, token_id in older.items()}
+            if len(stated) < len(older):
+                raise CheckpointError(f"{folder}: added_tokens.json gives one id to two tokens")
     except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: the added tokens should be a table of ids and tokens: {error}") from error
     return dict(sorted(stated.items(), key=lambda item: item[0]))
@@ -116,6 +125,11 @@ def added_token(token: Token, *, special: bool) -> "tokenizers.AddedToken":
     flags = {name: bool(options.get(name, False)) for name in ("single_word", "lstrip", "rstrip")}
     normalized = bool(options.get("normalized", not special))
     return AddedToken(content_of(token), special=special, normalized=normalized, **flags)
+
+
+def _as_object(token: "tokenizers.AddedToken") -> Token:
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return {"content": token.content} | {name: getattr(token, name) for name in flags}
 
 
 def _flags(token: "tokenizers.AddedToken") -> tuple[bool, ...]:

@@ -31,7 +31,7 @@ from .added_tokens import complete, content_of, mark_special, named_tokens
 from .guarded import call, check_ids, check_tokenizer_json
 from .seq2seq import BPE_FILE, MARIAN_FILE, PIECES_FILE, Languages, find_model, vocabulary_of
 from .settings import Manner, adapt, manner_of, read_settings, warn_unknown
-from .wordpiece import MODELS, NAMES, VOCABULARY, read_wordpiece
+from .wordpiece import CLASSES, MODELS, NAMES, VOCABULARY, read_wordpiece, use_roles
 
 if TYPE_CHECKING:
     import tokenizers
@@ -147,6 +147,8 @@ def _read_tokenizer(folder: Path, file: str) -> Parts:
     backend = layout.backend
     fresh = complete(backend, folder, settings, rows, strict=not (folder / file).exists())
     settings = layout.settings
+    if kind in CLASSES and type(backend.model).__name__ == "WordPiece":
+        use_roles(backend, settings)
     role_ids = _role_ids(backend, settings, config)
     mark_special(backend, named_tokens(settings))
     if layout.framed:

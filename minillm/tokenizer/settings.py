@@ -8,6 +8,8 @@ Some settings change what tokenizer.json says (`adapt`), since the class in tran
 | settings | classes | part of tokenizer.json |
 |---|---|---|
 | `do_lower_case`, `strip_accents`, `tokenize_chinese_chars` | BERT's | the normalizer, whatever the file has |
+| `added_tokens_decoder`, where it is set | BERT's | the added tokens: those of the file are none |
+| `cls_token`, `sep_token`, `unk_token` | BERT's | the tokens around a text and of unknown words (see wordpiece.py) |
 | `add_prefix_space`, where it is set | byte-level, Llama's, XLM-RoBERTa's | the space before a text |
 
 Of families whose class transformers ignores (`AS_WRITTEN`), and of its general class, the file is used as written.
@@ -96,15 +98,29 @@ def read_settings(folder: Path) -> dict[str, Any]:
         older = read_optional_json(folder / SPECIAL)
         mine, theirs = (table.get(FURTHER[0]) for table in (settings, older))
         settings |= older
-        if isinstance(mine, list) and isinstance(theirs, list):
-            settings[FURTHER[0]] = [*mine, *(token for token in theirs if token not in mine)]
+        if isinstance(theirs, list):  # special, all of them
+            theirs = [token | {"special": True} if isinstance(token, dict) else token for token in theirs]
+            known = mine if isinstance(mine, list) else []
+            settings[FURTHER[0]] = [*known, *(token for token in theirs if token not in known)]
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            settings[FURTHER[0]] = {**mine, **theirs}
+        elif isinstance(mine, dict) and theirs is not None:
+            settings["model_specific_special_tokens"] = mine
     return _named_anew(settings)
 
 
 def _named_anew(settings: dict[str, Any]) -> dict[str, Any]:
-    """The same with the older name of the further special tokens replaced, unless the newer one has some."""
-    if settings.get(FURTHER[1]) and not settings.get(FURTHER[0]):
+    """The same with the older name of the further special tokens replaced, unless the newer one lists some.
+
+    A table of them gives names to tokens, and leaves the list, or further names, to the older key.
+    """
+    further, older = settings.get(FURTHER[0]), settings.get(FURTHER[1])
+    if older and not (further and isinstance(further, list)):
         settings[FURTHER[0]] = settings.pop(FURTHER[1])
+        if isinstance(further, dict) and isinstance(older, dict):
+            settings[FURTHER[0]] = older | further
+        elif isinstance(further, dict):
+            settings["model_specific_special_tokens"] = further
     return settings
 
 
@@ -162,16 +178,21 @@ def bert_normalizer(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_PARTS = ("normalizer", "pre_tokenizer", "decoder")
+
+
 def adapt(value: dict[str, Any], kind: str, family: str, settings: Mapping[str, Any]) -> bool:
     """Change a tokenizer.json by the settings that its class builds it from. Returns whether there was anything to."""
     if family in AS_WRITTEN:
         return False
-    before = {part: value.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")}
+    before = {part: value.get(part) for part in (*_PARTS, "added_tokens")}
     if kind in BERT and value["model"].get("type", "WordPiece") == "WordPiece":
         value["normalizer"] = bert_normalizer(settings)
+        if settings.get("added_tokens_decoder") is not None:
+            value["added_tokens"] = []
     prefix = settings.get("add_prefix_space")
     if prefix is not None and kind in _PREFIXED:
-        value |= {part: _prefixed(value.get(part), part, bool(prefix)) for part in before}
+        value |= {part: _prefixed(value.get(part), part, bool(prefix)) for part in _PARTS}
     return any(value.get(part) != before[part] for part in before)
 
 

@@ -43,7 +43,7 @@ def read_wordpiece(path: Path, kind: str, settings: Mapping[str, Any]) -> "token
         CheckpointError: the file cannot be read, has a token twice, or lacks [CLS], [SEP] or [UNK].
         UnsupportedModelError: another class of tokenizer.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     if kind not in CLASSES:
         raise UnsupportedModelError(
@@ -55,7 +55,7 @@ def read_wordpiece(path: Path, kind: str, settings: Mapping[str, Any]) -> "token
     vocab = {token: i for i, token in enumerate(tokens)}
     if len(vocab) < len(tokens):
         raise CheckpointError(f"{path} has a token twice: expected each on one line")
-    named = {role: _text(settings.get(role) or token) for role, token in NAMES.items()}
+    named = _named(settings)
     missing = [named[role] for role in ("unk_token", "cls_token", "sep_token") if named[role] not in vocab]
     if missing:
         raise CheckpointError(f"{path} lacks {', '.join(missing)}, which a BERT tokenizer puts around a text")
@@ -64,14 +64,28 @@ def read_wordpiece(path: Path, kind: str, settings: Mapping[str, Any]) -> "token
     backend.normalizer = normalizers.BertNormalizer(**options)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
-    cls, sep = named["cls_token"], named["sep_token"]
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=[(cls, vocab[cls]), (sep, vocab[sep])],
-    )
     backend.add_special_tokens([AddedToken(each, special=True) for each in named.values() if each in vocab])
     return backend
+
+
+def use_roles(backend: "tokenizers.Tokenizer", settings: Mapping[str, Any]) -> None:
+    """Set the tokens around a text and the one of unknown words by the settings, whatever tokenizer.json says."""
+    from tokenizers import processors
+
+    named = _named(settings)
+    cls, sep = named["cls_token"], named["sep_token"]
+    ids = [(token, backend.token_to_id(token)) for token in dict.fromkeys((cls, sep))]
+    if any(token_id is None for _, token_id in ids) or backend.token_to_id(named["unk_token"]) is None:
+        return
+    backend.model.unk_token = named["unk_token"]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0", pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1", special_tokens=ids
+    )
+
+
+def _named(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The text of each role's token."""
+    return {role: _text(settings.get(role) or token) for role, token in NAMES.items()}
 
 
 def _text(token: Any) -> str:

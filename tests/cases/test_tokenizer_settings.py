@@ -288,6 +288,87 @@ def test_a_prefix_that_the_normalizer_writes_is_removed_and_added(tmp_path: Path
     assert ids[False] == ["he", " he"]
 
 
+NAMED_TWICE: dict[str, dict[str, Any]] = {
+    "objects that do not say whether they are special": {
+        "extra_special_tokens": [{"__type": "AddedToken", "content": "<|x|>"}, "<|im_end|>"]
+    },
+    "an object that is not special, and a role": {
+        "extra_special_tokens": [{"__type": "AddedToken", "content": "<|x|>", "special": False}],
+        "mask_token": "<|x|>",
+    },
+    "two flags of a token": {
+        "mask_token": {"__type": "AddedToken", "content": "<|x|>", "rstrip": True, "special": True},
+        "extra_special_tokens": [{"__type": "AddedToken", "content": "<|x|>", "lstrip": True, "special": True}],
+    },
+    "a table under one name, a list under the other": {
+        "extra_special_tokens": {"image_token": "<|x|>"},
+        "additional_special_tokens": ["<|im_end|>"],
+    },
+    "tables under both names": {
+        "extra_special_tokens": {"image_token": "<|x|>"},
+        "additional_special_tokens": {"image_token": "ello", "end_token": "<|im_end|>"},
+    },
+}
+"""Settings that name a token in several places, or in two ways"""
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", NAMED_TWICE)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_further_tokens_that_the_settings_name_in_two_ways_are_what_transformers_makes_of_them(
+    tmp_path: Path, layout: str, name: str
+) -> None:
+    assert_same(LAYOUTS[layout](tmp_path, NAMED_TWICE[name]))
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("mine", [["<|x|>"], {"image_token": "<|x|>"}])
+@pytest.mark.parametrize(
+    "theirs",
+    [["<|im_end|>"], [{"content": "<|im_end|>"}], {"end_token": "<|im_end|>"}],
+    ids=["text", "object", "table"],
+)
+def test_further_tokens_of_both_files_are_joined(tmp_path: Path, layout: str, mine: Any, theirs: Any) -> None:
+    folder = LAYOUTS[layout](tmp_path, {"extra_special_tokens": mine})
+    write(folder, special_tokens_map={"extra_special_tokens": theirs})
+    assert_same(folder)
+
+
+def changed_vocabulary(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    value = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    change(value)
+    write(folder, tokenizer=value)
+    return folder
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("layout", ["bytes", "words", "words of another class", "unigrams"])
+@pytest.mark.parametrize("table", [False, True])
+def test_a_token_of_the_vocabulary_that_is_special_by_its_role_alone(tmp_path: Path, layout: str, table: bool) -> None:
+    def change(value: dict[str, Any]) -> None:
+        for token in value["added_tokens"]:
+            token["special"] = token["content"] not in ("</s>", "[SEP]")
+
+    settings = {"added_tokens_decoder": {"1": FLAGS | {"content": "<|x|>"}}} if table else {}
+    assert_same(changed_vocabulary(LAYOUTS[layout](tmp_path, settings), change))
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sep_token": "[MASK]"},
+        {"cls_token": "hello", "sep_token": "hello"},
+        {"unk_token": "[MASK]"},
+        {"mask_token": None, "added_tokens_decoder": {"31": END}},
+    ],
+)
+def test_berts_tokens_around_a_text_are_those_of_the_settings(tmp_path: Path, settings: dict[str, Any]) -> None:
+    assert_same(LAYOUTS["words"](tmp_path, settings))
+    assert_same(changed_vocabulary(tmp_path, lambda value: value.update(post_processor=None)))
+
+
 # --- known without transformers ---------------------------------------------------------------------------------------
 
 
@@ -321,6 +402,13 @@ def test_a_token_without_a_row_in_the_model_is_text_and_named(tmp_path: Path, ca
     assert 266 not in tokenizer.encode(TEXT) and len(tokenizer.encode(TEXT)) == 15
     [line] = {record.getMessage() for record in caplog.records}
     assert "no row" in line and line.count("<|im_end|>") == 1 and "<|x|>" not in line
+
+
+def test_an_id_that_two_older_tokens_have_is_refused(tmp_path: Path) -> None:
+    folder = LAYOUTS["bytes"](tmp_path, {})
+    write(folder, added_tokens={"<|im_end|>": 266, "<|x|>": 266})
+    with pytest.raises(CheckpointError, match=r"added_tokens\.json gives one id to two tokens"):
+        Tokenizer.from_folder(folder)
 
 
 def test_a_token_with_another_id_than_the_files_say_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
