@@ -170,10 +170,14 @@ class RequestMaker:
     """`eos_token_ids` as the checkpoint has them; others in `defaults` are the user's"""
 
     def eos_token_ids(self, defaults: Mapping[str, Any] | None = None) -> tuple[int, ...]:
-        """The tokens that end a text, unless a request says others. `defaults` stand in the place of the maker's."""
+        """The tokens that end a text, unless a request says others. `defaults` stand in the place of the maker's.
+
+        Empty if the value is neither an id nor a list of ids: each request that would use it is refused.
+        """
         value = (self.defaults if defaults is None else defaults).get("eos_token_id")
         ids = self.config.eos_token_ids if value is None else value
-        return (ids,) if isinstance(ids, int) else tuple(ids) if isinstance(ids, list | tuple) else ()
+        ids = ids if isinstance(ids, list | tuple) else (ids,)
+        return tuple(ids) if all(isinstance(token_id, int) for token_id in ids) else ()
 
     def turn_ends(self, defaults: Mapping[str, Any] | None = None) -> tuple[int, ...]:
         """Tokens that end a turn of a conversation: `eos_token_ids` and, as in llama.cpp and vLLM, the tokenizer's.

@@ -114,7 +114,7 @@ from minillm import progress
 from minillm.cli.main import run
 from minillm.loop import StepLoop
 
-step = StepLoop.step
+advance = StepLoop.advance
 
 def speak(loop):
     progress.BAR_DELAY = 0
@@ -122,9 +122,9 @@ def speak(loop):
     warnings.warn("a warning")
     with progress.work("compiling", 2, "kernels") as compiling:
         compiling.advance()
-    return step(loop)
+    advance(loop)
 
-StepLoop.step = speak
+StepLoop.advance = speak
 run(["generate", "A list of colors: red,"])
 """
 
