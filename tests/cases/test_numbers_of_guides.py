@@ -186,6 +186,7 @@ def test_a_model_that_never_stops_writing_digits_ends_its_numbers(engine: Engine
     assert all(len(exponent) <= 2 for exponent in re.findall("[eE][+-]?([0-9]+)", completion.text))
 
 
+@pytest.mark.slow
 def test_free_json_has_numbers_that_end_and_that_a_float64_holds(engine: Engine) -> None:
     for seed in range(4):
         fields = {"seed": seed, "max_new_tokens": 200, "sequence_bias": eager(engine)["sequence_bias"]}
