@@ -398,8 +398,13 @@ class StepLoop:
         work = self.scheduler.schedule(name)
         if not work:
             return 0
-        order: dict[object, int] = {}  # of strategies, so that rows of one call are adjacent
-        work.sort(key=lambda piece: order.setdefault(piece.active.strategy.batch_key, len(order)))
+        order: dict[object, int] = {}  # of strategies: rows of one call are adjacent, in the order in which they run
+
+        def place(piece: Piece) -> tuple[int, int, int]:
+            active = piece.active
+            return order.setdefault(active.strategy.batch_key, len(order)), active.priority, active.order
+
+        work.sort(key=place)
         return self._compute(name, work)
 
     def _compute(self, name: str, work: Sequence[Piece]) -> int:
