@@ -140,8 +140,9 @@ def _is_array(value: Any) -> bool:
 
 
 def _address(array: Any) -> int:
-    pointer = getattr(array.data, "ptr", None)  # CuPy's
-    return int(array.__array_interface__["data"][0] if pointer is None else pointer)
+    if isinstance(array, np.ndarray):  # whose `data` is no buffer in bfloat16
+        return int(array.__array_interface__["data"][0])
+    return int(array.data.ptr)  # CuPy's
 
 
 class Sealed(np.lib.mixins.NDArrayOperatorsMixin):
