@@ -225,8 +225,8 @@ class EngineBase:
         With helper models the smallest counts. Of an encoder-decoder it is the decoder's, and
         `config.max_source_positions` the longest prompt.
         """
-        longest, held = self._maker.config.max_positions, self._dispatcher.loop.longest
-        return longest if held is None or self.config.output != "tokens" else min(longest, held)
+        longest, fits = self._maker.config.max_positions, self._dispatcher.loop.longest
+        return longest if fits is None or self.config.output != "tokens" else min(longest, fits)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -104,16 +104,16 @@ def _read_modules(folder: Path) -> list[tuple[str, Path]]:
         return []
     try:
         modules = json.loads(read_text(path))
-        found = [(str(module["type"]).rpartition(".")[2], folder / str(module["path"])) for module in modules]
+        listed_modules = [(str(module["type"]).rpartition(".")[2], folder / str(module["path"])) for module in modules]
     except (ValueError, TypeError, KeyError, RecursionError):
-        found = []
-    if not found:
+        listed_modules = []
+    if not listed_modules:
         raise CheckpointError(f"{path} should be a list of modules with type and path")
-    for kind, _ in found:
+    for kind, _ in listed_modules:
         if kind not in _KINDS:
             *first, last = [name for name in _KINDS if name != "Dropout"]
             raise UnsupportedModelError(f"{path}: the module {kind!r:.60}; minillm runs {', '.join(first)} and {last}")
-    return [(kind, path) for kind, path in found if kind != "Dropout"]
+    return [(kind, path) for kind, path in listed_modules if kind != "Dropout"]
 
 
 def _module_fields(path: Path) -> Fields:
@@ -144,15 +144,15 @@ class _Reader:
                 f"{self.folder / 'modules.json'}: {', '.join(kinds)}; minillm runs Transformer, Pooling, then Dense, "
                 "then Normalize; Transformer alone if it classifies texts; Transformer, LogitScore if it generates them"
             )
-        found = replace(settings, **self.model(task), **own)
-        found = replace(found, **self.texts(task, found.max_tokens))
+        settings = replace(settings, **self.model(task), **own)
+        settings = replace(settings, **self.texts(task, settings.max_tokens))
         if self.unread:
             logger.warning(
                 "%s: minillm does not read %s; results may differ from those of sentence-transformers",
                 self.folder,
                 ", ".join(self.unread),
             )
-        return found
+        return settings
 
     def not_read(self, where: str, raw: Mapping[str, Any], known: set[str]) -> None:
         """Note the fields of a table that say something and are not known."""
@@ -162,17 +162,17 @@ class _Reader:
 
     def steps(self, modules: list[tuple[str, Path]]) -> dict[str, Any]:
         """Pooling, projections and normalisation."""
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         dense: list[Dense] = []
         for kind, path in modules:
             if kind == "Pooling":
-                found |= self.pooling(path / "config.json")
+                fields |= self.pooling(path / "config.json")
             elif kind == "Dense":
                 dense.append(self.dense(path, dense[-1].weight.shape[0] if dense else self.config.hidden_size))
             elif kind == "Normalize":
                 self.of_vectors(Fields(read_optional_json(path / "config.json"), str(path / "config.json")))
-                found["normalize"] = True
-        return found | {"dense": tuple(dense)}
+                fields["normalize"] = True
+        return fields | {"dense": tuple(dense)}
 
     def pooling(self, path: Path) -> dict[str, Any]:
         """The settings in the configuration of a Pooling module: flags, or one word in newer releases."""
@@ -255,10 +255,10 @@ class _Reader:
 
     def score_function(self, fields: Fields, task: str) -> Any:
         """The function of a cross-encoder's logits: that of the file, of config.json, else sigmoid for one label."""
-        one = task == "text-generation" or len(self.config.labels) == 1
+        single = task == "text-generation" or len(self.config.labels) == 1
         named = read_score_function(fields, "activation_fn")
         named = named or read_score_function(Fields(read_optional_json(self.folder / "config.json")))
-        return named or ("sigmoid" if one else "none")
+        return named or ("sigmoid" if single else "none")
 
     def texts(self, task: str, max_tokens: int | None) -> dict[str, Any]:
         """sentence_bert_config.json: how texts are read."""

@@ -292,8 +292,10 @@ def changed_fields(fields: dict[str, Any], name: str, value: str) -> dict[str, A
     setting, changed = FIELDS[name], dict(fields)
     changed.pop(name, None)
     if name == "temperature" and value in ("0", "0.0"):  # as other programs say greedy search
-        kept = {name: value for name, value in changed.items() if FIELDS[name].needs not in ("do_sample", "mirostat")}
-        return kept | {"do_sample": False}
+        effective = {
+            name: value for name, value in changed.items() if FIELDS[name].needs not in ("do_sample", "mirostat")
+        }
+        return effective | {"do_sample": False}
     if value == "default":
         if name == "temperature" and changed.get("do_sample") is False:
             del changed["do_sample"]

@@ -57,21 +57,21 @@ def settings(actions: Sequence[argparse.Action], words: Sequence[str], convert: 
         UsageError: the file cannot be read, has a key that is no flag, or a value is none of its flag.
     """
     known = flags(actions)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if path := _file_of(words):
         for key, value in _read(path).items():
             action = known.get(_name(key))
             where = f"{path}: {_printed(key)}"
             if action is None:
                 raise UsageError(f"{where} is not a flag of this command: {_hint(_name(key), known)}")
-            found[action.dest] = _converted(action, _words_of(action, value, where), where, convert)
+            values[action.dest] = _converted(action, _words_of(action, value, where), where, convert)
     for name, action in known.items():
         value = os.environ.get(PREFIX + name.upper(), "")
         if value and not SERVICE_LINK.match(value):
             where = PREFIX + name.upper()
-            found[action.dest] = _converted(action, _words_in(action, value, where), where, convert)
+            values[action.dest] = _converted(action, _words_in(action, value, where), where, convert)
     _warn_of_misspelt(known)
-    return found
+    return values
 
 
 def _warn_of_misspelt(known: Mapping[str, argparse.Action]) -> None:

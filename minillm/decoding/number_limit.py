@@ -69,8 +69,8 @@ class NumberLimit:
 
     def after(self, token_id: int) -> "NumberLimit":
         """The same after a further token."""
-        found = _RUN.search(self._run + self._digits.text_of(token_id))
-        return NumberLimit(self._digits, self._most, b"" if found is None else found[0])
+        run = _RUN.search(self._run + self._digits.text_of(token_id))
+        return NumberLimit(self._digits, self._most, b"" if run is None else run[0])
 
     def apply(self, mask: NDArray[np.uint32]) -> None:
         """Clear the tokens that would make the number too long, unless no other is set. mask: [W]"""
