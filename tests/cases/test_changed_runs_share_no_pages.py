@@ -133,21 +133,30 @@ def test_a_request_that_a_change_met_on_its_way_leaves_nothing_of_it(engine: Eng
     check_loop(engine._dispatcher.loop)
 
 
+def assert_same_vectors(one: Any, other: Any) -> None:
+    """Equal but for rounding: NumPy's products may be summed by another number of threads."""
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def assert_other_vectors(one: Any, other: Any) -> None:
+    assert np.abs(one - other).max() > 0.01
+
+
 def test_vectors_of_texts_are_changed_in_the_block_and_not_after_it(engine: Engine) -> None:
     before = engine.embed(PROMPT)
     with put_between(engine.runner, Ablated(engine.runner.backend)):
         changed = engine.embed(PROMPT)
     after = engine.embed(PROMPT)
-    assert not np.allclose(before, changed)
-    np.testing.assert_array_equal(before, after)
+    assert_other_vectors(before, changed)
+    assert_same_vectors(before, after)
 
 
 def test_vectors_of_the_first_text_embedded_in_a_block_are_not_those_of_later_ones(engine: Engine) -> None:
     with put_between(engine.runner, Ablated(engine.runner.backend)):
         changed = engine.embed(PROMPT)
     fresh = Engine(backend=engine.runner.backend.name)
-    np.testing.assert_array_equal(engine.embed(PROMPT), fresh.embed(PROMPT))
-    assert not np.allclose(changed, engine.embed(PROMPT))
+    assert_same_vectors(engine.embed(PROMPT), fresh.embed(PROMPT))
+    assert_other_vectors(changed, engine.embed(PROMPT))
 
 
 @pytest.mark.slow
