@@ -25,7 +25,7 @@ def test_a_chat_in_a_terminal(model_file: Path, expected: dict[str, Any], engine
     messages = [question, {"role": "assistant", "content": case["text"]}, {"role": "user", "content": "And of Italy?"}]
     second = engine.chat(messages, max_new_tokens=30)
     command = [sys.executable, "-m", "minillm", "chat", "--model", str(model_file), "--dtype", "float32", "--stats"]
-    terminal = Terminal([*command, "--max-new-tokens", "30"], XDG_STATE_HOME=str(tmp_path))
+    terminal = Terminal([*command, "--max-new-tokens", "30", "--temperature", "0"], XDG_STATE_HOME=str(tmp_path))
     terminal.read_until(">")
     terminal.type(question["content"])
     shown = terminal.read_until("tokens/s\n") + terminal.read_until(">")
