@@ -20,7 +20,7 @@ from ..reference.chi_square import p_value
 from ..tiny import loop_of, random_prompts, request_for, run, runner_of, tiny_model
 
 CHOOSER = Chooser()
-DRAWS = 20_000
+DRAWS = 5_000
 
 
 def exact(scores: np.ndarray, n: int) -> dict[tuple[int, ...], float]:
@@ -85,9 +85,9 @@ def settings_for(**fields: Any) -> Any:
     return request_for([1, 2], vocab_size=6, **fields).settings
 
 
-@pytest.mark.slow  # 20,000 steps of a search
+@pytest.mark.slow  # 5,000 steps of a search
 def test_a_step_draws_from_the_sums_of_all_beams() -> None:
-    """20,000 requests that differ by their seed stand at the same two beams: how often is each pair chosen next?"""
+    """5,000 requests that differ by their seed stand at the same two beams: how often is each pair chosen next?"""
     logits = np.asarray([[1.0, 0.0, 2.0], [0.5, 0.5, -1.0]], np.float32)
     log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     sums = np.asarray([-0.4, -1.0], np.float32)
