@@ -23,7 +23,7 @@ from ..tiny import NO_REPEATS, generate, loop_of, random_prompts, request_for, r
 pytestmark = pytest.mark.reference
 
 LINE = np.random.default_rng(3).integers(0, 96, 50).tolist()
-SEEDS = [12, 13]
+SEEDS = [13, pytest.param(12, marks=pytest.mark.exhaustive)]
 
 
 @pytest.fixture(params=CASES, ids=IDS)
@@ -48,12 +48,12 @@ def test_logits_hidden_states_and_greedy_tokens(raw: dict[str, Any], seed: int, 
     model = huggingface.build_model(raw, seed)
     huggingface.save(model, tmp_path)
     assert_equal_logits(tmp_path, model)
-    runner, prompts = load(tmp_path), random_prompts(5, seed=seed)
-    for fields in ({}, NO_REPEATS):
-        expected = [huggingface.generate(model, prompt, max_new_tokens=30, **fields)[0][0] for prompt in prompts]
-        assert not fields or min(len(set(line)) for line in expected) >= 8
+    runner, ragged = load(tmp_path), random_prompts(3, seed=seed)
+    for prompts, fields in ((ragged[:1], {}), (ragged, NO_REPEATS)):
+        expected = [huggingface.generate(model, prompt, max_new_tokens=20, **fields)[0][0] for prompt in prompts]
+        assert not fields or min(len(set(line)) for line in expected) >= 6
         for use_cache in (True, False):
-            outputs = generate(runner, prompts, max_new_tokens=30, use_cache=use_cache, **fields)
+            outputs = generate(runner, prompts, max_new_tokens=20, use_cache=use_cache, **fields)
             for prompt, ours, theirs in zip(prompts, outputs, expected, strict=True):
                 assert_same_tokens(ours, theirs, lambda tokens, p=prompt: huggingface.logits(model, p + tokens)[-1])
 
