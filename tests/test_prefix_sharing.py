@@ -212,7 +212,7 @@ def test_random_forests_of_prompts(seed: int) -> None:
     forest(seed, steps=60)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(20, 30))
 def test_more_random_forests_of_prompts(seed: int) -> None:
     forest(seed, steps=100)
