@@ -52,8 +52,10 @@ def test_logits_and_hidden_states_of_every_position(case: tuple[str, str]) -> No
 @every_case
 def test_greedy_tokens_of_a_ragged_batch(case: tuple[str, str], use_cache: bool) -> None:
     runner, expected = load(case)
-    outputs = generate(runner, expected["prompts"], max_new_tokens=30, use_cache=use_cache, **NO_REPEATS)
-    for prompt, ours, theirs in zip(expected["prompts"], outputs, expected["greedy"], strict=True):
+    count = len(expected["prompts"]) if use_cache else 3
+    prompts, lines = expected["prompts"][:count], expected["greedy"][:count]
+    outputs = generate(runner, prompts, max_new_tokens=30, use_cache=use_cache, **NO_REPEATS)
+    for prompt, ours, theirs in zip(prompts, outputs, lines, strict=True):
         assert_same_tokens(ours, theirs, lambda tokens, p=prompt: logits_of(runner, p + tokens)[-1])
 
 
