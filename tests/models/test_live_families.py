@@ -48,7 +48,7 @@ def test_logits_hidden_states_and_greedy_tokens(raw: dict[str, Any], seed: int, 
     model = huggingface.build_model(raw, seed)
     huggingface.save(model, tmp_path)
     assert_equal_logits(tmp_path, model)
-    runner, ragged = load(tmp_path), random_prompts(3, seed=seed)
+    runner, ragged = load(tmp_path), random_prompts(3, seed=seed)[1:]  # a long one and a short one
     for prompts, fields in ((ragged[:1], {}), (ragged, NO_REPEATS)):
         expected = [huggingface.generate(model, prompt, max_new_tokens=20, **fields)[0][0] for prompt in prompts]
         assert not fields or min(len(set(line)) for line in expected) >= 6
@@ -61,7 +61,7 @@ def test_logits_hidden_states_and_greedy_tokens(raw: dict[str, Any], seed: int, 
 def test_beams_and_their_scores(raw: dict[str, Any], tmp_path: Path) -> None:
     model, fields = huggingface.build_model(raw, 5), {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 10}
     huggingface.save(model, tmp_path)
-    prompts = random_prompts(4, seed=5)
+    prompts = random_prompts(2, seed=5)
     results = run(loop_of(target=load(tmp_path)), [request_for(prompt, **fields) for prompt in prompts])
     for prompt, ours in zip(prompts, results, strict=True):
         sequences, scores = huggingface.generate(model, prompt, **fields)
