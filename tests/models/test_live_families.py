@@ -69,7 +69,7 @@ def test_beams_and_their_scores(raw: dict[str, Any], tmp_path: Path) -> None:
         np.testing.assert_allclose([result.score for result in ours], scores, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.exhaustive)])
 def test_weights_of_16_bits_are_read_bit_by_bit(raw: dict[str, Any], dtype: str, tmp_path: Path) -> None:
     model = huggingface.build_model(raw, 4)
     rounded = copy.deepcopy(model).to(getattr(torch, dtype))
