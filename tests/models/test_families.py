@@ -54,9 +54,9 @@ def test_chunks_and_pages_of_any_size_give_the_logits_of_one_pass(
 
 def test_cached_naive_and_single_tokens_are_the_same(raw: dict[str, Any]) -> None:
     runner, prompts = runner_of(model_of(raw), pages=128, page_size=16), random_prompts(3, seed=3)
-    batch = generate(runner, prompts, max_new_tokens=20)
-    naive = generate(runner, prompts, max_new_tokens=20, use_cache=False)
-    single = [generate(runner, [prompt], max_new_tokens=20)[0] for prompt in prompts]
+    batch = generate(runner, prompts, max_new_tokens=14)
+    naive = generate(runner, prompts, max_new_tokens=14, use_cache=False)
+    single = [generate(runner, [prompt], max_new_tokens=14)[0] for prompt in prompts]
     for prompt, expected, *others in zip(prompts, single, batch, naive, strict=True):
         for ours in others:
             assert_same_tokens(ours, expected, lambda tokens, p=prompt: logits_of(runner, p + tokens)[-1])
