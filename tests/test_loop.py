@@ -32,7 +32,13 @@ PROMPTS = random_prompts(8, seed=1)
 FIELDS = {"greedy": {}, "penalised": {"repetition_penalty": 1.3, "frequency_penalty": 0.4}}
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in ("pre-norm", "post-norm", "galactica") else pytest.mark.exhaustive)
+        for name in VARIANTS
+    ],
+)
 def runner(request) -> Runner:
     return tiny_runner(request.param, seed=2, pages=200, page_size=16)
 
