@@ -167,13 +167,18 @@ def assert_same_answers(ours: dict[int, Answer], theirs: dict[int, Answer], abor
     ("seeds", "plain", "pages", "prefix"),
     [
         (range(4), True, 200, True),
-        pytest.param(range(10, 50), True, 200, True, marks=pytest.mark.slow),
-        pytest.param(range(100, 140), True, 200, False, marks=pytest.mark.slow),
-        pytest.param(range(300, 340), False, 200, True, marks=pytest.mark.slow),
-        pytest.param(range(500, 560), True, 16, True, marks=pytest.mark.slow),
-        pytest.param(range(700, 760), False, 16, False, marks=pytest.mark.slow),
+        pytest.param(range(10, 16), True, 200, True, marks=pytest.mark.slow),
+        pytest.param(range(100, 110), True, 200, False, marks=pytest.mark.slow),
+        pytest.param(range(300, 315), False, 200, True, marks=pytest.mark.slow),
+        pytest.param(range(500, 515), True, 16, True, marks=pytest.mark.slow),
+        pytest.param(range(700, 715), False, 16, False, marks=pytest.mark.slow),
+        pytest.param(range(16, 50), True, 200, True, marks=pytest.mark.exhaustive),
+        pytest.param(range(110, 140), True, 200, False, marks=pytest.mark.exhaustive),
+        pytest.param(range(315, 340), False, 200, True, marks=pytest.mark.exhaustive),
+        pytest.param(range(515, 560), True, 16, True, marks=pytest.mark.exhaustive),
+        pytest.param(range(715, 760), False, 16, False, marks=pytest.mark.exhaustive),
     ],
-    ids=["few", "alike", "no prefix cache", "any kind", "few pages", "few pages, any kind"],
+    ids=lambda value: f"{value.start}-{value.stop}" if isinstance(value, range) else str(value),
 )
 def test_random_workloads_have_the_answers_of_the_ordinary_way(
     seeds: range, plain: bool, pages: int, prefix: bool

@@ -49,14 +49,14 @@ def make(folder: Path) -> Callable[..., Engine]:
 
 def test_a_mixture_gives_what_an_engine_alone_gives(make: Callable[..., Engine]) -> None:
     """Also from streams, whose events are put together."""
-    alone = make()
-    expected = [alone.generate(prompt, **fields) for prompt, fields in MIXED]
+    alone, mixed = make(), [(prompt, {"max_new_tokens": 10} | fields) for prompt, fields in MIXED]
+    expected = [alone.generate(prompt, **fields) for prompt, fields in mixed]
 
     async def main() -> None:
         async with running(make()) as aio:
-            found = await asyncio.gather(*(aio.generate(prompt, **fields) for prompt, fields in MIXED))
-            assert_same_results(found, expected)
-            for (prompt, fields), whole in zip(MIXED[:-1], expected, strict=False):
+            together = await asyncio.gather(*(aio.generate(prompt, **fields) for prompt, fields in mixed))
+            assert_same_results(together, expected)
+            for (prompt, fields), whole in zip(mixed[:-1], expected, strict=False):
                 assert isinstance(whole, Generation)
                 events = [event async for event in aio.stream(prompt, request_id="mine", **fields)]
                 assert_same_results(Generation.of(whole.prompt_token_ids, events), whole)
@@ -137,7 +137,15 @@ def test_requests_are_counted_once_on_their_way_to_the_queue(make: Callable[...,
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("error", [StopIteration, StopAsyncIteration, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize(
+    "error",
+    [
+        StopIteration,
+        pytest.param(StopAsyncIteration, marks=pytest.mark.slow),
+        pytest.param(SystemExit, marks=pytest.mark.slow),
+        asyncio.CancelledError,
+    ],
+)
 def test_whatever_a_function_raises_is_the_error_of_its_request_alone(
     make: Callable[..., Engine], error: type[BaseException]
 ) -> None:

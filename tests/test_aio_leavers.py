@@ -239,4 +239,4 @@ def test_nothing_is_left_of_calls_that_come_and_go(make: Callable[..., Engine]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [{}, {"max_batch_size": 16}, {"max_batched_tokens": 4}])
 def test_nothing_is_left_of_many_calls_that_come_and_go(make: Callable[..., Engine], arguments: dict[str, Any]) -> None:
-    soak(make(**arguments), 800, answers(make()))
+    soak(make(**arguments), 300, answers(make()))

@@ -198,7 +198,9 @@ RANDOM = {
 }
 
 
-@pytest.mark.parametrize("name", ENGINE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.exhaustive if name == "amateur" else ()) for name in ENGINE]
+)
 def test_each_argument_of_an_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minillm.checkpoint.hub._find_on_hub", lambda name, revision: Path("no/such/folder"))
     fields = {"backend": "numpy"} | ({"model": str(DEMO_MODEL)} if name == "revision" else {})
@@ -311,7 +313,7 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(
 
 
 @pytest.mark.parametrize("word", ["hello ", "x", "9", " ", "\n", "Größe ", "日本", "\U0001f600", "</s>", "e\u0301"])
-@pytest.mark.parametrize("limit", [64, 5_000])
+@pytest.mark.parametrize("limit", [64, pytest.param(5_000, marks=pytest.mark.slow)])
 def test_a_text_that_fits_is_never_called_too_long(engine: Engine, word: str, limit: int) -> None:
     """For texts around the limit, and up to many times as long: what is called too long is so by the real count."""
     tokenizer = engine.tokenizer

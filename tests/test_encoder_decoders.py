@@ -1,7 +1,7 @@
 """Properties of every encoder-decoder: different paths through the engine give the same results. Needs no torch."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from minillm.source_text import SourceText
 from . import tiny
 from .comparing import assert_same_tokens
 from .scheduling import STRATEGIES, Outcome, alone, check_books, loop_on, requests_of
-from .seq2seq import CASES, CONFIGS, PARAMETERS, generate, logits_of, request_for, write_checkpoint
-from .tiny import Held, loop_of, model_of, random_prompts, run, runner_of, tiny_tensors
+from .seq2seq import CASES, CONFIGS, GOLDEN_CASES, PARAMETERS, generate, logits_of, request_for, write_checkpoint
+from .tiny import Held, last_of_each_kind, loop_of, model_of, random_prompts, run, runner_of, tiny_tensors
 
 SOURCES = random_prompts(5, seed=3, longest=30)
 LINE = np.random.default_rng(5).integers(3, 96, 40).tolist()
@@ -36,6 +36,20 @@ def backends() -> list[Any]:
     from minillm.backends.cpu.backend import CpuBackend
 
     return [NumpyBackend, pytest.param(CpuBackend, marks=pytest.mark.slow)]
+
+
+EACH_FAMILY = pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(case, marks=pytest.mark.slow if case in GOLDEN_CASES else pytest.mark.exhaustive)
+        if case != CASES[0]
+        else case
+        for case in CASES
+    ],
+    indirect=True,
+    ids="-".join,
+)
+"""The first configuration of each family, where no other has more to show"""
 
 
 @pytest.fixture(params=[CASES[0], *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[1:])], ids="-".join)
@@ -58,10 +72,10 @@ def assert_same(runner: Runner, sources: list[list[int]], ours: list[list[int]],
 
 def test_cached_naive_chunked_and_single_sources_are_the_same(runner: Runner) -> None:
     """A ragged batch: no source sees another one."""
-    single = [generate(runner, [source], max_new_tokens=20)[0] for source in SOURCES]
+    single = [generate(runner, [source], max_new_tokens=12)[0] for source in SOURCES]
     assert len({tuple(line) for line in single}) > 3, "what is said depends on the source"
     for fields in ({}, {"use_cache": False}, {"chunk": 3}):
-        assert_same(runner, SOURCES, generate(runner, SOURCES, max_new_tokens=20, **fields), single)
+        assert_same(runner, SOURCES, generate(runner, SOURCES, max_new_tokens=12, **fields), single)
     assert runner.cache.free_pages == runner.cache.num_pages
 
 
@@ -75,6 +89,7 @@ def test_pages_of_any_size_give_the_same_logits(raw: dict[str, Any], page_size: 
     np.testing.assert_allclose(np.concatenate(rows), logits_of(apart, LINE, LINE[:9]), rtol=0, atol=1e-4)
 
 
+@EACH_FAMILY
 @pytest.mark.parametrize(
     "fields",
     [
@@ -88,12 +103,13 @@ def test_pages_of_any_size_give_the_same_logits(raw: dict[str, Any], page_size: 
 def test_guesses_change_nothing(runner: Runner, fields: dict[str, Any]) -> None:
     fields = {name: value for name, value in fields.items() if value is not None}
     prompt = {"decoder_prompt": fields["decoder_prompt"]} if "decoder_prompt" in fields else {}
-    ours, plain = (generate(runner, SOURCES, max_new_tokens=20, **each) for each in (fields, prompt))
+    ours, plain = (generate(runner, SOURCES, max_new_tokens=12, **each) for each in (fields, prompt))
     start = [runner.model.config.decoder_start_token_id, *prompt.get("decoder_prompt", ())]
     for source, a, b in zip(SOURCES, ours, plain, strict=True):
         assert_same_tokens(a, b, lambda tokens, s=source: logits_of(runner, s, start + tokens)[-1])
 
 
+@EACH_FAMILY
 def test_beams_and_samples_share_their_source(runner: Runner) -> None:
     """The encoder runs once for each request, whatever its width, and its pages are counted once."""
     for fields in ({"num_beams": 4, "num_return_sequences": 4}, {"do_sample": True, "num_return_sequences": 3}):
@@ -121,6 +137,7 @@ def test_beams_and_samples_share_their_source(runner: Runner) -> None:
 
 
 @pytest.mark.slow
+@EACH_FAMILY
 def test_a_recorded_step_takes_sequences_of_one_source_and_of_several(raw: dict[str, Any]) -> None:
     """Four sequences are one kind of step, whether they are four beams, two of each source, or of four sources."""
     from minillm.backends.cpu.backend import CpuBackend
@@ -151,6 +168,7 @@ def test_pages_of_a_source_are_counted_once() -> None:
     assert runner.cache.free_pages == runner.cache.num_pages
 
 
+@EACH_FAMILY
 def test_a_preempted_request_reads_its_source_again(runner: Runner) -> None:
     roomy = generate(runner, SOURCES, max_new_tokens=30)
     apart = runner_of(runner.model, pages=15, page_size=8, backend=runner.backend)
@@ -182,14 +200,16 @@ def test_a_source_with_nan_ends_its_request_alone(raw: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_every_weight_has_a_say(raw: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "which", [last_of_each_kind, pytest.param(list, marks=pytest.mark.exhaustive)], ids=["last", "all"]
+)
+def test_every_weight_has_a_say(raw: dict[str, Any], which: Callable[[Iterable[str]], list[str]]) -> None:
     """Each tensor of the table, changed alone, changes the logits: none is loaded and left out."""
-    family, tensors = family_of(raw), tiny_tensors(raw)
+    family, tensors = family_of(raw), {name: Held(tensor.load()) for name, tensor in tiny_tensors(raw).items()}
     config = family.read_config(raw)
     plain = logits_of(runner_of(model_of(raw)), LINE, LINE[:9])
-    for name in tensor_shapes(config):
-        changed: dict[str, Any] = dict(tensors)
-        changed[name] = Held(tensors[name].load() * np.float32(1.1))
+    for name in which(tensor_shapes(config)):
+        changed = tensors | {name: Held(tensors[name].values * np.float32(1.1))}
         logits = logits_of(runner_of(build_model(config, changed, NumpyBackend())), LINE, LINE[:9])
         assert np.abs(logits - plain).max() > 0 or "k_proj.bias" in name, name
 

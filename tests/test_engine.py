@@ -76,6 +76,7 @@ def test_text_and_its_token_ids_are_one_prompt(engine: Engine) -> None:
 def test_a_list_gives_what_each_prompt_gives_alone(engine: Engine, name: str) -> None:
     config = GenerationConfig(**CONFIGS[name])
     seeds = [None if config.seed is None else fold_in(config.seed, i) for i in range(len(TEXTS))]
+    config = config.merged(max_new_tokens=config.max_new_tokens or 8)
     alone = [engine.generate(text, config, seed=seed) for text, seed in zip(TEXTS, seeds, strict=True)]
     together = engine.generate(TEXTS, config)
     for ours, expected in zip(together, alone, strict=True):
@@ -118,12 +119,12 @@ def test_beams_that_stop_strings_end_in_droves(engine: Engine, stop: str) -> Non
 
 
 @pytest.mark.slow
-def test_thousands_of_prompts_in_little_memory(checkpoint: Path) -> None:
+def test_a_thousand_prompts_in_little_memory(checkpoint: Path) -> None:
     engine = Engine(checkpoint, max_batch_size=4, cache_bytes=2 * 128 * 2 * 32 * 2 * 4)
     assert engine.runner.cache.num_pages == 2
     distinct = [[5 + i, 6 + i % 7] for i in range(40)]
-    outs = engine.generate([distinct[i % 40] for i in range(2000)], max_new_tokens=2)
-    assert [out.token_ids for out in outs] == [engine.generate(p, max_new_tokens=2).token_ids for p in distinct] * 50
+    outs = engine.generate([distinct[i % 40] for i in range(1000)], max_new_tokens=2)
+    assert [out.token_ids for out in outs] == [engine.generate(p, max_new_tokens=2).token_ids for p in distinct] * 25
     assert engine.runner.cache.free_pages == 2
 
 
@@ -177,8 +178,14 @@ def test_echo_puts_the_prompt_and_its_log_probabilities_in_front(engine: Engine)
 # --- stream, and the step loop ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        pytest.param(text, name, marks=() if text == TEXTS[2] or name == "stop strings" else pytest.mark.exhaustive)
+        for text in TEXTS
+        for name in CONFIGS
+    ],
+)
 def test_what_is_streamed_is_what_is_returned(engine: Engine, text: str, name: str) -> None:
     fields = {"max_new_tokens": 14, **CONFIGS[name]}
     expected = engine.generate(text, **fields).completions

@@ -1,6 +1,7 @@
 """The step loop: whatever is computed together, in whatever pieces and order, the tokens are the same."""
 
 import time
+from functools import cache
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from minillm.backends import compiling
 from minillm.decoding.resolving import strategy_for
 from minillm.errors import CacheFullError, ParameterError
+from minillm.models.base import Model
 from minillm.reference.philox import uniform
 from minillm.runner import Runner
 
@@ -30,15 +32,26 @@ PROMPTS = random_prompts(8, seed=1)
 FIELDS = {"greedy": {}, "penalised": {"repetition_penalty": 1.3, "frequency_penalty": 0.4}}
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in ("pre-norm", "post-norm", "galactica") else pytest.mark.exhaustive)
+        for name in VARIANTS
+    ],
+)
 def runner(request) -> Runner:
     return tiny_runner(request.param, seed=2, pages=200, page_size=16)
 
 
-def singly(runner: Runner, prompts: list[list[int]], **fields) -> list[list[int]]:
+def singly(runner: Runner, prompts: list[list[int]], *, max_new_tokens: int = 20) -> list[list[int]]:
     """Each prompt alone, in one piece, its whole context in one page: what everything else is held against."""
-    alone = runner_of(runner.model, pages=8, page_size=64)
-    return [generate(alone, [prompt], **fields)[0] for prompt in prompts]
+    return [lone(runner.model, tuple(prompt))[:max_new_tokens] for prompt in prompts]
+
+
+@cache
+def lone(model: Model, prompt: tuple[int, ...]) -> list[int]:
+    """As many tokens as any test asks for."""
+    return generate(runner_of(model, pages=8, page_size=64), [list(prompt)], max_new_tokens=30)[0]
 
 
 def assert_agree(runner: Runner, prompts: list[list[int]], ours: list[list[int]], reference: list[list[int]]) -> None:
@@ -65,20 +78,22 @@ def test_the_order_of_the_batch_makes_no_difference(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
-@pytest.mark.parametrize("chunk", [1, 3, 7])
+@pytest.mark.parametrize("chunk", [3, *(pytest.param(chunk, marks=pytest.mark.exhaustive) for chunk in (1, 7))])
 @pytest.mark.slow
 def test_a_prompt_in_chunks_gives_what_the_whole_gives(runner: Runner, chunk: int, use_cache: bool) -> None:
     outputs = generate(runner, PROMPTS, chunk=chunk, use_cache=use_cache, max_new_tokens=8)
     assert_agree(runner, PROMPTS, outputs, singly(runner, PROMPTS, max_new_tokens=8))
 
 
-@pytest.mark.parametrize("page_size", [1, 2, 5, 16, 64, 100])
+@pytest.mark.parametrize(
+    "page_size", [1, 5, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (2, 16, 64, 100))]
+)
 def test_any_page_size_gives_what_one_page_gives(page_size: int) -> None:
     runner = tiny_runner(seed=2, pages=8 * 64, page_size=page_size)
     assert_agree(runner, PROMPTS, generate(runner, PROMPTS), singly(runner, PROMPTS))
 
 
-@pytest.mark.parametrize("max_batch_size", [1, 3, 8])
+@pytest.mark.parametrize("max_batch_size", [3, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (1, 8))])
 def test_any_batch_size_gives_the_same(runner: Runner, max_batch_size: int) -> None:
     loop = loop_of(target=runner, max_batch_size=max_batch_size)
     outputs = [results[0].token_ids for results in run(loop, [request_for(p) for p in PROMPTS])]
@@ -153,7 +168,7 @@ def sampled(runner: Runner, prompts: list[list[int]], **loop_options) -> list[li
 @pytest.mark.parametrize("options", [{}, {"chunk": 4}, {"max_batch_size": 3}], ids=str)
 @pytest.mark.slow
 def test_draws_depend_neither_on_the_batch_nor_on_its_order(runner: Runner, options: dict) -> None:
-    prompts = PROMPTS[::-1]
+    prompts = PROMPTS[4::-1]
     together = sampled(runner, prompts, **options)
     assert len({tuple(line) for line in together}) == len(prompts)
     for prompt, ours in zip(prompts, together, strict=True):
@@ -201,16 +216,16 @@ def test_several_samples_of_a_long_prompt_share_its_pages() -> None:
 
 
 @pytest.mark.slow
-def test_thousands_of_prompts_pass_through_a_small_batch_and_cache() -> None:
+def test_a_thousand_prompts_pass_through_a_small_batch_and_cache() -> None:
     model = tiny_model(
         seed=3, hidden_size=8, word_embed_proj_dim=8, num_attention_heads=1, ffn_dim=8, num_hidden_layers=1
     )
     runner = runner_of(model, pages=24, page_size=4)
     distinct = random_prompts(50, seed=5, longest=9)
-    requests = [request_for(distinct[i % 50], max_new_tokens=3) for i in range(3000)]
+    requests = [request_for(distinct[i % 50], max_new_tokens=3) for i in range(1000)]
     results = run(loop_of(target=runner, max_batch_size=8, chunk=32), requests)
     expected = singly(runner, distinct, max_new_tokens=3)
-    assert_agree(runner, [r.prompt_ids for r in requests], [r[0].token_ids for r in results], expected * 60)
+    assert_agree(runner, [r.prompt_ids for r in requests], [r[0].token_ids for r in results], expected * 20)
     assert runner.cache.free_pages == 24
 
 

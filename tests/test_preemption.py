@@ -39,9 +39,12 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield engine
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(
-    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in STRATEGIES]
+    ("kind", "every"),
+    [
+        *(pytest.param(kind, 3, marks=() if kind in QUICK else pytest.mark.exhaustive) for kind in STRATEGIES),
+        *(pytest.param(kind, 1, marks=pytest.mark.slow) for kind in STRATEGIES),
+    ],
 )
 def test_a_preempted_request_gives_the_same_and_fits_into_the_same_pages(engine: Engine, kind: str, every: int) -> None:
     """Preempted again and again, in a cache with no page more than it may need when it is never preempted."""
@@ -357,7 +360,12 @@ def test_a_random_workload_keeps_its_books(engine: Engine, monkeypatch: pytest.M
     assert run_workload(engine, 1, monkeypatch, count=8, prefix_cache=True) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 26))
+SEEDS = (2, 4, 5, 21)
+"""Among their workloads are requests of every kind"""
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=pytest.mark.slow if n in SEEDS else pytest.mark.exhaustive) for n in range(2, 26)]
+)
 def test_random_workloads_keep_their_books(engine: Engine, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run_workload(engine, seed, monkeypatch, count=24, prefix_cache=bool(seed % 2))

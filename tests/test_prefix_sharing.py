@@ -73,8 +73,14 @@ def added(loop: StepLoop, request: Request) -> tuple[int, list[Result]]:
 # --- what is computed -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page_size", [4, 16, 64, 512])
-@pytest.mark.parametrize("chunk", [512, 100])
+@pytest.mark.parametrize(
+    ("page_size", "chunk"),
+    [
+        pytest.param(size, chunk, marks=() if (size, chunk) in ((16, 512), (4, 100)) else pytest.mark.exhaustive)
+        for size in (4, 16, 64, 512)
+        for chunk in (512, 100)
+    ],
+)
 def test_a_beginning_that_eight_new_prompts_have_in_common_is_computed_once(page_size: int, chunk: int) -> None:
     requests = [request_for([*COMMON, *range(10 + i, 30 + i)], max_new_tokens=1) for i in range(8)]
     loop = loop_of(target=runner(page_size=page_size), prefix_cache=True, chunk=chunk)
@@ -89,7 +95,7 @@ def test_a_beginning_that_eight_new_prompts_have_in_common_is_computed_once(page
     assert [r[0].token_ids for r in ids.values()] == [r[0].token_ids for r in plain]
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("page_size", [4, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (1, 16))])
 def test_one_after_the_other_each_prompt_computes_what_no_earlier_one_had(page_size: int) -> None:
     """The closed form: of each prompt, what is beyond its longest common prefix with any text before it."""
     rng, loop = random.Random(1), loop_of(target=runner(400, page_size), prefix_cache=True)
@@ -212,7 +218,7 @@ def test_random_forests_of_prompts(seed: int) -> None:
     forest(seed, steps=60)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(20, 30))
 def test_more_random_forests_of_prompts(seed: int) -> None:
     forest(seed, steps=100)

@@ -83,12 +83,19 @@ for thread in threads:
 print(0 if results == [before] * 30 else 1)
 """,
 }
+NUMPY = ("a child that goes on with it", "a pool of forked children", "engines in several threads")
+"""What shows with NumPy, whose threads are those of OpenBLAS, that a child and a thread compute"""
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.parametrize("backend", ["numpy", "cpu"])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "backend"),
+    [
+        *(pytest.param(case, "cpu", marks=pytest.mark.slow) for case in CASES),
+        *(pytest.param(case, "numpy", marks=pytest.mark.slow) for case in NUMPY),
+        *(pytest.param(case, "numpy", marks=pytest.mark.exhaustive) for case in CASES if case not in NUMPY),
+    ],
+)
 def test_an_engine_beside(case: str, backend: str) -> None:
     if backend == "numpy" and "whose other thread generates" in case:
         pytest.skip("a product of OpenBLAS does not outlive a fork by another thread: it hangs, with NumPy alone too")

@@ -1,6 +1,7 @@
 """transformers reads the checkpoints that we write in 16 bits, and says the same."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +22,16 @@ pytestmark = pytest.mark.reference
 LINE = [3, 4, 5, 6, 7, 3, 90]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("case", CASES, ids=IDS)
+def in_turn(*dtypes: str) -> list[Any]:
+    """Every case with every dtype; of two neighbours one has the first of them in the slow tests, one the second."""
+    return [
+        pytest.param(case, dtype, marks=() if i % 2 == j else pytest.mark.exhaustive, id=f"{name}-{dtype}")
+        for i, (case, name) in enumerate(zip(CASES, IDS, strict=True))
+        for j, dtype in enumerate(dtypes)
+    ]
+
+
+@pytest.mark.parametrize(("case", "dtype"), in_turn("bfloat16", "float16"))
 def test_the_same_logits(tmp_path: Path, case: tuple[str, str], dtype: str) -> None:
     family, name = case
     source = huggingface.save(huggingface.build_model(CONFIGS[family][name], 3), tmp_path / "source")
@@ -38,8 +47,7 @@ def test_the_same_logits(tmp_path: Path, case: tuple[str, str], dtype: str) -> N
     np.testing.assert_array_equal(ours, logits_of(runner_of(load_model(source, NumpyBackend(weights=dtype))), LINE))
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
-@pytest.mark.parametrize("case", CASES, ids=IDS)
+@pytest.mark.parametrize(("case", "dtype"), in_turn("int8", "int4"))
 def test_fewer_bits_are_those_that_the_source_would_be_rounded_to(
     tmp_path: Path, case: tuple[str, str], dtype: str
 ) -> None:

@@ -40,7 +40,7 @@ SPACES = [
     "\t a",
     "aaaa   aaaaaa",
 ]
-PLAIN = [*LINES, *SPACES, *(SPELLED.sub("", text) for text in TEXTS + random_texts(300))]
+PLAIN = [*LINES[::3], *SPACES, *(SPELLED.sub("", text) for text in TEXTS + random_texts(100))]
 
 
 @cache
@@ -234,7 +234,7 @@ def test_ids_equal_transformers_llama_tokenizer(tmp_path, legacy):
     vocab = {sp.id_to_piece(i): i for i in range(len(sp))}
     merges = generate_merges(vocab, skip_tokens=[piece for piece, i in vocab.items() if sp.is_byte(i)])
     theirs = transformers.LlamaTokenizer(vocab, merges, add_bos_token=True, add_eos_token=True, legacy=legacy)
-    for text in TEXTS + random_texts(300):
+    for text in TEXTS + random_texts(100):
         if not re.search("(^|>)[ ▁]", text):  # before a space transformers 5 puts no prefix
             assert ours.encode(text) == theirs(text)["input_ids"], text
     draw = random.Random(11)

@@ -1,8 +1,9 @@
 """Tiny models from random numbers, OPT's variants unless a config.json is given; short ways to run them. No torch."""
 
 import json
+import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,11 @@ def tiny_tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, RandomTensor]:
     """Every tensor that the config.json asks for."""
     shapes = tensor_shapes(config_of(raw))
     return {name: RandomTensor(name, shape, seed, std_of(name, raw)) for name, shape in shapes.items()}
+
+
+def last_of_each_kind(names: Iterable[str]) -> list[str]:
+    """Of tensors whose names differ by numbers alone, of layers and experts, the last."""
+    return list({re.sub(r"\d+", "", name): name for name in names}.values())
 
 
 class Held:

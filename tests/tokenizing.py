@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,20 +65,26 @@ def random_ids(tokenizer: Tokenizer, draw: random.Random, count: int) -> list[in
 
     Of longer runs of broken bytes `decode` makes something else than a stream: see StreamDecoder.
     """
-    tokens = [
-        tokenizer._call("id_to_token", i) or "" for i in range(tokenizer.vocab_size)
-    ]  # as the vocabulary has them
-    byte_ids = {int(text[3:5], 16): i for i, text in enumerate(tokens) if re.fullmatch("<0x[0-9A-F]{2}>", text)}
-    others = [i for i in range(tokenizer.vocab_size) if i not in byte_ids.values()]
+    byte_ids, others, ordinary = ids_by_kind(tokenizer)
     if not byte_ids:
         return draw.choices(others, k=count)
-    ordinary = [i for i in others if i not in tokenizer.special_ids]
     groups = []
     for _ in range(count):
         character = [byte_ids[byte] for byte in draw.choice(" \nAé€😀").encode()]
         broken = [draw.choice(ordinary), *character[:-1], draw.choice(ordinary)]
         groups.append(draw.choice([[draw.choice(others)], [draw.choice(others)], character, broken]))
     return [i for group in groups for i in group]
+
+
+@cache
+def ids_by_kind(tokenizer: Tokenizer) -> tuple[dict[int, int], list[int], list[int]]:
+    """The tokens of bytes by their bytes, all others, and those that are not special."""
+    tokens = [
+        tokenizer._call("id_to_token", i) or "" for i in range(tokenizer.vocab_size)
+    ]  # as the vocabulary has them
+    byte_ids = {int(text[3:5], 16): i for i, text in enumerate(tokens) if re.fullmatch("<0x[0-9A-F]{2}>", text)}
+    others = [i for i in range(tokenizer.vocab_size) if i not in byte_ids.values()]
+    return byte_ids, others, [i for i in others if i not in tokenizer.special_ids]
 
 
 def reference_tokenizer(folder: Path):

@@ -13,7 +13,7 @@ from ..reference.chi_square import p_value
 from ..tiny import logits_of, loop_of, random_prompts, run, tiny_runner
 from .test_guessing import request_for
 
-PROMPTS = random_prompts(12, seed=4)
+PROMPTS = random_prompts(6, seed=4)
 
 
 def models() -> dict[str, Runner]:
@@ -33,15 +33,16 @@ def formula(runners: dict[str, Runner], tokens: list[int], alpha: float = 0.1, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
-@pytest.mark.parametrize(("alpha", "temperature"), [(0.1, 1.0), (0.5, 0.5), (0.001, 2.0)])
+@pytest.mark.parametrize(
+    ("alpha", "temperature", "use_cache"), [(0.1, 1.0, True), (0.5, 0.5, True), (0.001, 2.0, True), (0.1, 1.0, False)]
+)
 def test_greedy_tokens_are_the_formulas(alpha: float, temperature: float, use_cache: bool) -> None:
     runners = models()
     fields: dict[str, Any] = {"contrastive_alpha": alpha, "amateur_temperature": temperature, "use_cache": use_cache}
     requests = [request_for(p, models=("amateur",), **fields) for p in PROMPTS]
     results = run(loop_of(chunk=9, **runners), requests)
     plain = run(loop_of(target=runners["target"]), [request_for(p) for p in PROMPTS])
-    assert sum(a[0].token_ids != b[0].token_ids for a, b in zip(results, plain, strict=True)) > 6
+    assert sum(a[0].token_ids != b[0].token_ids for a, b in zip(results, plain, strict=True)) > 3
     for prompt, (result,) in zip(PROMPTS, results, strict=True):
 
         def scores(tokens: list[int], prompt: list[int] = prompt) -> np.ndarray:

@@ -498,6 +498,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.slow
 def test_a_process_may_end_while_a_mask_is_computed() -> None:
     """A thread that the interpreter ended within llguidance took the process with it, about every other time."""
     children = [subprocess.Popen([sys.executable, "-c", ENDS_DURING_A_MASK]) for _ in range(6)]

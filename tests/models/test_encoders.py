@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from minillm.models import (
 from minillm.models.heads import without_head
 
 from ..encoders import CONFIGS, runner_over, sequence_of, states, texts
-from ..tiny import Held, model_of, runner_of, tiny_tensors
+from ..tiny import Held, last_of_each_kind, model_of, runner_of, tiny_tensors
 
 PARAMETERS = {
     "bert-base-uncased": 108_891_648,  # 109,482,240 with the pooler, which nothing reads here
@@ -91,11 +92,14 @@ def test_layers_that_take_turns_in_one_layers_pages_give_what_pages_of_their_own
         np.testing.assert_allclose(ours, apart, rtol=0, atol=1e-4)
 
 
-def test_every_weight_has_a_say(raw: dict[str, Any]) -> None:
-    tensors, config = tiny_tensors(raw), config_of(raw)
+@pytest.mark.parametrize(
+    "which", [last_of_each_kind, pytest.param(list, marks=pytest.mark.exhaustive)], ids=["last", "all"]
+)
+def test_every_weight_has_a_say(raw: dict[str, Any], which: Callable[[Iterable[str]], list[str]]) -> None:
+    tensors, config = {name: Held(tensor.load()) for name, tensor in tiny_tensors(raw).items()}, config_of(raw)
     [plain] = states(runner_over(model_of(raw), NumpyBackend()), texts(1, seed=3))
-    for name in tensor_shapes(config):
-        changed = tensors | {name: Held(tensors[name].load() * np.float32(1.1))}
+    for name in which(tensor_shapes(config)):
+        changed = tensors | {name: Held(tensors[name].values * np.float32(1.1))}
         runner = runner_over(build_model(config, changed, NumpyBackend()), NumpyBackend())
         [found] = states(runner, texts(1, seed=3))
         said = np.abs(found - plain).max() > 0

@@ -48,12 +48,14 @@ def test_logits_and_hidden_states_of_every_position(case: tuple[str, str]) -> No
     np.testing.assert_allclose(output.hidden, arrays["hidden"], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
+@pytest.mark.parametrize("use_cache", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["cached", "naive"])
 @every_case
 def test_greedy_tokens_of_a_ragged_batch(case: tuple[str, str], use_cache: bool) -> None:
     runner, expected = load(case)
-    outputs = generate(runner, expected["prompts"], max_new_tokens=30, use_cache=use_cache, **NO_REPEATS)
-    for prompt, ours, theirs in zip(expected["prompts"], outputs, expected["greedy"], strict=True):
+    count = 4 if use_cache else len(expected["prompts"])
+    prompts, lines = expected["prompts"][:count], expected["greedy"][:count]
+    outputs = generate(runner, prompts, max_new_tokens=30, use_cache=use_cache, **NO_REPEATS)
+    for prompt, ours, theirs in zip(prompts, outputs, lines, strict=True):
         assert_same_tokens(ours, theirs, lambda tokens, p=prompt: logits_of(runner, p + tokens)[-1])
 
 

@@ -41,6 +41,8 @@ SEARCHES: list[dict[str, Any]] = [
     {"num_beams": 3, "forced_bos_token_id": 33, "encoder_no_repeat_ngram_size": 2, "length_penalty": 2.0,
      "eos_token_id": EOS, "decoder_start_token_id": 44},
 ]  # fmt: skip
+SOME = [SEARCHES[3], SEARCHES[9]]
+"""Those that every configuration runs"""
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
@@ -75,7 +77,16 @@ def test_the_comparison_can_fail(pair: tuple[Any, Path]) -> None:
         matrix.copy_(kept)
 
 
-@pytest.mark.parametrize("fields", SEARCHES, ids=" ".join)
+@pytest.mark.parametrize(
+    ("pair", "fields"),
+    [
+        pytest.param(case, fields, marks=() if case == CASES[0] or fields in SOME else pytest.mark.exhaustive)
+        for case in CASES
+        for fields in SEARCHES
+    ],
+    indirect=["pair"],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else " ".join(value),
+)
 def test_tokens_and_scores_of_a_ragged_batch(pair: tuple[Any, Path], fields: dict[str, Any]) -> None:
     """Each source alone there, and all together here."""
     model, folder = pair

@@ -23,7 +23,7 @@ from ..tiny import NO_REPEATS, generate, loop_of, random_prompts, request_for, r
 pytestmark = pytest.mark.reference
 
 LINE = np.random.default_rng(3).integers(0, 96, 50).tolist()
-SEEDS = [12, 13]
+SEEDS = [13, pytest.param(12, marks=pytest.mark.exhaustive)]
 
 
 @pytest.fixture(params=CASES, ids=IDS)
@@ -48,12 +48,12 @@ def test_logits_hidden_states_and_greedy_tokens(raw: dict[str, Any], seed: int, 
     model = huggingface.build_model(raw, seed)
     huggingface.save(model, tmp_path)
     assert_equal_logits(tmp_path, model)
-    runner, prompts = load(tmp_path), random_prompts(5, seed=seed)
-    for fields in ({}, NO_REPEATS):
-        expected = [huggingface.generate(model, prompt, max_new_tokens=30, **fields)[0][0] for prompt in prompts]
-        assert not fields or min(len(set(line)) for line in expected) >= 8
+    runner, ragged = load(tmp_path), random_prompts(3, seed=seed)[1:]  # a long one and a short one
+    for prompts, fields in ((ragged[:1], {}), (ragged, NO_REPEATS)):
+        expected = [huggingface.generate(model, prompt, max_new_tokens=20, **fields)[0][0] for prompt in prompts]
+        assert not fields or min(len(set(line)) for line in expected) >= 6
         for use_cache in (True, False):
-            outputs = generate(runner, prompts, max_new_tokens=30, use_cache=use_cache, **fields)
+            outputs = generate(runner, prompts, max_new_tokens=20, use_cache=use_cache, **fields)
             for prompt, ours, theirs in zip(prompts, outputs, expected, strict=True):
                 assert_same_tokens(ours, theirs, lambda tokens, p=prompt: huggingface.logits(model, p + tokens)[-1])
 
@@ -61,7 +61,7 @@ def test_logits_hidden_states_and_greedy_tokens(raw: dict[str, Any], seed: int, 
 def test_beams_and_their_scores(raw: dict[str, Any], tmp_path: Path) -> None:
     model, fields = huggingface.build_model(raw, 5), {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 10}
     huggingface.save(model, tmp_path)
-    prompts = random_prompts(4, seed=5)
+    prompts = random_prompts(2, seed=5)
     results = run(loop_of(target=load(tmp_path)), [request_for(prompt, **fields) for prompt in prompts])
     for prompt, ours in zip(prompts, results, strict=True):
         sequences, scores = huggingface.generate(model, prompt, **fields)
@@ -69,7 +69,7 @@ def test_beams_and_their_scores(raw: dict[str, Any], tmp_path: Path) -> None:
         np.testing.assert_allclose([result.score for result in ours], scores, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.exhaustive)])
 def test_weights_of_16_bits_are_read_bit_by_bit(raw: dict[str, Any], dtype: str, tmp_path: Path) -> None:
     model = huggingface.build_model(raw, 4)
     rounded = copy.deepcopy(model).to(getattr(torch, dtype))

@@ -59,16 +59,16 @@ def test_logits_and_greedy_tokens(raw: dict[str, Any], tmp_path: Path) -> None:
     runner = load(tmp_path)
     start = [runner.model.config.decoder_start_token_id]
     for fields in ({}, NO_REPEATS, NO_REPEATS | {"decoder_prompt": LINE[:3]}):
-        expected = [huggingface.generate(model, source, max_new_tokens=25, **fields)[0][0] for source in SOURCES]
-        assert not fields or min(len(set(line)) for line in expected) >= 8
+        expected = [huggingface.generate(model, source, max_new_tokens=20, **fields)[0][0] for source in SOURCES[:2]]
+        assert not fields or min(len(set(line)) for line in expected) >= 6
         before = start + fields.get("decoder_prompt", [])
 
         def scores(source: list[int], tokens: list[int], before: list[int] = before) -> np.ndarray:
             return huggingface.decoder_logits(model, source, before + tokens)[-1]
 
         for use_cache in (True, False):
-            outputs = generate(runner, SOURCES, max_new_tokens=25, use_cache=use_cache, **fields)
-            for source, ours, theirs in zip(SOURCES, outputs, expected, strict=True):
+            outputs = generate(runner, SOURCES[:2], max_new_tokens=20, use_cache=use_cache, **fields)
+            for source, ours, theirs in zip(SOURCES[:2], outputs, expected, strict=True):
                 assert_same_tokens(ours, theirs, lambda tokens, s=source, scores=scores: scores(s, tokens))
 
 

@@ -79,7 +79,9 @@ def test_the_factor_of_attention_follows_from_the_lengths() -> None:
 
 
 @pytest.mark.parametrize("make", [NumpyBackend, pytest.param(CpuBackend, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("fields", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+@pytest.mark.parametrize(
+    "fields", [{}, pytest.param({"num_beams": 3}, marks=pytest.mark.slow)], ids=["greedy", "beams"]
+)
 def test_a_text_that_outgrows_the_first_length_is_computed_anew(make: Any, fields: dict[str, Any]) -> None:
     """With the cache as without: also beside texts that stay shorter, or are longer from the beginning."""
     backend: Backend = make()

@@ -19,7 +19,6 @@ from ..fuzz.mutate import mutate_bytes, mutate_json, to_json
 from ..fuzz.outcome import check_message
 from ..published import ALL, write_pair
 
-INPUTS = 300
 KINDS = (
     *("gptq-int4", "gptq-int4-desc-act", "awq", "compressed-int8", "compressed-packed-int4-asymmetric"),
     *("compressed-float8-blocks", "fp8-small-blocks", "modelopt", "bitsandbytes-nf4-nested", "bitsandbytes-int8"),
@@ -107,12 +106,13 @@ WAYS: tuple[Callable[[Random, Path], None], ...] = (damage_config, damage_header
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("inputs", [range(30), pytest.param(range(30, 300), marks=pytest.mark.exhaustive)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_damaged_folders_are_read_or_refused(kind: str, tmp_path: Path) -> None:
+def test_damaged_folders_are_read_or_refused(kind: str, inputs: range, tmp_path: Path) -> None:
     seed, _ = write_pair(tmp_path / "seed", "llama", ALL[kind], num_hidden_layers=1)
     outcomes = {"run": 0, "refused": 0}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for number in range(INPUTS):
+    for number in inputs:
         rng, folder = Random(f"{kind} {number}"), tmp_path / f"input-{number}"  # a mapped file is never cut short
         shutil.copytree(seed, folder)
         rng.choice(WAYS)(rng, folder)
@@ -124,6 +124,6 @@ def test_damaged_folders_are_read_or_refused(kind: str, tmp_path: Path) -> None:
             check_message(error)
             outcomes["refused"] += 1
         shutil.rmtree(folder)
-    assert outcomes["run"] > INPUTS // 20 and outcomes["refused"] > INPUTS // 5, outcomes
+    assert outcomes["run"] > len(inputs) // 20 and outcomes["refused"] > len(inputs) // 5, outcomes
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < (300 << 10 if sys.platform != "darwin" else 300 << 20), f"{grown} more at the peak"
