@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -184,9 +185,21 @@ def test_what_is_not_read_is_named_once(tmp_path: Path, caplog: pytest.LogCaptur
 # --- cross-encoders ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("activation", [None, "Identity", "Sigmoid", "Softmax"])
-@pytest.mark.parametrize("labels", [ONE_LABEL, THREE_LABELS], ids=["one label", "three"])
-@pytest.mark.parametrize("prompt", [False, True], ids=["", "prompt"])
+CROSS_ENCODERS = [
+    *((THREE_LABELS, activation, True) for activation in (None, "Identity", "Sigmoid", "Softmax")),
+    (ONE_LABEL, None, False),
+    (ONE_LABEL, "Identity", False),
+    (THREE_LABELS, None, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("labels", "activation", "prompt"),
+    [
+        pytest.param(*case, marks=() if case in CROSS_ENCODERS else pytest.mark.exhaustive)
+        for case in product([ONE_LABEL, THREE_LABELS], [None, "Identity", "Sigmoid", "Softmax"], [False, True])
+    ],
+)
 def test_a_cross_encoder_scores_as_there(labels: Any, activation: str | None, prompt: bool, tmp_path: Path) -> None:
     folder = write_task_model(tmp_path / "plain", BERT | labels)
     function = None if activation is None else getattr(torch.nn, activation)()
