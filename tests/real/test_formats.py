@@ -42,7 +42,7 @@ def cases(formats: dict[str, float], often: Collection[str]) -> Iterator[Any]:
     [
         *(
             pytest.param({"dtype": name}, limit, id=name, marks=marks)
-            for name, limit, marks in cases(WEIGHTS, often=["auto", "float16", "int8", "int4"])
+            for name, limit, marks in cases(WEIGHTS, often=["auto", "bfloat16", "int8", "int4"])
         ),
         *(
             pytest.param({"cache_dtype": name}, limit, id=f"cache in {name}", marks=marks)
@@ -61,7 +61,12 @@ def test_perplexity_in_fewer_bits(
 
 @pytest.mark.parametrize(
     ("dtype", "most"),
-    [("auto", 0.06), ("bfloat16", 0.002), ("int8", 0.06), pytest.param("int4", 0.06, marks=pytest.mark.exhaustive)],
+    [
+        ("auto", 0.06),
+        ("int8", 0.06),
+        pytest.param("bfloat16", 0.002, marks=pytest.mark.exhaustive),
+        pytest.param("int4", 0.06, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_numpy_and_the_kernels_in_c_agree_in_fewer_bits(
     dtype: str, most: float, engines: Engines, expected: dict[str, Any]
