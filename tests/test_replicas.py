@@ -18,15 +18,14 @@ from minillm.replicas import cores_of_each
 from .task_models import BERT, write_task_model
 from .test_batches import PROMPTS, line, results, written
 
-needs_ray = pytest.mark.skipif(
-    subprocess.run([sys.executable, "-c", "import ray"], capture_output=True).returncode != 0, reason="needs Ray"
-)
+needs_ray = pytest.mark.usefixtures("ray")
 ROOT = Path(__file__).parents[1]
 
-CLUSTER = """
+PROGRAM = """
 import logging, os, signal, sys, threading, time
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 import ray
 from ray.cluster_utils import Cluster
 from minillm import Engine
@@ -34,9 +33,6 @@ from minillm import batches, replicas
 from minillm.errors import MinillmError
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
 source, target = map(Path, sys.argv[1:])
 
 def say(*words):  # Ray prints too
@@ -54,10 +50,27 @@ def when_written(count, call):  # in a thread: call once, when so many results a
     threading.Thread(target=watch, daemon=True).start()
 """
 
+CLUSTER = """
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+"""
+"""A head without cores and two nodes of one core each"""
 
-def on_cluster(code: str, *words: object) -> tuple[list[str], str]:
-    """What a program says after `CLUSTER`, a head without cores and two nodes of one core each, and its errors."""
-    code = CLUSTER + code + "\nray.shutdown()\ncluster.shutdown()\n"
+MACHINE = """
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+"""
+
+
+@pytest.fixture(scope="module")
+def ray() -> None:
+    if subprocess.run([sys.executable, "-c", "import ray"], capture_output=True).returncode != 0:
+        pytest.skip("needs Ray")
+
+
+def on_ray(start: str, code: str, *words: object) -> tuple[list[str], str]:
+    """What a program says after it has started Ray, and its errors."""
+    code = PROGRAM + start + code + "\nray.shutdown()\n" + ("cluster.shutdown()\n" if start == CLUSTER else "")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     command = [sys.executable, "-c", code, *map(str, words)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
@@ -86,7 +99,7 @@ target.write_bytes(whole[: whole.index(b'"r20"') + 9])  # in the middle of a lin
 done = replicas.run_replicas(make, 2, source, target)
 say(done.requests, done.resumed, [name for name, *_ in done.failed])
 """
-    said, errors = on_cluster(code, source, target)
+    said, errors = on_ray(CLUSTER, code, source, target)
     assert said == ["40 0 ['r7']", "40 19 ['r7']"], errors  # it is run again
     alone = written(tmp_path / "alone.jsonl", requests[:7] + requests[8:])
     assert run(["batch", str(alone), str(tmp_path / "theirs.jsonl"), "--backend", "numpy"]) == 0
@@ -98,7 +111,7 @@ say(done.requests, done.resumed, [name for name, *_ in done.failed])
         assert each["response"]["body"]["choices"][0]["text"] == theirs[each["custom_id"]]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_ray
 @pytest.mark.parametrize("what", ["replica", "node"])
 def test_a_replica_that_is_killed_loses_nothing(what: str, tmp_path: Path) -> None:
@@ -122,7 +135,7 @@ when_written(5, {kill})
 done = replicas.run_replicas(make, 2, source, target)
 say(done.requests, done.failed)
 """
-    said, errors = on_cluster(code, source, target)
+    said, errors = on_ray(CLUSTER, code, source, target)
     assert said == ["120 []"], errors
     assert "has died; its" in errors
     assert [name for name, _ in bodies(target)] == [f"r{i}" for i in range(120)]
@@ -139,19 +152,26 @@ class Deadly(replicas.Replica):
         if request["custom_id"] == "r3":
             os._exit(1)
         return await super().answer(request)
-replicas.Replica = Deadly
-done = replicas.run_replicas(make, 2, source, target)
-say(done.failed)
+with patch.object(replicas, "Replica", Deadly):
+    done = replicas.run_replicas(make, 2, source, target)
+say(done.requests, done.failed)
 def broken(threads):
     raise MinillmError("there is no such model")
-target.unlink()
 try:
-    replicas.run_replicas(broken, 2, source, target)
+    replicas.run_replicas(broken, 1, source, target.with_name("other"))
 except MinillmError as error:
     say(error)
 """
-    said, errors = on_cluster(code, source, target)
-    assert said == ["[('r3', 500, '3 replicas have died while they computed it')]", "there is no such model"], errors
+    said, errors = on_ray(MACHINE, code, source, target)
+    assert said == [
+        "20 [('r3', 500, '3 replicas have died while they computed it')]",
+        "there is no such model",
+    ], errors
+    assert errors.count("has died; its") == 3
+    answers = results(target)
+    assert [answer["custom_id"] for answer in answers] == [f"r{i}" for i in range(20)]
+    texts = {answer["response"]["body"]["choices"][0]["text"] for answer in answers if answer["response"]}
+    assert len(texts) == 3  # the same prompt, the same text
 
 
 def test_cores_are_shared_evenly() -> None:

@@ -132,8 +132,13 @@ def streamed(response: httpx.Response) -> tuple[str, str, str]:
     return content, arguments, reason
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("json", "hermes", "llama3") else pytest.mark.exhaustive)
+        for name in FORMATS
+    ],
+)
 def test_a_required_call_cut_at_any_token_is_the_same_streamed_and_no_content(name: str, engine: Any) -> None:
     app: Starlette = make_app(engine, tool_parser=name)
     body = {"messages": [{"role": "user", "content": "Weather?"}], "tools": [TOOL], "tool_choice": "required"}

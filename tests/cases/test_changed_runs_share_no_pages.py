@@ -1,5 +1,6 @@
 """Whatever changes results keeps its keys and values to itself, and takes over none of others."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,12 @@ class AblatedAndCounted(CountingBackend):
             result[...] = 0
 
 
-@pytest.fixture(params=["numpy", "cpu"])
+@pytest.fixture(params=["numpy", pytest.param("cpu", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest) -> Engine:
     return Engine(backend=request.param, cache_bytes=1 << 25)
 
 
+@cache
 def alone(backend: str, layer: int | None) -> Any:
     """The result of an engine that has computed nothing else."""
     engine = Engine(backend=backend, cache_bytes=1 << 25, prefix_cache=False)

@@ -145,16 +145,22 @@ ALL = [(name, how) for name in CALLS for how in INTERRUPTIONS if (name, how) != 
 
 @pytest.mark.parametrize(("name", "how"), ALL)
 def test_a_call_interrupted_at_some_line_leaves_the_engine_as_it_was(small: Engine, name: str, how: str) -> None:
-    check_lines(small, name, how, {"raised while a request is added": 5, ENDS: 11}.get(how, 101))
+    check_lines(small, name, how, {"raised while a request is added": 17, ENDS: 31}.get(how, 307))
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("every", "often"), [pytest.param(71, 5, marks=pytest.mark.slow), pytest.param(13, 1, marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize(("name", "how"), ALL)
-def test_a_call_interrupted_at_many_lines_leaves_the_engine_as_it_was(small: Engine, name: str, how: str) -> None:
-    check_lines(small, name, how, {"raised while a request is added": 1, ENDS: 1}.get(how, 13))
+def test_a_call_interrupted_at_many_lines_leaves_the_engine_as_it_was(
+    small: Engine, name: str, how: str, every: int, often: int
+) -> None:
+    check_lines(small, name, how, {"raised while a request is added": often, ENDS: often}.get(how, every))
 
 
-@pytest.mark.parametrize("every", [pytest.param(17, marks=pytest.mark.slow), 97])
+@pytest.mark.parametrize(
+    "every", [307, pytest.param(61, marks=pytest.mark.slow), pytest.param(17, marks=pytest.mark.exhaustive)]
+)
 def test_every_added_request_is_told_its_end_once_wherever_a_step_was_interrupted(small: Engine, every: int) -> None:
     line = total = -1  # first without interruption, to count the lines
     while line <= total:

@@ -7,16 +7,19 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="needs the reference extra")
-peft = pytest.importorskip("peft", reason="needs peft")
+pytest.importorskip("transformers", reason="needs the reference extra")
 
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
-from minillm import Engine  # noqa: E402
+from minillm import Engine
 
-from .. import huggingface  # noqa: E402
-from ..families import CONFIGS  # noqa: E402
+from .. import huggingface
+from ..families import CONFIGS
+from .late import Late
+
+peft = Late("peft")
 
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore")]
 

@@ -477,8 +477,10 @@ def sent_and_plain(rng: random.Random) -> tuple[list[Any], list[Any]]:
     return sent, plain
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("start", range(0, 2000, 250))
+@pytest.mark.parametrize(
+    "start",
+    [pytest.param(start, marks=pytest.mark.exhaustive if start else pytest.mark.slow) for start in range(0, 2000, 250)],
+)
 def test_conversations_as_clients_send_them_are_read_as_they_are_meant(
     app: Starlette, engine: Engine, start: int
 ) -> None:

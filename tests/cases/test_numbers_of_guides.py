@@ -56,23 +56,28 @@ def follows(engine: Engine, text: str, **guide: Any) -> bool:
 
 RANGES: list[dict[str, Any]] = [
     {"type": "integer", "minimum": EDGE + 1, "maximum": EDGE + 9},
-    {"type": "integer", "exclusiveMinimum": EDGE, "exclusiveMaximum": EDGE + 6},
     {"type": "integer", "exclusiveMinimum": -EDGE - 6, "exclusiveMaximum": -EDGE},
     {"type": "integer", "minimum": EDGE, "exclusiveMinimum": True, "maximum": EDGE + 5},
-    {"type": "integer", "minimum": 2**62 + 1},
     {"type": "integer", "minimum": 2**63 - 5000, "maximum": 2**63 - 1},
-    {"type": "integer", "minimum": -(2**63), "maximum": -(2**63) + 5000},
-    {"type": "integer", "maximum": -(2**60) - 1},
     {"type": "integer", "minimum": 10**18 + 1, "maximum": 10**400},
-    {"type": "integer", "minimum": 10**17, "maximum": 2**64 - 1},
     {"type": "integer", "allOf": [{"exclusiveMinimum": EDGE}], "maximum": EDGE + 9000},
     {"type": "number", "minimum": EDGE + 1, "maximum": EDGE + 90},
+    {"type": "number", "exclusiveMinimum": 0.30000000000000004, "maximum": 0.30000000000000077},
+]
+MORE_RANGES: list[dict[str, Any]] = [
+    {"type": "integer", "exclusiveMinimum": EDGE, "exclusiveMaximum": EDGE + 6},
+    {"type": "integer", "minimum": 2**62 + 1},
+    {"type": "integer", "minimum": -(2**63), "maximum": -(2**63) + 5000},
+    {"type": "integer", "maximum": -(2**60) - 1},
+    {"type": "integer", "minimum": 10**17, "maximum": 2**64 - 1},
     {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
     {"type": "number", "minimum": -0.5, "exclusiveMaximum": 0},
     {"type": "number", "exclusiveMinimum": 5, "exclusiveMaximum": 5.25},
-    {"type": "number", "exclusiveMinimum": 0.30000000000000004, "maximum": 0.30000000000000077},
     {"type": "number", "minimum": 1000000000000000.5, "maximum": 1000000000000003},
 ]
+every_range = pytest.mark.parametrize(
+    "schema", [*RANGES, *(pytest.param(schema, marks=pytest.mark.slow) for schema in MORE_RANGES)], ids=json.dumps
+)
 
 
 def bounds_of(schema: dict[str, Any]) -> dict[str, Any]:
@@ -97,14 +102,14 @@ def is_within(text: str, schema: dict[str, Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize("schema", RANGES, ids=json.dumps)
+@every_range
 def test_what_a_random_model_writes_is_within_the_range(engine: Engine, schema: dict[str, Any]) -> None:
     texts = texts_of(engine, schema, num_return_sequences=20)
     assert [text for text in texts if not is_within(text, schema)] == []
     assert len(set(texts)) > 1
 
 
-@pytest.mark.parametrize("schema", RANGES, ids=json.dumps)
+@every_range
 def test_the_numbers_just_outside_a_range_are_not_admitted(engine: Engine, schema: dict[str, Any]) -> None:
     ends = [value for value in bounds_of(schema).values() if isinstance(value, int | float) and value < 2**70]
     near = {str(value + step) for value in ends for step in range(-3, 4)} | {str(value) for value in ends}
@@ -142,7 +147,7 @@ def test_a_number_that_cannot_be_held_is_refused_by_name_wherever_it_stands(
 
 def test_numbers_that_can_be_held_are_written_exactly(engine: Engine) -> None:
     for value in (EDGE, EDGE + 2, -(2**62), 10**18, 0.1, 3.141592653589793, -1e-7, 1e20, 0, -5):
-        (text, *_) = texts_of(engine, {"const": value})
+        [text] = texts_of(engine, {"const": value}, num_return_sequences=1)
         assert Fraction(text) == Fraction(str(value))
         assert json.loads(text) == value
     fine = {"type": "object", "properties": {"enum": {"const": 5}, "const": {"type": "integer", "minimum": 3}}}
@@ -198,7 +203,10 @@ def test_free_json_has_numbers_that_end_and_that_a_float64_holds(engine: Engine)
             assert all(len(exponent) <= 2 for exponent in re.findall("[eE][+-]?([0-9]+)", outside))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in ("hermes", "qwen3-coder") else pytest.mark.slow) for name in FORMATS],
+)
 def test_numbers_of_required_calls_end(engine: Engine, name: str) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]}
     for strict in (True, False):
@@ -229,8 +237,8 @@ def test_a_schema_that_needs_more_digits_gets_them(engine: Engine, schema: dict[
 
 
 def test_digits_of_texts_have_no_limit(engine: Engine) -> None:
-    long = "1234567890" * 4
-    for schema in ({"type": "string"}, {"type": "string", "pattern": "^[0-9]*$"}, {"type": "string", "minLength": 30}):
+    long = "1234567890" * 2
+    for schema in ({"type": "string"}, {"type": "string", "pattern": "^[0-9]*$"}, {"type": "string", "minLength": 18}):
         assert accepts(engine, schema, json.dumps(long))
     assert not accepts(engine, {"type": "number"}, long)
     assert follows(engine, long, guided_regex="[0-9]+")

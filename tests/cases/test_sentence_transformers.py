@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,10 @@ import pytest
 import tokenizers
 
 pytest.importorskip("torch", reason="needs the reference extra")
-pytest.importorskip("sentence_transformers", reason="needs the reference extra")
+pytest.importorskip("transformers", reason="needs the reference extra")
 
-import sentence_transformers
 import torch
 import transformers
-from sentence_transformers.base.modules import Transformer
-from sentence_transformers.cross_encoder.modules import LogitScore
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
 from minillm import Engine
 from minillm.errors import UnsupportedModelError
@@ -27,6 +24,12 @@ from minillm.server import make_app
 from .. import huggingface
 from ..server.client import post
 from ..task_models import BERT, ONE_LABEL, THREE_LABELS, WORDS, word_tokenizer, write_task_model
+from .late import Late
+
+sentence_transformers = Late("sentence_transformers")
+base = Late("sentence_transformers.base.modules")
+parts = Late("sentence_transformers.sentence_transformer.modules")
+cross_encoder = Late("sentence_transformers.cross_encoder.modules")
 
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore")]
 
@@ -114,9 +117,9 @@ def scores_of(folder: Path, pairs: Sequence[Any], **options: Any) -> list[list[f
 @pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "manhattan"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_vectors_and_similarities_are_those_of_the_folder(similarity: str, normalize: bool, tmp_path: Path) -> None:
-    modules = [Transformer(str(encoder(tmp_path))), Pooling(32, "cls"), Dense(32, 12)]
+    modules = [base.Transformer(str(encoder(tmp_path))), parts.Pooling(32, "cls"), parts.Dense(32, 12)]
     made = sentence_transformers.SentenceTransformer(
-        modules=[*modules, *([Normalize()] if normalize else [])],
+        modules=[*modules, *([parts.Normalize()] if normalize else [])],
         similarity_fn_name=similarity,
         truncate_dim=7,
         device="cpu",
@@ -138,11 +141,11 @@ def test_vectors_and_similarities_are_those_of_the_folder(similarity: str, norma
 
 
 def test_a_decoder_whose_texts_the_chat_template_writes_embeds_them_so(tmp_path: Path) -> None:
-    model = Transformer(str(write_decoder(tmp_path / "plain", "LlamaModel", TEMPLATE)))
+    model = base.Transformer(str(write_decoder(tmp_path / "plain", "LlamaModel", TEMPLATE)))
     assert "message" in model.modality_config
     prompts = {"query": "red"}
     made = sentence_transformers.SentenceTransformer(
-        modules=[model, Pooling(32, "lasttoken")], prompts=prompts, device="cpu"
+        modules=[model, parts.Pooling(32, "lasttoken")], prompts=prompts, device="cpu"
     )
     made.save_pretrained(str(tmp_path / "saved"))
     theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
@@ -160,7 +163,7 @@ def test_a_decoder_whose_texts_the_chat_template_writes_embeds_them_so(tmp_path:
     ],
 )
 def test_a_projection_of_another_kind_is_refused_by_name(fields: Any, message: str, tmp_path: Path) -> None:
-    modules = [Transformer(str(encoder(tmp_path))), Pooling(32), Dense(32, 32)]
+    modules = [base.Transformer(str(encoder(tmp_path))), parts.Pooling(32), parts.Dense(32, 32)]
     sentence_transformers.SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(tmp_path / "saved"))
     edit(tmp_path / "saved" / "2_Dense" / "config.json", **fields)
     with pytest.raises(UnsupportedModelError, match=message):
@@ -168,7 +171,7 @@ def test_a_projection_of_another_kind_is_refused_by_name(fields: Any, message: s
 
 
 def test_what_is_not_read_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    modules = [Transformer(str(encoder(tmp_path))), Pooling(32)]
+    modules = [base.Transformer(str(encoder(tmp_path))), parts.Pooling(32)]
     sentence_transformers.SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(tmp_path / "saved"))
     Engine(tmp_path / "saved").close()
     assert not caplog.records
@@ -184,9 +187,21 @@ def test_what_is_not_read_is_named_once(tmp_path: Path, caplog: pytest.LogCaptur
 # --- cross-encoders ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("activation", [None, "Identity", "Sigmoid", "Softmax"])
-@pytest.mark.parametrize("labels", [ONE_LABEL, THREE_LABELS], ids=["one label", "three"])
-@pytest.mark.parametrize("prompt", [False, True], ids=["", "prompt"])
+CROSS_ENCODERS = [
+    *((THREE_LABELS, activation, True) for activation in (None, "Identity", "Sigmoid", "Softmax")),
+    (ONE_LABEL, None, False),
+    (ONE_LABEL, "Identity", False),
+    (THREE_LABELS, None, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("labels", "activation", "prompt"),
+    [
+        pytest.param(*case, marks=() if case in CROSS_ENCODERS else pytest.mark.exhaustive)
+        for case in product([ONE_LABEL, THREE_LABELS], [None, "Identity", "Sigmoid", "Softmax"], [False, True])
+    ],
+)
 def test_a_cross_encoder_scores_as_there(labels: Any, activation: str | None, prompt: bool, tmp_path: Path) -> None:
     folder = write_task_model(tmp_path / "plain", BERT | labels)
     function = None if activation is None else getattr(torch.nn, activation)()
@@ -247,8 +262,10 @@ def write_reranker(folder: Path, template: str | None, no: int | None = NO, **op
     """A reranker as sentence-transformers saves it, loaded there."""
     calls = options.pop("processing_kwargs", {"chat_template": {"add_generation_prompt": True}})
     plain = str(write_decoder(folder / "plain", template=template))
-    model = Transformer(plain, transformer_task="text-generation", processing_kwargs=calls)
-    made = sentence_transformers.CrossEncoder(modules=[model, LogitScore(YES, no)], device="cpu", **options)
+    model = base.Transformer(plain, transformer_task="text-generation", processing_kwargs=calls)
+    made = sentence_transformers.CrossEncoder(
+        modules=[model, cross_encoder.LogitScore(YES, no)], device="cpu", **options
+    )
     made.save_pretrained(str(folder / "saved"))
     return sentence_transformers.CrossEncoder(str(folder / "saved"), device="cpu")
 

@@ -33,7 +33,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"task_specific_params": {"summarization": {"num_beams": 4, "no_repeat_ngram_size": 1}}},
 ]
 MODELS = [
-    *(pytest.param(ENCODER_DECODERS[family], id=family) for family in ("bart", "marian", "t5")),
+    *(pytest.param(ENCODER_DECODERS[family], id=family) for family in ("bart", "t5")),
+    pytest.param(ENCODER_DECODERS["marian"], id="marian", marks=pytest.mark.exhaustive),
     pytest.param(DECODERS["llama"], id="llama"),
 ]
 

@@ -199,8 +199,18 @@ def test_a_prompt_whose_rows_are_wanted_gets_some_beside_shorter_ones_that_want_
     assert loop.prompt_progress(long)[0] >= 4 * (MAX_ROWS // PROMPT_SHARE)
 
 
-@pytest.mark.parametrize(("pages", "prefix_cache"), [(400, False), (400, True), (60, False), (60, True)])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+@pytest.mark.parametrize(
+    ("pages", "prefix_cache"),
+    [(400, False), (60, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(400, True), (60, False)])],
+)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        pytest.param(1, marks=pytest.mark.slow),
+        *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(2, 6)),
+    ],
+)
 def test_every_prompt_advances_and_ends_and_says_what_it_says_alone(
     seed: int, pages: int, *, prefix_cache: bool
 ) -> None:

@@ -21,10 +21,13 @@ CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A context of 1,024 positions, of which the cache holds fewer."""
     folder = write_checkpoint(tmp_path_factory.mktemp("fits"), max_position_embeddings=1024)
-    with Engine(folder, max_batch_size=4) as engine:
-        page = engine.runner.cache.storage.nbytes // engine.runner.cache.num_pages
-    with Engine(folder, max_batch_size=4, cache_bytes=5 * page + page // 2) as engine:
-        assert engine.runner.cache.num_pages == 5
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("minillm.backends.memory.Memory.page_size", 32)
+        with Engine(folder, max_batch_size=4) as engine:
+            page = engine.runner.cache.storage.nbytes // engine.runner.cache.num_pages
+        engine = Engine(folder, max_batch_size=4, cache_bytes=5 * page + page // 2)
+    with engine:
+        assert (engine.runner.cache.num_pages, engine.runner.cache.page_size) == (5, 32)
         engine.chat_template = TEMPLATE
         yield engine
 
@@ -83,6 +86,9 @@ def test_a_request_without_a_length_gets_as_much_as_one_with_a_length_may_ask_fo
     assert error_of(post(app, CHATS, body | {"max_tokens": lengths + 1}))
     streamed = post(app, CHATS, body | {"stream": True, "stream_options": {"include_usage": True}}).text
     assert f'"completion_tokens":{whole.json()["usage"]["completion_tokens"]}' in streamed
+
+
+def test_a_response_without_a_length_gets_some(app: Starlette) -> None:
     assert post(app, "/v1/responses", {"input": "Hi"}).json()["usage"]["output_tokens"] > 0
 
 

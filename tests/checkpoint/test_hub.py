@@ -1,15 +1,11 @@
 """Models by name: the real huggingface_hub client against a hub of one repository on this machine.
 
-The client reads its settings when it is imported, so that each call runs in a process of its own.
+Each call runs in a process of its own: see hub_clients.py.
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from resource import RLIMIT_FSIZE, setrlimit
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +15,7 @@ from safetensors.numpy import save
 from minillm.checkpoint import find_model, find_tokenizer, open_checkpoint
 from minillm.errors import ModelNotFoundError, ParameterError
 
+from .hub_clients import Clients, settings
 from .hub_server import COMMIT, REPO_ID, Hub
 
 SMALL = {"config.json", "tokenizer.json", "vocab.json", "merges.txt"}
@@ -70,30 +67,20 @@ def hub() -> Iterator[Hub]:
         yield hub
 
 
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+    clients = Clients(tmp_path_factory.mktemp("clients"))
+    yield clients
+    clients.close()
+
+
 @pytest.fixture
-def ask(hub: Hub, tmp_path: Path) -> Callable[..., Answer]:
+def ask(hub: Hub, clients: Clients, tmp_path: Path) -> Callable[..., Answer]:
     def ask(
         name: str = REPO_ID, revision: str = "", offline: bool = False, what: str = "model", room: int | None = None
     ) -> Answer:
-        settings = {
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_HOME": str(tmp_path / "hf"),
-            "HF_HUB_OFFLINE": str(int(offline)),
-            "HF_HUB_DOWNLOAD_TIMEOUT": "2",
-            "HF_HUB_ETAG_TIMEOUT": "2",
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "NO_PROXY": "127.0.0.1",
-        }
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))} | settings
-        done = subprocess.run(
-            [sys.executable, "-c", CLIENT, name, revision, what],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            preexec_fn=None if room is None else lambda: setrlimit(RLIMIT_FSIZE, (room, room)),
-        )
+        environment = settings(hub, tmp_path / "hf") | {"HF_HUB_OFFLINE": str(int(offline))}
+        done = clients.run(CLIENT, name, revision, what, environment=environment, room=room)
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
         folder = Path(answer["folder"]) if "folder" in answer else None

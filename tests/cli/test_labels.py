@@ -82,10 +82,12 @@ def test_labels_can_be_read(inches: float) -> None:
     check(["opt-13b"], inches)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("inches", "batch", "hardware"), [(NARROW, 1, "l4"), (WIDE, 8, "h100")])
-def test_labels_of_every_family_can_be_read(inches: float, batch: int, hardware: str) -> None:
-    """Every other family in a picture of each width."""
+@pytest.mark.parametrize(
+    "every", [pytest.param(12, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.exhaustive)]
+)
+def test_labels_of_families_can_be_read(every: int, inches: float, batch: int, hardware: str) -> None:
+    """Other families in the pictures of one width than in those of the other."""
     families = {name.split("-")[0]: name for name in published()}
-    for name in list(families.values())[inches == WIDE :: 2]:
+    for name in list(families.values())[inches == WIDE :: every]:
         check([name, "--batch", str(batch), "--hardware", hardware], inches)

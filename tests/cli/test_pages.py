@@ -57,8 +57,15 @@ every_page = pytest.mark.parametrize("opened", PAGES, indirect=True)
 
 
 @every_page
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (390, "dark"),
+        (1200, "light"),
+        pytest.param(390, "light", marks=pytest.mark.exhaustive),
+        pytest.param(1200, "dark", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_nothing_is_wider_than_the_window_and_all_text_has_contrast(opened: Page, width: int, scheme: str) -> None:
     opened.look(width, 800, scheme=scheme, phone=width < 500)
     assert opened.js("document.documentElement.scrollWidth") == width

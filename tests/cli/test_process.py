@@ -6,7 +6,10 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Collection, Iterable, Iterator
+from itertools import cycle, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,10 +59,20 @@ def run_signalled(event: str, wanted: str, number: int, *arguments: str) -> subp
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("module", ["minillm.cli.main", "minillm.cli.options", "minillm.engine", "numpy", "tokenizers"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_importing_ends_at_once(number: int, module: str) -> None:
+def cases(cases: Iterable[tuple[Any, ...]], often: Collection[tuple[Any, ...]]) -> Iterator[Any]:
+    """Cases of which some run every time; the others are exhaustive."""
+    for case in cases:
+        yield pytest.param(*case, marks=pytest.mark.slow if case in often else pytest.mark.exhaustive)
+
+
+MODULES = ["minillm.cli.main", "minillm.cli.options", "minillm.engine", "numpy", "tokenizers"]
+ALTERNATING = list(zip(MODULES, cycle([signal.SIGINT, signal.SIGTERM]), strict=False))
+
+
+@pytest.mark.parametrize(
+    ("module", "number"), cases(product(MODULES, [signal.SIGINT, signal.SIGTERM]), often=ALTERNATING)
+)
+def test_a_signal_while_importing_ends_at_once(module: str, number: int) -> None:
     result = run_signalled("import", module, number, "generate", *PROMPT, *FAST)
     assert (result.returncode, result.stdout, result.stderr) == (128 + number, "", "")
 
@@ -144,10 +157,14 @@ PRINTING = {
 }
 
 
-@pytest.mark.slow
+FULL = [
+    *((command, "") for command in ("help", "generate", "chat", "compare", "perplexity", "bench")),
+    *((command, "1") for command in ("generate", "generate --json", "inspect", "analyze", "profile")),
+]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-@pytest.mark.parametrize("command", PRINTING)
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(("command", "unbuffered"), cases(product(PRINTING, ["", "1"]), often=FULL))
 def test_standard_output_without_room_is_one_line_and_exit_code_1(command: str, unbuffered: str) -> None:
     with Path("/dev/full").open("wb") as full:
         environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
@@ -157,8 +174,9 @@ def test_standard_output_without_room_is_one_line_and_exit_code_1(command: str, 
     assert result.returncode == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [*PRINTING, "quantize"])
+@pytest.mark.parametrize(
+    "command", cases(((command,) for command in [*PRINTING, "quantize"]), often=[("help",), ("chat",), ("quantize",)])
+)
 def test_standard_output_that_is_closed_is_one_line_and_exit_code_1(command: str) -> None:
     result = run([*MODULE, *PRINTING.get(command, ["quantize", "a", "b"])], preexec_fn=lambda: os.close(1))
     assert result.stderr == "minillm: standard output is closed: there is nowhere to print to\n"

@@ -1,16 +1,15 @@
 """minillm pull: the real client against a hub of one repository on this machine, in processes of their own."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from resource import RLIMIT_FSIZE, setrlimit
 
 import pytest
 
+from ..checkpoint.hub_clients import Clients, settings
 from ..checkpoint.hub_server import REPO_ID, Hub
 from ..terminal import Terminal
 from ..tiny import write_checkpoint
@@ -27,29 +26,21 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
-    settings = {
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_HOME": str(tmp_path / "hf"),
-        "HF_HUB_DOWNLOAD_TIMEOUT": "2",
-        "HF_HUB_ETAG_TIMEOUT": "2",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "NO_PROXY": "127.0.0.1",
-    }
-    return {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))} | settings
+    return settings(hub, tmp_path / "hf")
+
+
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+    clients = Clients(tmp_path_factory.mktemp("clients"))
+    yield clients
+    clients.close()
 
 
 @pytest.fixture
-def minillm(environment: dict[str, str]) -> Pull:
+def minillm(clients: Clients, environment: dict[str, str]) -> Pull:
     def minillm(*arguments: str, room: int | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "minillm", *arguments],
-            env=environment | settings,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            preexec_fn=None if room is None else lambda: setrlimit(RLIMIT_FSIZE, (room, room)),
-        )
+        code = "from minillm.__main__ import main; main()"
+        return clients.run(code, *arguments, environment=environment | settings, room=room)
 
     return minillm
 
@@ -97,7 +88,14 @@ def test_after_an_interruption_complete_files_are_kept_and_parts_removed(
 ) -> None:
     hub.stalls = "model.safetensors"
     command = [sys.executable, "-m", "minillm", "pull", REPO_ID]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+    )
     assert hub.stalled.wait(30)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)

@@ -123,7 +123,7 @@ def ask(url: str, body: dict[str, Any], **headers: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)])
 def test_the_first_signal_drains(number: signal.Signals) -> None:
     with serving() as (process, url):
         response = ask(url, LONG)

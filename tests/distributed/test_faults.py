@@ -4,7 +4,10 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,12 +61,26 @@ def ranks_at(phase: str, rank: int, event: str, tensor: int, pipeline: int) -> "
 
 
 SHARED = [(rank, 2, 1) for rank in range(2)] + [(rank, 1, 2) for rank in range(2)]
-
-
 PLACES = [(phase, *place) for phase in PHASES for place in [*SHARED, (3, 2, 2)] if phase != "prefill" or place[0] == 1]
 
 
-@pytest.mark.parametrize(("phase", "rank", "tensor", "pipeline"), PLACES)
+def cases(cases: Sequence[Any], *often: Any) -> list[Any]:
+    """Cases of which some run every time; the others are exhaustive."""
+    assert set(often) <= set(cases)
+    return [pytest.param(*case, marks=() if case in often else pytest.mark.exhaustive) for case in cases]
+
+
+KILLED = [("load", 3, 2, 2), ("prefill", 1, 2, 1), ("decode", 0, 1, 2), ("decode", 1, 2, 1)]
+FAILING = [("load", 1, 2, 1), ("prefill", 1, 1, 2), ("decode", 0, 2, 1), ("decode", 1, 1, 2)]
+STOPPED = [
+    ("load", GOES_ON, 0),
+    ("decode", GOES_ON, 0.5),
+    ("prefill", WAITS, 0),
+    ("decode", WAITS, 0.5),
+]
+
+
+@pytest.mark.parametrize(("phase", "rank", "tensor", "pipeline"), cases(PLACES, *KILLED))
 def test_a_rank_that_is_killed_ends_all(phase: str, rank: int, tensor: int, pipeline: int) -> None:
     process = ranks_at(phase, rank, WAITS, tensor, pipeline)
     pids = ranks_of(process)
@@ -74,7 +91,9 @@ def test_a_rank_that_is_killed_ends_all(phase: str, rank: int, tensor: int, pipe
     assert_none_is_left(pids)
 
 
-@pytest.mark.parametrize(("phase", "rank", "tensor", "pipeline"), [place for place in PLACES if place[1] < 2])
+@pytest.mark.parametrize(
+    ("phase", "rank", "tensor", "pipeline"), cases([place for place in PLACES if place[1] < 2], *FAILING)
+)
 def test_an_exception_on_a_rank_ends_all(phase: str, rank: int, tensor: int, pipeline: int) -> None:
     code, err = ended(ranks_at(phase, rank, FAILS, tensor, pipeline))
     assert code == 1 and "Traceback" not in err
@@ -83,11 +102,14 @@ def test_an_exception_on_a_rank_ends_all(phase: str, rank: int, tensor: int, pip
 
 
 @pytest.mark.usefixtures("listening")
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("seconds", [0, 0.5], ids=["at once", "while rank 0 waits"])
-@pytest.mark.parametrize("event", [GOES_ON, WAITS], ids=["goes on", "hangs"])
+@pytest.mark.parametrize(
+    ("phase", "event", "seconds"), cases(list(product(PHASES, (GOES_ON, WAITS), (0, 0.5))), *STOPPED)
+)
 def test_ctrl_c_ends_all(phase: str, event: str, seconds: float) -> None:
-    """Of a rank that hangs the second one, as mpiexec says, whose exit code then is its own: MPICH's is 255 or 0."""
+    """At once, or while rank 0 waits.
+
+    Of a rank that hangs the second one, as mpiexec says, whose exit code then is its own: MPICH's is 255 or 0.
+    """
     process = ranks_at(phase, 1, event, 2, 1)
     pids = ranks_of(process)
     time.sleep(seconds)

@@ -15,8 +15,17 @@ pytest.importorskip("mpi4py")
 pytestmark = under_mpi
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2), (2, 2)])
-@pytest.mark.parametrize("backend", ["cpu", "numpy"])
+@pytest.mark.parametrize(
+    ("backend", "tensor", "pipeline"),
+    [
+        ("cpu", 2, 2),
+        ("numpy", 2, 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in [("cpu", 2, 1), ("cpu", 1, 2), ("numpy", 1, 2), ("numpy", 2, 2)]
+        ),
+    ],
+)
 def test_the_command_line(backend: str, tensor: int, pipeline: int) -> None:
     words = ["generate", "A list of colors: red,", "-n", 12, "--backend", backend, "--threads", 1]
     degrees = ["--tensor-parallel", tensor, "--pipeline-parallel", pipeline]

@@ -17,6 +17,7 @@ from .conftest import Engines
 pytestmark = pytest.mark.real
 
 both = pytest.mark.parametrize("backend", ["numpy", "cpu"])
+often_in_c = pytest.mark.parametrize("backend", [pytest.param("numpy", marks=pytest.mark.exhaustive), "cpu"])
 
 
 def test_prompts_have_the_same_tokens(engines: Engines, expected: dict[str, Any]) -> None:
@@ -43,7 +44,7 @@ def test_the_likeliest_tokens_have_the_same_probability(
         np.testing.assert_allclose(logs[best], [log for _, log in case["likeliest"]], atol=1e-4)
 
 
-@both
+@often_in_c
 def test_beams_and_their_scores(backend: str, engines: Engines, expected: dict[str, Any]) -> None:
     for case in expected["beams"]:
         results = engines(backend=backend).generate(case["prompts"], **case["fields"])
@@ -52,7 +53,7 @@ def test_beams_and_their_scores(backend: str, engines: Engines, expected: dict[s
         np.testing.assert_allclose(scores, case["scores"], rtol=1e-4)
 
 
-@both
+@often_in_c
 def test_answers_of_a_chat(backend: str, engines: Engines, expected: dict[str, Any]) -> None:
     """The template is the file's own, and the answer ends with its end-of-turn token."""
     engine = engines(backend=backend)
@@ -64,7 +65,7 @@ def test_answers_of_a_chat(backend: str, engines: Engines, expected: dict[str, A
         assert answer.text == case["text"]
 
 
-@both
+@often_in_c
 def test_perplexity_of_a_text(backend: str, engines: Engines, expected: dict[str, Any], text: str) -> None:
     score = engines(backend=backend).score(text)
     assert len(score.token_ids) == expected["text"]["tokens"]
@@ -72,6 +73,7 @@ def test_perplexity_of_a_text(backend: str, engines: Engines, expected: dict[str
 
 
 @pytest.mark.reference
+@pytest.mark.exhaustive
 def test_transformers_still_says_what_is_written_down(model_file: Any, expected: dict[str, Any]) -> None:
     pytest.importorskip("torch", reason="the comparison needs the reference extra")
     pytest.importorskip("transformers", reason="the comparison needs the reference extra")

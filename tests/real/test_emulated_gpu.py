@@ -35,7 +35,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingDevice]:
     yield device
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.exhaustive), "float16"])
 def test_the_first_tokens_are_those_of_transformers(
     dtype: str, device: RecordingDevice, model_file: Path, expected: dict[str, Any]
 ) -> None:

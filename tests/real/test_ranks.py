@@ -15,7 +15,9 @@ MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.e
 
 @pytest.mark.real
 @pytest.mark.skipif(MPIEXEC is None, reason="there is no mpiexec")
-@pytest.mark.parametrize(("tensor", "pipeline"), [(3, 1), (1, 2)])  # 9 heads, 3 of keys and values
+@pytest.mark.parametrize(
+    ("tensor", "pipeline"), [(3, 1), pytest.param(1, 2, marks=pytest.mark.exhaustive)]
+)  # 9 heads, 3 of keys and values
 def test_processes_say_what_transformers_says(
     tensor: int, pipeline: int, model_file: Path, expected: dict[str, Any]
 ) -> None:

@@ -25,13 +25,13 @@ WEATHER: dict[str, Any] = {
 }
 
 
-def test_a_required_call_has_the_arguments_of_the_question(engine: Engine) -> None:
+@pytest.mark.parametrize(("city", "days"), [("Paris", 3), pytest.param("Rome", 2, marks=pytest.mark.exhaustive)])
+def test_a_required_call_has_the_arguments_of_the_question(city: str, days: int, engine: Engine) -> None:
     assert engine.chat_template is not None
     form = engine.chat_template.call_format
     assert form is not None
-    for city, days in (("Paris", 3), ("Rome", 2)):
-        question = [{"role": "user", "content": f"What is the weather in {city} for the next {days} days?"}]
-        grammar = call_grammar(form, [WEATHER], engine.tokenizer.added_ids)
-        answer = engine.chat(question, tools=[WEATHER], guided_grammar=grammar, max_new_tokens=60)
-        [call] = read_calls(answer.text, form, {"get_weather"}).calls
-        assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": city, "days": days})
+    question = [{"role": "user", "content": f"What is the weather in {city} for the next {days} days?"}]
+    grammar = call_grammar(form, [WEATHER], engine.tokenizer.added_ids)
+    answer = engine.chat(question, tools=[WEATHER], guided_grammar=grammar, max_new_tokens=60)
+    [call] = read_calls(answer.text, form, {"get_weather"}).calls
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": city, "days": days})

@@ -381,8 +381,13 @@ def left_over(aio: AsyncEngine, port: int, idle: tuple[int, list[str]]) -> dict[
     }
 
 
-@pytest.mark.parametrize(("count", "prompts"), [(120, PROMPTS[2:4]), (10_000, PROMPTS)])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "prompts"),
+    [
+        pytest.param(300, PROMPTS[2:4], marks=pytest.mark.slow),
+        pytest.param(10_000, PROMPTS, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_nothing_is_lost_mixed_up_or_left_over(
     count: int, prompts: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

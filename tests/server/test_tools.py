@@ -359,6 +359,8 @@ def test_hostile_tools_are_answered_or_refused(app: Starlette) -> None:
     assert found[400] > 10
 
 
-@pytest.mark.slow
-def test_thousands_of_hostile_tools_are_answered_or_refused(app: Starlette) -> None:
-    fuzz(app, 4000, 2)
+@pytest.mark.parametrize(
+    "count", [pytest.param(800, marks=pytest.mark.slow), pytest.param(4000, marks=pytest.mark.exhaustive)]
+)
+def test_many_hostile_tools_are_answered_or_refused(app: Starlette, count: int) -> None:
+    fuzz(app, count, 2)
