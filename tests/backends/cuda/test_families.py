@@ -19,6 +19,7 @@ from tests.comparing import assert_same_draws, assert_same_tokens
 from tests.families import CASES, CONFIGS, IDS
 from tests.tiny import generate, logits_of, model_of, random_prompts, runner_of
 
+from .launchers import exhaustive, slow, slow_emulated
 from .recording import RecordingDevice
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -28,13 +29,16 @@ LONG = np.random.default_rng(5).integers(3, 96, 45).tolist()
 """Longer than any window, a tile of the prefill kernel's keys, and the length that a stretched rotation begins at."""
 
 
-FAST = {family: [next(iter(configs))] for family, configs in CONFIGS.items() if family in ("llama", "gpt_neox")}
-"""Configurations that the ordinary tests run: of the families least like OPT, which the other tests run."""
+FIRST = {family: next(iter(configs)) for family, configs in CONFIGS.items()}
+QUICK = ("llama", FIRST["llama"])
+"""What the ordinary tests run, unlike OPT, which the other tests run. The slow ones run one of each family."""
 
 
 @pytest.fixture(
     params=[
-        pytest.param(CONFIGS[family][name], marks=[] if name in FAST.get(family, ()) else [pytest.mark.slow])
+        CONFIGS[family][name]
+        if (family, name) == QUICK
+        else (slow if name == FIRST[family] else exhaustive)(CONFIGS[family][name])
         for family, name in CASES
     ],
     ids=IDS,
@@ -87,6 +91,7 @@ def test_texts_longer_than_the_frequencies_were_made_for(scaling: dict[str, Any]
     assert plain != expected, "the scaling matters"
 
 
+@slow_emulated
 def test_sampled_tokens_and_beams_are_numpys(raw: dict[str, Any], device: RecordingDevice) -> None:
     runner, reference, prompt = runner_on(device, raw), reference_of(raw), LONG[:37]
     drawing: dict[str, Any] = {"do_sample": True, "seed": 9, "temperature": 1.0, "top_k": 0, "max_new_tokens": 6}
@@ -111,7 +116,7 @@ def test_a_tree_of_guesses_has_numpys_logits(raw: dict[str, Any], device: Record
     np.testing.assert_allclose(logits(runner_on(device, raw)), logits(reference_of(raw)), atol=2e-4)
 
 
-@pytest.mark.parametrize("storage", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
 @pytest.mark.slow
 def test_sixteen_bits_stay_near_the_reference(raw: dict[str, Any], storage: str, device: RecordingDevice) -> None:
     pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
