@@ -28,6 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         storage = next((storage for storage in ("bfloat16", "float16", "float32") if storage in name), None)
         if storage is not None and item.get_closest_marker("exhaustive") is None:
             cases.setdefault(item.function, {}).setdefault(storage, []).append(item)
+    for item in mine if ON_GPU else []:  # where none but slow tests are left out
+        if item.get_closest_marker("exhaustive") is not None:
+            item.add_marker(pytest.mark.slow)
     for storages in cases.values():
         *others, last = storages.get("bfloat16", [None])
         for item in others:

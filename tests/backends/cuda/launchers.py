@@ -36,8 +36,8 @@ def exhaustive(*values: object) -> Any:
 
 
 def slow(*values: object) -> Any:
-    """A case that compiles one more build, for which the ordinary run has no time."""
-    return pytest.param(*values, marks=pytest.mark.slow)
+    """A case that compiles one more build, for which the ordinary run has no time; on a GPU it is quick."""
+    return pytest.param(*values, marks=[] if ON_GPU else [pytest.mark.slow])
 
 
 def missing() -> str | None:
