@@ -213,7 +213,8 @@ def test_a_pass_that_is_looked_at_makes_no_use_of_the_draws_before(runner: Runne
 # --- what is no number, and what is not allowed -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [np.nan, slow(np.inf)])
+@pytest.mark.slow
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_number_that_is_none_is_named_before_a_drawn_token_is_used(
     bad: float, runner: Runner, device: RecordingDevice
 ) -> None:

@@ -1,7 +1,6 @@
 """Every family's tiny models on the kernels, run by the emulator: NumPy's tokens, and every decode step recorded.
 
-A family that is added to the registry is run here as well. OPT's variants run in test_engine.py too, so here only where
-there is time.
+A family that is added to the registry is run here as well. OPT's variants run in test_engine.py too, which is quick.
 """
 
 from typing import Any
@@ -19,9 +18,9 @@ from tests.comparing import assert_same_draws, assert_same_tokens
 from tests.families import CASES, CONFIGS, IDS
 from tests.tiny import generate, logits_of, model_of, random_prompts, runner_of
 
-from .launchers import exhaustive, slow, slow_emulated
 from .recording import RecordingDevice
 
+pytestmark = pytest.mark.slow
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """By how much a number between 1 and 2 is rounded at most."""
 PROMPTS = random_prompts(4, seed=3)
@@ -30,15 +29,11 @@ LONG = np.random.default_rng(5).integers(3, 96, 45).tolist()
 
 
 FIRST = {family: next(iter(configs)) for family, configs in CONFIGS.items()}
-QUICK = ("llama", FIRST["llama"])
-"""What the ordinary tests run, unlike OPT, which the other tests run. The slow ones run one of each family."""
 
 
 @pytest.fixture(
     params=[
-        CONFIGS[family][name]
-        if (family, name) == QUICK
-        else (slow if name == FIRST[family] else exhaustive)(CONFIGS[family][name])
+        pytest.param(CONFIGS[family][name], marks=[] if name == FIRST[family] else [pytest.mark.exhaustive])
         for family, name in CASES
     ],
     ids=IDS,
@@ -91,7 +86,6 @@ def test_texts_longer_than_the_frequencies_were_made_for(scaling: dict[str, Any]
     assert plain != expected, "the scaling matters"
 
 
-@slow_emulated
 def test_sampled_tokens_and_beams_are_numpys(raw: dict[str, Any], device: RecordingDevice) -> None:
     runner, reference, prompt = runner_on(device, raw), reference_of(raw), LONG[:37]
     drawing: dict[str, Any] = {"do_sample": True, "seed": 9, "temperature": 1.0, "top_k": 0, "max_new_tokens": 6}
