@@ -87,8 +87,8 @@ CONVENTIONS = [
 
 
 FIRST = {config["model_type"]: name for name, config in reversed(published().items())}
-EACH_SIZE = [pytest.param(n, marks=[] if n in FIRST.values() else [pytest.mark.slow]) for n in published()]
-"""Of each family the first published size; the long tests run all"""
+EACH_SIZE = [pytest.param(n, marks=[] if n in FIRST.values() else [pytest.mark.exhaustive]) for n in published()]
+"""Of each family the first published size; the others are exhaustive"""
 
 
 @pytest.mark.slow

@@ -122,10 +122,24 @@ OPT = {
 MODELS = OPT | {f"{family}, {name}": CONFIGS[family][name] for family, name in CASES if family != "opt"}
 
 
+FIRST = {next(iter(OPT)), *(f"{family}, {next(iter(configs))}" for family, configs in CONFIGS.items())}
+LENGTHS: dict[str, Any] = {"prefill": ([(4, 4)], 1), "decode": ([(1, 5)], 1), "ragged": ([(3, 13), (1, 2)], 2)}
+RUNS = [(model, how) for model in MODELS for how in LENGTHS]
+FEW = [(model, "ragged") for model in MODELS if model in FIRST] + [run for run in RUNS if run[0] == next(iter(OPT))]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
-    ("lengths", "rows"), [([(4, 4)], 1), ([(1, 5)], 1), ([(3, 13), (1, 2)], 2)], ids=["prefill", "decode", "ragged"]
+    ("model", "lengths", "rows"),
+    [
+        pytest.param(
+            model,
+            *LENGTHS[how],
+            marks=[] if (model, how) in FEW else [pytest.mark.exhaustive],
+            id=f"{how}-{model}",
+        )
+        for model, how in RUNS
+    ],
 )
 def test_a_whole_model_on_numbers_that_count(
     model: str, lengths: list[tuple[int, int]], rows: int, monkeypatch: pytest.MonkeyPatch

@@ -72,7 +72,14 @@ def rows_of(text: str) -> list[dict[str, str]]:
 
 @emulated
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["correct", "profile", "speed", "dependent", "sanitize"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "correct",
+        "sanitize",
+        *(pytest.param(part, marks=pytest.mark.exhaustive) for part in ("profile", "speed", "dependent")),
+    ],
+)
 def test_everything_runs_emulated(part: str, tmp_path: Path, subprocess_environment: dict[str, str]) -> None:
     """Every stage as on a GPU: a slip of the pen must not cost the one call on a real one."""
     program(tmp_path / "bin", "compute-sanitizer", SANITIZER)

@@ -66,6 +66,7 @@ def test_a_task_computes_its_prompts_and_its_steps_and_leaves_nothing_behind(mon
         assert engine.runner.cache.free_pages == engine.runner.cache.num_pages
 
 
+@pytest.mark.slow
 def test_cpu_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Every format, for few rows and for many, on so few copies of the weights that it takes no time."""
     module = importlib.import_module("cpu_kernels")

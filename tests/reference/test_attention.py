@@ -115,8 +115,12 @@ def test_windows_and_slopes(
     ],
     ids=["both ways", "window and slopes both ways", "both ways with a bias", "bias", "soft cap", "all"],
 )
-@pytest.mark.parametrize("P", [3, 512])
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("P", [3, pytest.param(512, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "lengths",
+    [pytest.param(LENGTHS[n], marks=[pytest.mark.slow] if "longer" in n else []) for n in LENGTHS],
+    ids=LENGTHS,
+)
 def test_encoders_biases_and_soft_caps(
     lengths: list[tuple[int, int]], how: dict[str, Any], biased: bool, P: int
 ) -> None:

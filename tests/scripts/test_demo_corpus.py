@@ -159,6 +159,7 @@ def test_every_fact_is_trained_in_some_form(training: list[Document]) -> None:
     assert told == {(relation, subject) for relation, (_, _, facts) in words.RELATIONS.items() for subject in facts}
 
 
+@pytest.mark.slow
 def test_the_package_ships_some_of_the_held_out_texts():
     documents = held_out_documents(30).values()
     assert HELD_OUT.read_text(encoding="utf-8") == "</s>".join(d.text for several in documents for d in several) + "\n"

@@ -28,6 +28,8 @@ LENGTHS = {  # cached positions and new tokens of each sequence
     "long": [(BLOCK - 7, 40), (2 * BLOCK, 9)],
     "mixed": [(5, 1), (0, 30), (31, 2), (70, 9), (3, FEW), (300, 3)],
 }
+SOON = [pytest.param(LENGTHS[n], marks=[] if n == "mixed" else [pytest.mark.slow], id=n) for n in LENGTHS]
+"""The mixed batch has each kind of sequence, but for several blocks of keys."""
 
 
 def store_kv(k: Any, v: Any, keys: StoredVectors, values: StoredVectors, batch: Batch, shares: int = 1) -> None:
@@ -188,8 +190,15 @@ def test_attention_is_a_masked_softmax(lengths: list[tuple[int, int]], dtype: st
     assert_as_good_as_plain(Case(lengths, D=D, dtype=dtype))
 
 
-@pytest.mark.parametrize(("H", "K", "D"), [(4, 4, 64), (12, 1, 7), (5, 5, 1), (70, 1, 16), (3, 1, 80), (8, 2, 128)])
-@pytest.mark.parametrize("P", [1, 5, 256])
+@pytest.mark.parametrize(
+    ("H", "K", "D"),
+    [
+        (4, 4, 64),
+        (12, 1, 7),
+        *(pytest.param(*shape, marks=pytest.mark.slow) for shape in ((5, 5, 1), (70, 1, 16), (3, 1, 80), (8, 2, 128))),
+    ],
+)
+@pytest.mark.parametrize("P", [5, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (1, 256))])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_any_heads_widths_and_pages(H: int, K: int, D: int, P: int, dtype: str) -> None:
     assert_as_good_as_plain(Case([(9, 1), (0, 23), (60, 8)], H, K, D, P, dtype))
@@ -206,7 +215,7 @@ def test_branches_of_a_tree_do_not_see_each_other(lengths: list[tuple[int, int]]
 @pytest.mark.parametrize(
     "looks", [{"window": 1}, {"window": 13}, {"window": STRIP + 1}, {"window": BLOCK}, {"sloped": True}], ids=str
 )
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("lengths", SOON)
 def test_windows_and_slopes(lengths: list[tuple[int, int]], looks: dict[str, Any], dtype: str) -> None:
     assert_as_good_as_plain(Case(lengths, dtype=dtype, **looks))
 
@@ -235,7 +244,7 @@ ALL_OF_THEM = {"window": 20, "sloped": True, "softcap": 0.5, "biased": True}
      ALL_OF_THEM | {"causal": False}],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("lengths", SOON)
 def test_caps_biases_and_both_ways(lengths: list[tuple[int, int]], looks: dict[str, Any], dtype: str) -> None:
     """Gemma 2 bounds its scores, T5 adds a bias, encoders see both ways."""
     assert_as_good_as_plain(Case(lengths, dtype=dtype, **looks))
@@ -313,7 +322,9 @@ def test_a_batch_changes_no_bit(dtype: str) -> None:
 
 @pytest.mark.parametrize("looks", [{}, {"window": 100}, {"sloped": True}, {"softcap": 0.3}], ids=str)
 @pytest.mark.parametrize("dtype", CACHE_FORMATS)
-@pytest.mark.parametrize(("H", "K", "D"), [(4, 2, 20), (3, 3, 64), (8, 1, 80)])
+@pytest.mark.parametrize(
+    ("H", "K", "D"), [(4, 2, 20), *(pytest.param(*shape, marks=pytest.mark.slow) for shape in ((3, 3, 64), (8, 1, 80)))]
+)
 def test_a_query_alone_has_the_bits_of_a_prefill(H: int, K: int, D: int, dtype: str, looks: dict[str, Any]) -> None:
     """Decoded one by one, and in guesses of any number, over more than one block."""
     S, P = 2 * BLOCK + 70, 64

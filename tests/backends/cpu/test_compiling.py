@@ -377,15 +377,17 @@ def test_libraries_that_were_not_used_for_long_are_removed_but_for_the_last_few(
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda path: path.write_bytes(b""),
+        pytest.param(lambda path: path.write_bytes(b""), marks=pytest.mark.slow),
         lambda path: path.write_bytes(path.read_bytes()[:-1]),
-        lambda path: path.write_bytes(path.read_bytes().replace(b"number", b"nunber")),
-        lambda path: path.write_bytes(os.urandom(9000)),
-        lambda path: path.unlink(),
-        lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
-        lambda path: (path.unlink(), path.symlink_to(path.name)),
+        pytest.param(
+            lambda path: path.write_bytes(path.read_bytes().replace(b"number", b"nunber")), marks=pytest.mark.slow
+        ),
+        pytest.param(lambda path: path.write_bytes(os.urandom(9000)), marks=pytest.mark.slow),
+        pytest.param(lambda path: path.unlink(), marks=pytest.mark.slow),
+        pytest.param(lambda path: (path.unlink(), path.symlink_to("/dev/zero")), marks=pytest.mark.slow),
+        pytest.param(lambda path: (path.unlink(), path.symlink_to(path.name)), marks=pytest.mark.slow),
         lambda path: (path.rename(path.with_name("moved")), path.symlink_to("moved")),
-        lambda path: (path.unlink(), os.mkfifo(path)),
+        pytest.param(lambda path: (path.unlink(), os.mkfifo(path)), marks=pytest.mark.slow),
     ],
     ids=["empty", "last byte", "changed", "noise", "missing", "link", "loop", "link to itself moved", "pipe"],
 )
@@ -448,11 +450,13 @@ def give_away(path: Path) -> None:
     ("change", "reason"),
     [
         (lambda folder: folder.chmod(0o777), "other users may write to"),
-        (lambda folder: folder.chmod(0o720), "other users may write to"),
-        (lambda folder: folder.parent.chmod(0o777), "other users may write to"),
+        pytest.param(lambda folder: folder.chmod(0o720), "other users may write to", marks=pytest.mark.slow),
+        pytest.param(lambda folder: folder.parent.chmod(0o777), "other users may write to", marks=pytest.mark.slow),
         pytest.param(give_away, "belongs to another user", marks=needs_root),
-        pytest.param(lambda folder: give_away(folder.parent), "belongs to another user", marks=needs_root),
-        pytest.param(lambda folder: give_away(folder.parents[1]), "belongs to another user", marks=needs_root),
+        *(
+            pytest.param(change, "belongs to another user", marks=[needs_root, pytest.mark.slow])
+            for change in (lambda folder: give_away(folder.parent), lambda folder: give_away(folder.parents[1]))
+        ),
     ],
     ids=["others write", "a group writes", "others write above", "another's", "in another's", "above another's"],
 )

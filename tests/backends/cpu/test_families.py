@@ -22,7 +22,12 @@ ROUNDING = 2e-5
 LOOKS_BACK = [("mistral", "window"), ("bloom", "four heads")]
 
 
-@pytest.fixture(params=CASES, ids=IDS)
+FIRST = [(family, next(iter(configs))) for family, configs in CONFIGS.items()]
+
+
+@pytest.fixture(
+    params=[pytest.param(case, marks=[] if case in FIRST else [pytest.mark.exhaustive]) for case in CASES], ids=IDS
+)
 def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
     family, name = request.param
     return CONFIGS[family][name]

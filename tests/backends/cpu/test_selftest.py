@@ -53,7 +53,7 @@ def test_a_file_that_is_no_library_fails_in_one_line(tmp_path: Path, monkeypatch
         selftest.passed(tmp_path / "kernels.so", ["cc", "-O9"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(platform.machine() != "x86_64" or avx512(), reason="needs an x86-64 CPU without AVX-512")
 def test_a_target_above_the_processor_is_one_line_and_auto_runs_on_numpy(tmp_path: Path) -> None:
     auto, error, lines = choice(tmp_path, MINILLM_MARCH="x86-64-v4", CC="cc")

@@ -3,6 +3,7 @@ and a device on the first of them, for whole models.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,16 +12,31 @@ from minillm.backends.cuda.kernels import Launcher
 from tests import cuda_emulator
 from tests.cuda_emulator import SCHEDULES, Emulator
 
-from .launchers import ON_GPU, launcher, missing
+from .launchers import ON_GPU, exhaustive, launcher, missing, slow
 from .recording import Recorder, RecordingDevice
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Emulated kernels with bfloat16 are slow tests: each is one more build of what float16 tests already."""
-    for item in items:
-        mine = item.path.parent == Path(__file__).parent and isinstance(item, pytest.Function)
-        if mine and not ON_GPU and "bfloat16" in getattr(getattr(item, "callspec", None), "id", ""):
+    """Emulated kernels with bfloat16 are slow tests: each is one more build of what float16 tests already. So are those
+    with float32, where float16 tests the same; and of a test with bfloat16 all cases but the last are exhaustive.
+    """
+    mine = [i for i in items if i.path.parent == Path(__file__).parent and isinstance(i, pytest.Function)]
+    cases: dict[Any, dict[str, list[pytest.Item]]] = {}
+    for item in mine if not ON_GPU else []:
+        name = getattr(getattr(item, "callspec", None), "id", "")
+        storage = next((storage for storage in ("bfloat16", "float16", "float32") if storage in name), None)
+        if storage is not None and item.get_closest_marker("exhaustive") is None:
+            cases.setdefault(item.function, {}).setdefault(storage, []).append(item)
+    for item in mine if ON_GPU else []:  # where none but slow tests are left out
+        if item.get_closest_marker("exhaustive") is not None:
+            item.add_marker(pytest.mark.slow)
+    for storages in cases.values():
+        *others, last = storages.get("bfloat16", [None])
+        for item in others:
+            item.add_marker(pytest.mark.exhaustive)
+        slow = storages.get("float32", []) if "float16" in storages else []
+        for item in filter(None, [last, *slow]):
             item.add_marker(pytest.mark.slow)
 
 
@@ -51,7 +67,7 @@ def checking_emulator() -> Emulator:
     return Emulator(checks=True)
 
 
-ORDERS = [pytest.param(name, marks=[pytest.mark.slow] if name != SCHEDULES[0] else []) for name in SCHEDULES]
+ORDERS = [(slow if name in (SCHEDULES[0], SCHEDULES[-1]) else exhaustive)(name) for name in SCHEDULES]
 
 
 @pytest.fixture(params=["gpu"] if ON_GPU else ["checks", *ORDERS])

@@ -30,6 +30,16 @@ def slow_emulated(test: Any) -> Any:
     return test if ON_GPU else pytest.mark.slow(test)
 
 
+def exhaustive(*values: object) -> Any:
+    """A case in which a test shows what it shows with others."""
+    return pytest.param(*values, marks=pytest.mark.exhaustive)
+
+
+def slow(*values: object) -> Any:
+    """A case that compiles one more build, for which the ordinary run has no time; on a GPU it is quick."""
+    return pytest.param(*values, marks=[] if ON_GPU else [pytest.mark.slow])
+
+
 def missing() -> str | None:
     """What there is not, as a reason to skip. On a GPU nothing is skipped for its lack."""
     return None if ON_GPU else cuda_emulator.missing()

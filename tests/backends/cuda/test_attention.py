@@ -21,13 +21,12 @@ from minillm.backends.cuda.kernels import Kernels
 from minillm.batch import Span
 from tests.cuda_emulator import Emulator, LaunchError
 
-from .launchers import ON_GPU, launcher
+from .launchers import ON_GPU, exhaustive, launcher, slow, slow_emulated
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes (the extra test)")
 
 STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-SOON = ["float16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float32", "bfloat16"))]
-"""The others run with the long tests."""
+SOON = ["float16", exhaustive("float32"), exhaustive("bfloat16")]
 PADDED = (0, 0)  # a sequence that only fills up a bucket
 
 Lengths = list[tuple[int, int]]  # cached positions and new tokens of each sequence
@@ -157,11 +156,6 @@ PREFILL: dict[str, Lengths] = {
 EVERY = [*DECODE, *PREFILL]
 
 
-def _slow(*values: object) -> object:
-    """A case that compiles one more variant, for which the ordinary run has no time."""
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 @pytest.mark.parametrize("lengths", EVERY)
 @pytest.mark.parametrize("storage", STORAGE)
 def test_attention_is_the_reference(emulator: Emulator, storage: str, lengths: str) -> None:
@@ -179,8 +173,10 @@ def test_the_order_of_threads_is_nothing(any_emulator: Emulator, storage: str, l
     assert (out == case.run(launcher(), debug=True)).all()
 
 
-@pytest.mark.parametrize(("H", "K"), [(4, 2), (4, 1), (8, 1), _slow(6, 2), _slow(16, 1), _slow(11, 1)])
-@pytest.mark.parametrize("lengths", [[(30, 1), (140, 1)], [(3, 18)]], ids=["decode", "prefill"])
+@pytest.mark.parametrize(
+    ("H", "K"), [(4, 2), slow(8, 1), slow(11, 1), *(exhaustive(*heads) for heads in ((4, 1), (6, 2), (16, 1)))]
+)
+@pytest.mark.parametrize("lengths", [[(30, 1), (140, 1)], slow([(3, 18)])], ids=["decode", "prefill"])
 def test_query_heads_share_keys(emulator: Emulator, H: int, K: int, lengths: Lengths) -> None:
     case = Case("float16", lengths, H=H, K=K, D=16)
     case.check(case.run(emulator))
@@ -190,10 +186,10 @@ def test_query_heads_share_keys(emulator: Emulator, H: int, K: int, lengths: Len
 @pytest.mark.parametrize(
     ("storage", "D"),
     [
-        *(("float32", D) for D in (80, 128)),
-        *(("float16", D) for D in (72, 80, 128)),
-        *(_slow("float32", D) for D in (4, 16, 96, 256)),
-        *(_slow("float16", D) for D in (8, 16, 96, 192, 256)),
+        ("float32", 128),
+        *(("float16", D) for D in (72, 256)),
+        *(exhaustive("float32", D) for D in (4, 16, 80, 96, 256)),
+        *(exhaustive("float16", D) for D in (8, 16, 80, 96, 128, 192)),
     ],
 )
 @pytest.mark.parametrize("lengths", [[(30, 1), (140, 1)], [(3, 77)]], ids=["decode", "prefill"])
@@ -210,8 +206,8 @@ def test_any_width_of_heads(emulator: Emulator, storage: str, D: int, lengths: L
     [
         ("bfloat16", 3),
         ("float32", 256),
-        *(_slow("bfloat16", P) for P in (1, 256)),
-        *(_slow("float32", P) for P in (1, 3)),
+        *(exhaustive("bfloat16", P) for P in (1, 256)),
+        *(exhaustive("float32", P) for P in (1, 3)),
     ],
 )
 def test_any_size_of_page(emulator: Emulator, storage: str, P: int, lengths: Lengths) -> None:
@@ -225,6 +221,7 @@ def test_prefill_computes_a_decode_step_too(emulator: Emulator, storage: str) ->
     case.check(case.run(emulator, max_queries=2))
 
 
+@slow_emulated
 def test_one_split_is_finished_by_its_block_alone(any_emulator: Emulator) -> None:
     """It writes no partial result and does not count itself: no fence, no atomic addition."""
     case = Case("float16", [(SPLIT - 1, 1), (30, 1), PADDED], H=4, rows=1)
@@ -288,14 +285,14 @@ BACK: dict[str, Lengths] = {
 
 
 @pytest.mark.parametrize("storage", SOON)
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", ["both", *map(slow, ("window and cap", "window", "slopes", "cap"))])
 @pytest.mark.parametrize("lengths", BACK)
 def test_windows_slopes_and_caps_are_the_reference(emulator: Emulator, storage: str, mask: str, lengths: str) -> None:
     case = Case(storage, BACK[lengths], rows=1, D=16, **MASKS[mask])
     case.check(case.run(emulator))
 
 
-@pytest.mark.parametrize("window", [2, 3, 15, 63, 64, 65, SPLIT, SPLIT + 1, 200, 1000])
+@pytest.mark.parametrize("window", [*map(slow, (2, 3, 15, 63, 64, 65, SPLIT, SPLIT + 1, 200, 1000))])
 @pytest.mark.parametrize("storage", SOON[:2])
 def test_a_window_of_any_width(emulator: Emulator, storage: str, window: int) -> None:
     for lengths in [[(SPLIT + 30, 1), (0, 1), (2 * SPLIT - 1, 1)], [(0, 140), (130, 20)]]:
@@ -304,7 +301,7 @@ def test_a_window_of_any_width(emulator: Emulator, storage: str, window: int) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", ["float32", "float16"])
+@pytest.mark.parametrize("storage", [exhaustive("float32"), "float16"])
 @pytest.mark.parametrize("mask", ["both", "window and cap"])
 @pytest.mark.parametrize("lengths", BACK)
 def test_masks_in_any_order_of_threads(any_emulator: Emulator, storage: str, mask: str, lengths: str) -> None:
@@ -333,18 +330,18 @@ def test_a_window_that_no_context_outgrows_is_the_plain_kernel(emulator: Emulato
             return super().get(module, kernel, shared_mem=shared_mem, **constants)
 
     for lengths in [[(30, 1)], [(3, 18)]]:
-        plain, wide = (Case("float32", lengths, D=16, window=window) for window in (None, 5000))
+        plain, wide = (Case("float16", lengths, D=16, window=window) for window in (None, 5000))
         assert (plain.run(emulator) == wide.run(emulator)).all()
         T, H, D = wide.q.shape
-        out, room = np.empty((T, H, D), np.float32), np.zeros(10_000, np.float32)
+        out, room = np.empty((T, H, D), np.float16), np.zeros(10_000, np.float32)
         workspace = Workspace(room, np.zeros(H, np.int32))
-        kernels = Noting(emulator, "float32")
+        kernels = Noting(emulator, "float16")
         attend(kernels, wide.q, *wide.cache, wide, out, workspace, scale=1.0, max_queries=T, window=5000)
     assert not any("WINDOWED" in constants for constants in compiled)
 
 
 @pytest.mark.skipif(ON_GPU, reason="ends the process on a GPU")
-@pytest.mark.parametrize("storage", ["float32", "float16"])
+@pytest.mark.parametrize("storage", [exhaustive("float32"), "float16"])
 @pytest.mark.parametrize("lengths", [[(0, 1), (40, 1)], [(0, 5), (30, 11)]], ids=["decode", "prefill"])
 @pytest.mark.parametrize("page", [-1, 5])
 def test_a_debug_build_refuses_a_page_that_is_not_there(
@@ -378,7 +375,7 @@ def test_a_tile_fits_into_shared_memory_everywhere(storage: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("storage", SOON)
 @pytest.mark.parametrize("lengths", [[(1999, 1), (700, 1)], [(0, 700)], [(600, 300), (900, 1)]])
 def test_contexts_as_in_use(emulator: Emulator, storage: str, lengths: Lengths) -> None:
     case = Case(storage, lengths, H=4, K=2, D=128, P=16)

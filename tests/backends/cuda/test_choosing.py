@@ -17,6 +17,7 @@ from minillm.reference.sampling import Draw, sample
 from minillm.runner import Runner
 from tests.tiny import loop_of, random_prompts, request_for, run, runner_of, tiny_model, tiny_runner
 
+from .launchers import slow
 from .recording import RecordingDevice
 
 PROMPTS = random_prompts(6, seed=3)
@@ -166,12 +167,8 @@ def test_draws_that_were_told_are_made_when_they_are_asked_for(
     "change",
     [
         {"temperature": 3.0},
-        {"top_k": 1},
-        {"top_p": 0.05},
-        {"min_p": 0.9},
         {"seed": 99},
-        {"sequence": 9},
-        {"position": 21},
+        *map(slow, ({"top_k": 1}, {"top_p": 0.05}, {"min_p": 0.9}, {"sequence": 9}, {"position": 21})),
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -216,6 +213,7 @@ def test_a_pass_that_is_looked_at_makes_no_use_of_the_draws_before(runner: Runne
 # --- what is no number, and what is not allowed -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_number_that_is_none_is_named_before_a_drawn_token_is_used(
     bad: float, runner: Runner, device: RecordingDevice

@@ -4,6 +4,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,11 +25,16 @@ from .builds import BUILDS, TENSOR_CORE
 
 needs_cupy = pytest.mark.skipif(find_spec("cupy") is None, reason="needs CuPy and NVRTC (the extra cuda13)")
 
+ALL = list(builds())
 TABLE = {(use.module, use.constants, use.storage, use.arch, use.kernel): use for use in read_table()}
 KERNELS: dict[Build, set[str]] = {}
 """Those that the table lists of each build"""
+REGISTERS: Counter[Build] = Counter()
+"""How many these take together"""
 for use in TABLE.values():
-    KERNELS.setdefault(Build(use.module, use.constants, use.storage, use.arch), set()).add(use.kernel)
+    listed = Build(use.module, use.constants, use.storage, use.arch)
+    KERNELS.setdefault(listed, set()).add(use.kernel)
+    REGISTERS[listed] += use.registers
 
 
 def name(build: Build) -> str:
@@ -42,24 +49,46 @@ def wants_tensor_cores(build: Build) -> bool:
 
 
 def one_of_each_kernel(arch: str, storage: str = "float16") -> list[Build]:
-    """Builds that together have every kernel; one where several would do."""
-    found = {}
-    for build in builds():
-        if (build.storage, build.arch) == (storage, arch):
-            found.setdefault((build.module, frozenset(KERNELS.get(build, ()))), build)
-    return list(found.values())
+    """Builds that together have every kernel; where several would do, the one that is soonest compiled."""
+    chosen: dict[Any, Build] = {}
+    for build in sorted((b for b in ALL if (b.storage, b.arch) == (storage, arch)), key=REGISTERS.__getitem__):
+        chosen.setdefault((build.module, frozenset(KERNELS.get(build, ()))), build)
+    return sorted(chosen.values())
+
+
+def thinned(some: Iterable[Build], few: Iterable[Build]) -> list[Any]:
+    """Parameters of a test: `some`, of which only `few` are not exhaustive."""
+    few = set(few)
+    return [build if build in few else pytest.param(build, marks=pytest.mark.exhaustive) for build in some]
+
+
+def one_of_each_module(some: Iterable[Build]) -> list[Build]:
+    """For each storage type of each."""
+    chosen: dict[Any, Build] = {}
+    for build in sorted(some, key=REGISTERS.__getitem__):
+        chosen.setdefault((build.module, build.storage), build)
+    return list(chosen.values())
+
+
+FEW = {*one_of_each_kernel("90"), *one_of_each_kernel("90a")}
+"""Each kernel with 16 bits for one architecture, those that there are with 32 alone, and the other architectures"""
+FEW |= {b for b in one_of_each_kernel("90", "float32") if not any(KERNELS[b] <= KERNELS[other] for other in FEW)}
+FEW |= {b for arch in ("80", "120") for b in one_of_each_kernel(arch) if b.module in ("attention_prefill", "norm")}
 
 
 @needs_cupy
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
-    [
-        *one_of_each_kernel("80"),
-        *(build for build in builds() if build.arch in ("90", "90a") and build.storage != "bfloat16"),
-        *one_of_each_kernel("90", "bfloat16"),
-        *one_of_each_kernel("120"),
-    ],
+    thinned(
+        [
+            *one_of_each_kernel("80"),
+            *(build for build in ALL if build.arch in ("90", "90a") and build.storage != "bfloat16"),
+            *one_of_each_kernel("90", "bfloat16"),
+            *one_of_each_kernel("120"),
+        ],
+        FEW,
+    ),
     ids=name,
 )
 def test_kernels_take_what_their_table_says(build: Build) -> None:
@@ -85,20 +114,20 @@ def test_kernels_that_check_their_indices_compile(build: Build) -> None:
 
 
 def test_table_has_no_builds_that_are_gone() -> None:
-    assert set(KERNELS) == set(builds())
+    assert set(KERNELS) == set(ALL)
 
 
 def test_every_listed_module_exists() -> None:
-    modules = {build.module for build in builds()}
+    modules = {build.module for build in ALL}
     assert set(BUILDS) | set(TENSOR_CORE) <= modules
 
 
-ON_TENSOR_CORES = [build for build in builds() if build.arch == "90" and wants_tensor_cores(build)]
+ON_TENSOR_CORES = [build for build in ALL if build.arch == "90" and wants_tensor_cores(build)]
 
 
 @needs_cupy
 @pytest.mark.slow
-@pytest.mark.parametrize("build", ON_TENSOR_CORES, ids=name)
+@pytest.mark.parametrize("build", thinned(ON_TENSOR_CORES, one_of_each_module(ON_TENSOR_CORES)), ids=name)
 def test_tensor_core_kernels_use_tensor_cores(build: Build) -> None:
     ptx, _ = compile_for(build.arch, build.path, build.options, "ptx")
     kind = "f16.f16" if build.storage == "float16" else "bf16.bf16"
@@ -107,7 +136,7 @@ def test_tensor_core_kernels_use_tensor_cores(build: Build) -> None:
 
 @needs_cupy
 @pytest.mark.slow
-@pytest.mark.parametrize("build", ON_TENSOR_CORES, ids=name)
+@pytest.mark.parametrize("build", thinned(ON_TENSOR_CORES, one_of_each_module(ON_TENSOR_CORES)), ids=name)
 def test_tensor_core_kernels_run_hmma(build: Build, tmp_path: Path) -> None:
     assert re.search(r"\bHMMA\b", sass(build, tmp_path))
 
@@ -124,7 +153,7 @@ def sass(build: Build, folder: Path) -> str:
 
 PREFETCHING = [
     build
-    for build in builds()
+    for build in ALL
     if (build.storage, build.arch) == ("float16", "90")
     and build.module in ("gemv", "norm")
     and build.constants not in ("VECTORS=4", "VECTORS=8")
@@ -134,7 +163,7 @@ PREFETCHING = [
 
 @needs_cupy
 @pytest.mark.slow
-@pytest.mark.parametrize("build", PREFETCHING, ids=name)
+@pytest.mark.parametrize("build", thinned(PREFETCHING, one_of_each_module(PREFETCHING)), ids=name)
 def test_what_is_added_after_a_sum_is_loaded_before_it(build: Build, tmp_path: Path) -> None:
     """No load from global memory stands behind the first barrier of a reduction, where its latency would show."""
     for kernel in sass(build, tmp_path).split("//--------------------- .text.")[1:]:
@@ -143,13 +172,15 @@ def test_what_is_added_after_a_sum_is_loaded_before_it(build: Build, tmp_path: P
 
 FULL = {Build(use.module, use.constants, use.storage, use.arch) for use in TABLE.values() if use.registers == 128}
 """Builds that have no register left"""
+FIRST = {*{(b.module, frozenset(KERNELS[b]), b.storage, b.arch): b for b in reversed(ALL) if b in KERNELS}.values()}
+"""One build of each kernel, storage type and architecture"""
 DEPENDENT = [
     build
-    for build in builds()
+    for build in ALL
     if (build.storage, build.arch) in (("float16", "90"), ("float32", "90"))
     and KERNELS[build] & WAITING
     and (build.storage == "float16" or build.module == "gemm")
-    and (build in FULL or build in (*one_of_each_kernel("90"), *one_of_each_kernel("90", "float32")))
+    and (build in FULL or build in FIRST)
 ]
 """Each kernel that waits for those before it, and all builds that might spill; of float32 what 16 bits do not have"""
 BEFORE_THE_WAIT = re.compile(r"\b(ld\.global|st\.global|cp\.async|atom|red)\b")
@@ -160,7 +191,7 @@ BEFORE_ITS_INSTRUCTION = re.compile(r"\b(LDG|LDGSTS|STG|ATOMG|RED)\b")
 
 @needs_cupy
 @pytest.mark.slow
-@pytest.mark.parametrize("build", DEPENDENT, ids=name)
+@pytest.mark.parametrize("build", thinned(DEPENDENT, FIRST - FULL), ids=name)
 def test_dependent_kernels_wait_before_they_touch_memory(build: Build, tmp_path: Path) -> None:
     """They let the next one begin first, and spill nothing; in PTX, and in instructions where nvdisasm is installed."""
     build = replace(build, constants=f"DEPENDENT=1 {build.constants}")
@@ -184,7 +215,7 @@ def test_dependent_kernels_wait_before_they_touch_memory(build: Build, tmp_path:
 def test_a_split_of_keys_and_values_is_copied_before_a_score_is_taken(D: int, tmp_path: Path) -> None:
     build = next(
         build
-        for build in builds()
+        for build in ALL
         if (build.module, build.storage, build.arch) == ("attention_decode", "float16", "90")
         and f"GROUP=1 HEAD_DIM={D}" in build.constants
         and "BIASED" not in build.constants
@@ -197,14 +228,17 @@ def test_a_split_of_keys_and_values_is_copied_before_a_score_is_taken(D: int, tm
 @pytest.mark.slow
 def test_masses_are_added_in_shared_memory_without_a_loop() -> None:
     """An addition of 64 bits there is a loop of compare and swap; 32 bits are one instruction."""
-    build = next(build for build in builds() if (build.module, build.arch) == ("sampling", "90"))
+    build = next(build for build in ALL if (build.module, build.arch) == ("sampling", "90"))
     ptx, _ = compile_for(build.arch, build.path, build.options, "ptx")
     assert set(re.findall(rb"atom\.shared\.[\w.]+", ptx)) == {b"atom.shared.add.u32"}
 
 
+WARPGROUPS = [build for build in ALL if build.module == "gemm_wgmma"]
+
+
 @needs_cupy
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [build for build in builds() if build.module == "gemm_wgmma"], ids=name)
+@pytest.mark.parametrize("build", thinned(WARPGROUPS, one_of_each_module(WARPGROUPS)), ids=name)
 def test_products_of_warpgroups_are_not_put_in_a_row(build: Build) -> None:
     """The assembler does so, and says it, where registers of a product under way might be used."""
     kind = "f16.f16" if build.storage == "float16" else "bf16.bf16"

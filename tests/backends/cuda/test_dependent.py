@@ -31,7 +31,7 @@ from tests.cuda_emulator.toolkit import compiler, cuda_headers, missing
 from tests.families import CONFIGS
 from tests.tiny import model_of, runner_of
 
-from .launchers import ON_GPU
+from .launchers import ON_GPU, exhaustive
 from .recording import Recorder, RecordingDevice
 
 DRIVER = """
@@ -171,13 +171,13 @@ needs_emulator = pytest.mark.skipif(ON_GPU or missing() is not None, reason="is 
     ("family", "batch", "dtype"),
     [
         ("opt", 1, "float16"),
-        ("llama", 1, "float16"),
-        ("qwen3", 6, "float16"),
-        ("gemma3_text", 1, "float16"),
+        exhaustive("llama", 1, "float16"),
         ("mixtral", 6, "float16"),
-        ("opt", 1, "int8"),
         ("llama", 3, "int4"),
-        ("mixtral", 2, "int4"),
+        exhaustive("qwen3", 6, "float16"),
+        exhaustive("gemma3_text", 1, "float16"),
+        exhaustive("opt", 1, "int8"),
+        exhaustive("mixtral", 2, "int4"),
     ],
 )
 def test_no_kernel_of_a_recorded_step_touches_a_result_too_early(family: str, batch: int, dtype: str) -> None:

@@ -44,6 +44,7 @@ def test_ragged_tokens_are_numpys(raw: dict[str, Any], device: RecordingDevice, 
         assert_same_tokens(tokens, line, lambda said, s=source: logits_of(reference, s, start + said)[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_logits_in_16_bits(raw: dict[str, Any], device: RecordingDevice, storage: str) -> None:
     source, line = SOURCES[0], [5, 9, 7]

@@ -1,7 +1,6 @@
 """Every family's tiny models on the kernels, run by the emulator: NumPy's tokens, and every decode step recorded.
 
-A family that is added to the registry is run here as well. OPT's variants run in test_engine.py too, so here only where
-there is time.
+A family that is added to the registry is run here as well. OPT's variants run in test_engine.py too, which is quick.
 """
 
 from typing import Any
@@ -21,6 +20,7 @@ from tests.tiny import generate, logits_of, model_of, random_prompts, runner_of
 
 from .recording import RecordingDevice
 
+pytestmark = pytest.mark.slow
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """By how much a number between 1 and 2 is rounded at most."""
 PROMPTS = random_prompts(4, seed=3)
@@ -28,13 +28,12 @@ LONG = np.random.default_rng(5).integers(3, 96, 45).tolist()
 """Longer than any window, a tile of the prefill kernel's keys, and the length that a stretched rotation begins at."""
 
 
-FAST = {family: [next(iter(configs))] for family, configs in CONFIGS.items() if family in ("llama", "gpt_neox")}
-"""Configurations that the ordinary tests run: of the families least like OPT, which the other tests run."""
+FIRST = {family: next(iter(configs)) for family, configs in CONFIGS.items()}
 
 
 @pytest.fixture(
     params=[
-        pytest.param(CONFIGS[family][name], marks=[] if name in FAST.get(family, ()) else [pytest.mark.slow])
+        pytest.param(CONFIGS[family][name], marks=[] if name == FIRST[family] else [pytest.mark.exhaustive])
         for family, name in CASES
     ],
     ids=IDS,
@@ -111,7 +110,7 @@ def test_a_tree_of_guesses_has_numpys_logits(raw: dict[str, Any], device: Record
     np.testing.assert_allclose(logits(runner_on(device, raw)), logits(reference_of(raw)), atol=2e-4)
 
 
-@pytest.mark.parametrize("storage", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
 @pytest.mark.slow
 def test_sixteen_bits_stay_near_the_reference(raw: dict[str, Any], storage: str, device: RecordingDevice) -> None:
     pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")

@@ -1,5 +1,6 @@
 """Fused launches: the same bits as the plain kernels, and only where nobody else reads what is between."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from minillm.reference.rotary import Rotation, Stretch
 from tests.cuda_emulator import Emulator
 from tests.families import CONFIGS
 
-from .launchers import launcher
+from .launchers import exhaustive, launcher, slow
 from .recording import RecordingDevice
 from .test_engine import runner_on as opt_on
 from .test_families import runner_on
@@ -135,10 +136,21 @@ def test_a_layers_launches_in_any_order_of_threads(storage: str, rows: int, any_
     assert_same_bits(Step(storage, rows), any_emulator, Step.gate)
 
 
-@pytest.mark.parametrize("processors", [1, 4, 132])
-@pytest.mark.parametrize("E", [40, 37, 1100])
+SHAPES = [("float32", 7, 37, 4), ("float16", 1, 40, 4), ("float16", 4, 1100, 132), ("float16", 14, 37, 1)]
+"""Storage, rows, E, processors"""
+
+
 @pytest.mark.parametrize(
-    ("storage", "rows"), [("float32", 1), ("float32", 7), ("float16", 1), ("float16", 4), ("float16", 14)]
+    ("storage", "rows", "E", "processors"),
+    [
+        (slow if shape in SHAPES else exhaustive)(*shape)
+        for *kind, E, processors in itertools.product(
+            [("float32", 1), ("float32", 7), ("float16", 1), ("float16", 4), ("float16", 14)],
+            [40, 37, 1100],
+            [1, 4, 132],
+        )
+        for shape in [(*kind[0], E, processors)]
+    ],
 )
 def test_every_shape(storage: str, rows: int, E: int, processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are aligned and not, of one warp's norm and of several; one output a warp and more."""
@@ -149,10 +161,14 @@ def test_every_shape(storage: str, rows: int, E: int, processors: int, monkeypat
     assert_same_bits(Step(storage, rows, E), launcher(), Step.gate)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("E", [40, 37, 1104])
-@pytest.mark.parametrize("rows", [1, 3, 7])
-def test_matrices_of_integers(bits: int, E: int, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "E", "bits"),
+    [
+        (slow if shape in ((1, 40, 8), (3, 1104, 4), (7, 37, 4)) else exhaustive)(*shape)
+        for shape in itertools.product([1, 3, 7], [40, 37, 1104], [8, 4])
+    ],
+)
+def test_matrices_of_integers(rows: int, E: int, bits: int) -> None:
     """By the kernel of few rows and that of more; aligned rows and not."""
     for turned in ROTATIONS[:2]:
         step = Step("float16", rows, E, bits=bits)
@@ -227,8 +243,8 @@ LAYERS |= {"opt": LAYERS["gpt2"], "qwen2": LAYERS["llama"]}
 
 
 @pytest.mark.parametrize("family", LAYERS)
-@pytest.mark.parametrize("storage", ["float32", "float16"])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("storage", [exhaustive("float32"), "float16"])
+@pytest.mark.parametrize("batch", [exhaustive(1), 3])
 def test_whole_decode_steps_have_the_same_bits_in_fewer_launches(
     batch: int, family: str, storage: str, device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ from tests.cuda_emulator import Emulator
 from tests.families import CONFIGS
 from tests.tiny import generate, logits_of, model_of, random_prompts, runner_of
 
-from .launchers import launcher
+from .launchers import exhaustive, launcher, slow
 from .recording import Recorder, RecordingDevice
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 in NumPy needs ml_dtypes")
@@ -48,7 +48,7 @@ UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 UNTOUCHED = -77.0
 KINDS = [(8, 32, 0), (8, 64, 0), (4, 32, 0), (4, 64, 0), (4, 32, 8), (4, 64, 8), (4, 32, 16), (4, 64, 16)]
 """Bits, group, bits of offsets"""
-QUICK_KINDS = [pytest.param(kind, marks=() if kind in KINDS[::5] else pytest.mark.slow) for kind in KINDS]
+QUICK_KINDS = [KINDS[5], slow(KINDS[0]), slow(KINDS[7]), *(exhaustive(kind) for kind in (*KINDS[1:5], KINDS[6]))]
 LINE = np.random.default_rng(2).integers(3, 96, 20).tolist()
 
 
@@ -119,10 +119,19 @@ def test_few_rows(kind: tuple[int, int, int], storage: str) -> None:
         Case(kind, storage, rows, inputs, outputs, shift=shift).run(lambda *args, **more: gemv(run, *args, **more))
 
 
+FEW_SHAPES = [(KINDS[0], (4, 1)), (KINDS[2], (8, 4)), (KINDS[5], (16, 2)), (KINDS[7], (8, 4))]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", QUICK_KINDS)
 @pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize(("splits", "steps"), [(4, 1), (16, 2), (8, 4)])
+@pytest.mark.parametrize(
+    ("kind", "splits", "steps"),
+    [
+        (slow if (kind, shape) in FEW_SHAPES else exhaustive)(kind, *shape)
+        for kind in KINDS
+        for shape in ((4, 1), (16, 2), (8, 4))
+    ],
+)
 def test_shapes_of_one_to_four_rows(kind: tuple[int, int, int], storage: str, splits: int, steps: int) -> None:
     """Several rounds of all warps and less than one; rows of x aligned and not; more rows than there are."""
     run = kernels(storage)
@@ -153,9 +162,15 @@ def test_the_shape_of_one_to_four_rows() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processors", [1, 132])
 @pytest.mark.parametrize(
-    ("storage", "kind"), [*(("float16", kind) for kind in KINDS), *(("bfloat16", kind) for kind in KINDS[::5])]
+    ("storage", "kind", "processors"),
+    [
+        ("float16", KINDS[5], 1),
+        ("float16", KINDS[0], 132),
+        *(exhaustive("float16", kind, 1) for kind in KINDS if kind != KINDS[5]),
+        *(exhaustive("float16", kind, 132) for kind in KINDS[1:]),
+        *(exhaustive("bfloat16", kind, processors) for kind in KINDS[::5] for processors in (1, 132)),
+    ],
 )
 def test_every_build(
     kind: tuple[int, int, int], storage: str, processors: int, monkeypatch: pytest.MonkeyPatch
@@ -302,8 +317,16 @@ def test_the_type_of_activations() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["opt", "llama", "gemma2", "mixtral"])
-@pytest.mark.parametrize("dtype", ["int4", "int8"])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("llama", "int4"),
+        ("opt", "int8"),
+        ("mixtral", "int4"),
+        ("gemma2", "int8"),
+        *(exhaustive(*case) for case in (("opt", "int4"), ("gemma2", "int4"), ("llama", "int8"), ("mixtral", "int8"))),
+    ],
+)
 def test_logits_are_those_of_the_same_integers_in_numpy(family: str, dtype: str, device: RecordingDevice) -> None:
     """Only activations are rounded otherwise: to 16 bits here, in float32 there."""
     raw, prompts = next(iter(CONFIGS[family].values())), random_prompts(3, seed=3)
@@ -325,7 +348,7 @@ def test_logits_are_those_of_the_same_integers_in_numpy(family: str, dtype: str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["int4", "int8"])
+@pytest.mark.parametrize("dtype", ["int4", exhaustive("int8")])
 def test_the_demo_model(dtype: str, device: RecordingDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """`Engine(device="cuda", dtype="int4")`, as a user has it."""
 

@@ -36,7 +36,7 @@ def on_device(device: RecordingDevice, monkeypatch: pytest.MonkeyPatch) -> Itera
     ("prompts", "fields"),
     [
         (PROMPTS[:1], {}),
-        (PROMPTS[:1], {"do_sample": True, "seed": 3}),
+        pytest.param(PROMPTS[:1], {"do_sample": True, "seed": 3}, marks=pytest.mark.slow),
         pytest.param(PROMPTS, {}, marks=pytest.mark.slow),
         pytest.param(PROMPTS, {"do_sample": True, "seed": 3, "top_p": 0.9}, marks=pytest.mark.slow),
         pytest.param(PROMPTS[:1], {"num_beams": 3}, marks=pytest.mark.slow),
