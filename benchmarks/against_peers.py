@@ -139,8 +139,8 @@ def check(args: argparse.Namespace) -> Any:
 
     name = args.model or args.shape
     if gguf_of(args) is not None:
-        from minillm.checkpoint.gguf import read_gguf
-        from minillm.models.gguf import read_gguf_model
+        from minillm.formats.gguf.file import read_gguf
+        from minillm.formats.gguf.read_model import read_gguf_model
 
         config = config_of(read_gguf_model(read_gguf(args.model))[0])
     else:
@@ -162,7 +162,7 @@ def gguf_of(args: argparse.Namespace) -> Path | None:
     Raises:
         BenchmarkError: the model is neither a folder nor a GGUF file.
     """
-    from minillm.checkpoint.gguf import is_gguf
+    from minillm.formats.gguf.file import is_gguf
 
     if args.model is None or args.model.is_dir():
         return None
@@ -178,7 +178,7 @@ def text_ids(args: argparse.Namespace, config: Any) -> list[int]:
     Raises:
         BenchmarkError: the text cannot be read, is too short, or the model has no tokenizer.
     """
-    from minillm.loading import read_tokenizer
+    from minillm.formats.tokenizer_and_defaults import read_tokenizer
 
     try:
         text = args.text.read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from harness import describe, execute, headed, make_folder, new_parser, positive
 
 if TYPE_CHECKING:
     from minillm import Engine
-    from minillm.loop import StepLoop
+    from minillm.engine.loop import StepLoop
 
 HEADER = (
     "context", "greedy_ms_median", "greedy_ms_min", "greedy_ms_max", "beam_ms_median", "beam_ms_min", "beam_ms_max",
@@ -68,8 +68,8 @@ def loop_with(engine: "Engine", prompts: list[list[int]], steps: int, num_beams:
     from minillm import GenerationConfig
     from minillm.decoding.resolving import resolve, strategy_for
     from minillm.decoding.strategy import Request
-    from minillm.loop import StepLoop
-    from minillm.scheduler import Limits
+    from minillm.engine.loop import StepLoop
+    from minillm.engine.scheduler import Limits
 
     chunk = 512
     spare = 3 + -(-sum(map(len, prompts)) // chunk)  # the first prompts go on while the last are computed

@@ -10,21 +10,13 @@ from gpu_figures import DECODE, DEVICE_TIME, OURS, PREFILL, Figure, Sizes, media
 from harness import token_ids
 
 from minillm import Engine
-from minillm.accounting import (
-    Part,
-    Step,
-    Storage,
-    cache_bytes_per_token,
-    looked_up,
-    step_flops,
-    weights_bytes,
-)
 from minillm.backends.cuda import device as devices
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.device import CupyDevice
 from minillm.backends.cuda.kernels import Launch
 from minillm.batch import TokenSequence
 from minillm.config import ModelConfig
+from minillm.measure.accounting import Part, Step, Storage, cache_bytes_per_token, looked_up, step_flops, weights_bytes
 from minillm.models import published_config
 
 HALF = Storage.all_in("float16")

@@ -130,18 +130,18 @@ def null_backend(simulation: Simulation, dtype: str, max_batch_size: int) -> Any
 
 def null_engine(simulation: Simulation, shape: str, max_batch_size: int, tokens: int) -> Any:
     """An engine on a device without work, with room for so many tokens."""
-    import minillm.loading
+    import minillm.backends.placement
     from minillm import Engine
-    from minillm.accounting import Storage, cache_bytes_per_token
+    from minillm.measure.accounting import Storage, cache_bytes_per_token
     from minillm.models import published_config
 
     room = tokens * cache_bytes_per_token(published_config(shape), Storage.all_in("float16"))
-    choose = minillm.loading._cuda
-    setattr(minillm.loading, "_cuda", lambda where, n: null_backend(simulation, where.dtype, n))  # noqa: B010
+    choose = minillm.backends.placement._cuda
+    setattr(minillm.backends.placement, "_cuda", lambda where, n: null_backend(simulation, where.dtype, n))  # noqa: B010
     try:
         return Engine.random(shape, device="cuda", dtype="float16", max_batch_size=max_batch_size, cache_bytes=room)
     finally:
-        setattr(minillm.loading, "_cuda", choose)  # noqa: B010
+        setattr(minillm.backends.placement, "_cuda", choose)  # noqa: B010
 
 
 def measure(shape: str, batch: int, fields: dict[str, Any], steps: int, device_us: float) -> tuple[float, float]:

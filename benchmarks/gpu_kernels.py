@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from gpu_figures import COPY, PREFILL_ATTENTION, PRODUCT, Figure, Sizes, median_and_best
 
-from minillm.accounting import Part
 from minillm.backends.cuda import attention, linear, rows, sampling
 from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.device import CupyDevice
@@ -20,6 +19,7 @@ from minillm.backends.weights import Weight
 from minillm.config import ModelConfig
 from minillm.layers.head import LMHead
 from minillm.layers.mlp import MLP
+from minillm.measure.accounting import Part
 from minillm.models import published_config, shape_model
 from minillm.models.opt import NORM_EPSILON
 from minillm.reference.quantize import Quantized

@@ -178,7 +178,7 @@ def _add(found: dict[str, Figure], name: str, seconds: float, size: int) -> None
 def one_pass(shape: str, case: Case, watched: Callable[[Any, Callable[[], object]], None]) -> None:
     """Prepare a pass that is launched call by call, and hand it to `watched` with its engine."""
     from minillm import Engine
-    from minillm.accounting import Storage, cache_bytes_per_token
+    from minillm.measure.accounting import Storage, cache_bytes_per_token
     from minillm.models import published_config
 
     config, batch = published_config(shape), max(1, case.sequences)

@@ -2,7 +2,8 @@
 
 The naive way computes the whole sequence again for each token, so its cost grows with the square of the length; with
 the cache each token costs one row, and the cost grows with the length itself. FLOPs are counted from the calls really
-made, and predicted from the lengths by `minillm.accounting`; the two must agree exactly, or the script exits with 1.
+made, and predicted from the lengths by `minillm.measure.accounting`; the two must agree exactly, or the script exits
+with 1.
 
 One run to the greatest length passes through all others, so each length's figures are those of the same run at the
 moment when its last token came out. The first round is counted and not timed; then naive and cached runs take turns.
@@ -121,7 +122,7 @@ def count(engine: "Engine", prompt: list[int], new_tokens: int, use_cache: bool)
 
 def formula(engine: "Engine", prompt_length: int, new_tokens: int, use_cache: bool) -> list[int]:
     """FLOPs up to each token, predicted from the lengths."""
-    from minillm.accounting import generation, step_flops
+    from minillm.measure.accounting import generation, step_flops
 
     flops, total = [], 0
     for step in generation([prompt_length], new_tokens, use_cache=use_cache):

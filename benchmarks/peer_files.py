@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import Tensor
-from minillm.checkpoint import open_checkpoint
 from minillm.config import ModelConfig, read_config
-from minillm.models import canonical_names, family_of, opt, published, published_config, tensor_shapes
+from minillm.formats import open_checkpoint
+from minillm.formats.load_model import canonical_names
+from minillm.models import family_of, opt, published, published_config, tensor_shapes
 from minillm.models.bart import LOGITS_BIAS
 from minillm.models.gpt2 import GPT2Config
 from minillm.models.llama import LlamaConfig

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from minillm.accounting import Storage, cache_bytes_per_token, looked_up, weights_bytes
 from minillm.config import ModelConfig
+from minillm.measure.accounting import Storage, cache_bytes_per_token, looked_up, weights_bytes
 
 PACKAGES: dict[str, tuple[str, ...]] = {
     "minillm-numpy": (),
@@ -130,7 +130,7 @@ def plans_of(gguf: Path | None) -> tuple[Plan, ...]:
     """
     if gguf is None:
         return PLANS
-    from minillm.checkpoint.gguf import read_gguf
+    from minillm.formats.gguf.file import read_gguf
 
     tensors = read_gguf(gguf).tensors.values()
     sizes: Counter[str] = Counter()

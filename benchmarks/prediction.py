@@ -29,7 +29,7 @@ from harness import (
 
 if TYPE_CHECKING:
     from minillm import Engine
-    from minillm.hardware import Hardware
+    from minillm.measure.accounting.hardware import Hardware
 
 GOALS = {"prefill": 0.35, "decode": 0.25}
 """Phase -> largest error of the prediction"""
@@ -69,7 +69,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def measure(engine: "Engine", shape: str, args: argparse.Namespace) -> Iterator[Trial]:
     """Measure the machine's peak rates and run, in each round. The timed steps run without an observer."""
-    from minillm.profiling import probe_with, profile
+    from minillm.measure.profiling import probe_with, profile
 
     prompt = token_ids(0, args.prompt_length, engine.config.vocab_size)
     for number in range(1, args.repeat + 1):

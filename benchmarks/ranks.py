@@ -236,9 +236,9 @@ def plot(path: Path, figures: Figures, link: Link, args: argparse.Namespace) -> 
     """Speed-ups by the model: of this machine's core, and of a GPU at its roofline, by the link between them."""
     from matplotlib.figure import Figure
 
-    from minillm.accounting.roofline import Analysis, Workload
-    from minillm.accounting.storage import storage_for
-    from minillm.hardware import CHIPS
+    from minillm.measure.accounting.hardware import CHIPS
+    from minillm.measure.accounting.roofline import Analysis, Workload
+    from minillm.measure.accounting.storage import storage_for
 
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     here, there = figure.subplots(1, 2, sharey=True)

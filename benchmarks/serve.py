@@ -41,7 +41,7 @@ from serve_engines import CONTEXT, KINDS, Server
 from serve_report import HEADER, Load, Run, draw, failures, goal_table, saturated, speed_table
 
 if TYPE_CHECKING:
-    from minillm.accounting.roofline import Analysis
+    from minillm.measure.accounting.roofline import Analysis
 
 
 TEXT = Path(__file__).parents[1] / "tests" / "real" / "alice.txt"
@@ -144,7 +144,7 @@ class Prompts:
         Raises:
             BenchmarkError: it cannot be read or is too short, or the model has no tokenizer.
         """
-        from minillm.loading import read_tokenizer
+        from minillm.formats.tokenizer_and_defaults import read_tokenizer
 
         try:
             text = args.text.read_text(encoding="utf-8")

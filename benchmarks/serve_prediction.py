@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minillm.accounting import Part, Step, operations
-from minillm.accounting.roofline import Analysis
+from minillm.backends.placement import Placement, choose_backend
 from minillm.cli.analyze import analyze
 from minillm.cli.main import build_parser
-from minillm.hardware import CHIPS
-from minillm.loading import Placement, choose_backend
-from minillm.profiling import probe_with
-from minillm.scheduler import Limits
+from minillm.engine.scheduler import Limits
+from minillm.measure.accounting import Part, Step, operations
+from minillm.measure.accounting.hardware import CHIPS
+from minillm.measure.accounting.roofline import Analysis
+from minillm.measure.profiling import probe_with
 
 
 def analysis_of(model: Path, threads: int) -> Analysis:

@@ -89,8 +89,8 @@ class Clocked:
     """A step loop over an engine's model whose steps are timed."""
 
     def __init__(self, engine: "Engine", args: argparse.Namespace, places: int, budget: int | None) -> None:
-        from minillm.loop import StepLoop
-        from minillm.scheduler import Limits
+        from minillm.engine.loop import StepLoop
+        from minillm.engine.scheduler import Limits
 
         memory = engine.runner.backend.memory
         limits = Limits.of(memory, places) if budget is None else Limits(places, budget, max(budget, 512))

@@ -153,7 +153,7 @@ def positions_per_token(before: Any, after: Any, tokens: list[list[int]]) -> flo
 def measure(args: argparse.Namespace, name: str, prompts: list[str], fields: dict[str, Any]) -> Figures:
     """Measure one kind of speculation and plain generation in turns. The first round is a warm-up and is not kept."""
     from minillm import Engine
-    from minillm.loading import DEMO_MODEL
+    from minillm.engine.loading import DEMO_MODEL
 
     model = args.model or DEMO_MODEL
     drafting = "num_assistant_tokens" in fields
@@ -176,7 +176,7 @@ def measure(args: argparse.Namespace, name: str, prompts: list[str], fields: dic
 def judge_int4(args: argparse.Namespace, exact: str, int4: Path) -> str:
     """Gain and cost of int4: speed of plain generation in turns, and perplexity of the text."""
     from minillm import Engine
-    from minillm.precision import perplexity
+    from minillm.measure.precision import perplexity
 
     text = read_text(args.text)
     (prompts, _), *_ = real_ways(text).values()
@@ -252,8 +252,8 @@ def run(args: argparse.Namespace) -> int:
     remarks = []
     with tempfile.TemporaryDirectory(prefix="minillm-int4-") as folder:
         if args.model is not None:
-            from minillm.checkpoint import find_model
-            from minillm.gguf_writing import write_gguf
+            from minillm.formats import find_model
+            from minillm.formats.gguf.writing import write_gguf
 
             say("writing the model in int4")
             int4 = Path(folder) / "int4.gguf"

@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .aio import AsyncEngine
     from .decoding.settings import GenerationConfig
-    from .engine import Engine
+    from .engine.aio import AsyncEngine
+    from .engine.engine import Engine
+    from .engine.results import Completion, Event, Generation, Score
     from .errors import MinillmError
     from .pipelines import pipeline
-    from .results import Completion, Event, Generation, Score
 
 _HOMES = {
-    "AsyncEngine": ".aio",
-    "Completion": ".results",
-    "Engine": ".engine",
-    "Event": ".results",
-    "Generation": ".results",
+    "AsyncEngine": ".engine.aio",
+    "Completion": ".engine.results",
+    "Engine": ".engine.engine",
+    "Event": ".engine.results",
+    "Generation": ".engine.results",
     "GenerationConfig": ".decoding.settings",
     "MinillmError": ".errors",
-    "Score": ".results",
+    "Score": ".engine.results",
     "pipeline": ".pipelines",
 }
 

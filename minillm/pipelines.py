@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, ClassVar, Self
 
+from .decoding.request import encode_text, need_tokenizer
 from .decoding.settings import GenerationConfig, refuse_unknown
-from .engine import Engine
+from .engine.engine import Engine
+from .engine.results import Generation
 from .errors import ParameterError, PromptError, TaskError, listed, shown
 from .files import read_optional_json
-from .request import encode_text, need_tokenizer
-from .results import Generation
-from .tokenizer import Tokenizer
+from .text.tokenizer import Tokenizer
 
 _DIRECTION = re.compile(r"translation_([A-Za-z_]+?)_to_([A-Za-z_]+)")
 _LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3}|__[a-z]{2,3}__")

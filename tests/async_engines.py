@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from minillm import AsyncEngine, Engine
-from minillm.aio import WORKERS
-from minillm.results import Event
+from minillm.engine.aio import WORKERS
+from minillm.engine.results import Event
 
 from .conversations import TEMPLATES
 from .tiny import write_checkpoint

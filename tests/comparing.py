@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from minillm.results import Completion, Generation, Score
+from minillm.engine.results import Completion, Generation, Score
 
 SCORES = 1e-4
 UNIFORM = 1e-5

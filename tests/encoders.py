@@ -9,7 +9,7 @@ from minillm.backends.operations import Backend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.models.base import Model
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 
 BERT: dict[str, Any] = {
     "vocab_size": 96,

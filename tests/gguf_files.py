@@ -75,7 +75,7 @@ def write_tokenizer(writer: GGUFWriter, tokens: Sequence[str], **entries: Any) -
 
 def byte_tokens(size: int) -> list[str]:
     """The symbols of the 256 bytes, the first two together, and further tokens."""
-    from minillm.tokenizer.layouts import BYTE_SYMBOLS
+    from minillm.text.tokenizer.layouts import BYTE_SYMBOLS
 
     symbols = list(BYTE_SYMBOLS)
     return [*symbols, "".join(symbols[:2]), *(f"<extra {i}>" for i in range(1, size - 256))][:size]

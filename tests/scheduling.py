@@ -11,9 +11,9 @@ from minillm import Engine
 from minillm.cache import PrefixCache
 from minillm.decoding.resolving import strategy_for
 from minillm.decoding.strategy import Request
-from minillm.loop import StepLoop
-from minillm.runner import Runner
-from minillm.scheduler import MAX_PASSES, Active, Limits
+from minillm.engine.loop import StepLoop
+from minillm.engine.scheduler import MAX_PASSES, Active, Limits
+from minillm.runner.runner import Runner
 
 from .adapters import write_adapter
 from .cache.books import check_loop

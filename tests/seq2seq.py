@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from minillm.batch import TokenSequence
 from minillm.decoding.strategy import Request
 from minillm.models import ENCODER_DECODERS
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 from minillm.source_text import SourceText
 
 from . import tiny

@@ -9,11 +9,11 @@ import pytest
 
 import minillm
 from minillm import AsyncEngine, Engine, GenerationConfig
-from minillm.chat import ChatTemplate
-from minillm.dispatch import EventStream
-from minillm.engine_base import EngineBase
-from minillm.loading import DEMO_MODEL
-from minillm.quantizing import write_checkpoint
+from minillm.engine.dispatch import EventStream
+from minillm.engine.engine_base import EngineBase
+from minillm.engine.loading import DEMO_MODEL
+from minillm.formats.quantizing import write_checkpoint
+from minillm.text.chat import ChatTemplate
 
 PUBLIC = [value for name in minillm.__all__ if isinstance(value := getattr(minillm, name), type)]
 SHOWN = {

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from minillm import Engine
-from minillm.checkpoint import SMALL_FILES
 from minillm.errors import CheckpointError, MinillmError
 from minillm.files import LIMITS, OTHER_LIMIT, read_bytes, read_json
-from minillm.loading import TOOL_USE
+from minillm.formats import SMALL_FILES
+from minillm.formats.tokenizer_and_defaults import TOOL_USE
 
 from .tiny import write_checkpoint
 

@@ -12,10 +12,10 @@ from typing import Any, Never, get_type_hints
 import pytest
 
 from minillm import AsyncEngine, Engine
-from minillm.chat import RENDER_ARGUMENTS
+from minillm.backends.placement import Placement, PlacementFields
 from minillm.decoding.keywords import ChatFields, GenerationFields, RequestFields
 from minillm.decoding.settings import Fields
-from minillm.loading import Placement, PlacementFields
+from minillm.text.chat import RENDER_ARGUMENTS
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,4 +1,4 @@
-"""Imports flow one way: every edge between the parts of minillm is in the table below, and there is no cycle."""
+"""Imports flow one way: what a folder imports stands above it in the table below."""
 
 import ast
 import re
@@ -11,203 +11,88 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "minillm"
 
-BASE = {"errors"}
-ALLOWED: dict[str, set[str]] = {
-    "errors": set(),
-    "progress": {"output_files"},
-    "batch": {"source_text"},
-    "source_text": set(),
-    "stats": set(),
-    "files": BASE,
-    "output_files": BASE,
-    "config": BASE | {"files"},
-    "tokenizer": BASE | {"files"},
-    "schemas": BASE,
-    "chat": BASE | {"schemas"},
-    "checkpoint": BASE | {"files", "output_files", "progress"},
-    "reference": BASE | {"batch"},
-    "turns": BASE,
-    "parallel": BASE,
-    "backends": BASE | {"batch", "output_files", "progress", "reference"},
-    "cache": BASE | {"backends", "batch", "config"},
-    "decoding": BASE | {"backends", "display", "reference", "schemas", "stats"},
-    "display": BASE | {"tokenizer"},
-    "request": BASE | {"config", "decoding", "reference", "tokenizer"},
-    "results": {"decoding", "display", "tokenizer"},
-    "dispatch": BASE | {"decoding", "loop", "progress", "results", "turns"},
-    "arguments": BASE | {"decoding", "tokenizer"},
-    "layers": {"backends", "batch", "reference"},
-    "models": BASE | {"backends", "batch", "checkpoint", "config", "files", "layers", "progress", "reference"},
-    "distributed": BASE
-    | {"backends", "batch", "cache", "config", "loading", "models", "parallel", "reference", "runner"},
-    "pooling": BASE | {"config"},
-    "sentence_files": BASE | {"checkpoint", "config", "files", "pooling"},
-    "text_messages": BASE | {"chat", "pooling", "tokenizer"},
-    "loading": BASE
-    | {
-        *("backends", "chat", "checkpoint", "config", "decoding", "files", "models", "pooling", "sentence_files"),
-        "tokenizer",
-    },
-    "hardware": BASE | {"backends"},
-    "accounting": BASE | {"backends", "batch", "config", "hardware", "models", "parallel", "reference"},
-    "encoder_pass": BASE | {"backends", "batch", "cache", "models"},
-    "runner": BASE | {"backends", "batch", "cache", "decoding", "encoder_pass", "models", "reference"},
-    "footprint": {"accounting", "backends", "checkpoint", "models", "runner"},
-    "scheduler": BASE | {"backends", "batch", "cache", "decoding", "runner", "source_text", "stats"},
-    "ahead": BASE | {"backends", "batch", "decoding", "reference", "runner", "scheduler"},
-    "loop": BASE
-    | {"ahead", "backends", "batch", "decoding", "reference", "runner", "scheduler", "source_text", "stats"},
-    "inspect": {"backends", "batch", "cache", "progress", "reference", "runner", "source_text"},
-    "embedding": BASE
-    | {"batch", "chat", "config", "pooling", "progress", "request", "runner", "text_messages", "tokenizer"},
-    "engine_base": BASE
-    | {
-        *("arguments", "backends", "cache", "config", "dispatch", "display", "distributed", "embedding", "footprint"),
-        *(
-            "loading",
-            "loop",
-            "models",
-            "parallel",
-            "progress",
-            "request",
-            "runner",
-            "scheduler",
-            "stats",
-            "tokenizer",
-        ),
-    },
-    "engine": BASE
-    | {
-        *("arguments", "chat", "config", "decoding", "dispatch", "embedding", "engine_base", "inspect", "pooling"),
-        *("progress", "request", "results", "tokenizer"),
-    },
-    "quantizing": BASE | {"backends", "checkpoint", "config", "models", "output_files", "progress", "reference"},
-    "gguf_writing": BASE
-    | {
-        *("backends", "checkpoint", "config", "loading", "models", "output_files", "progress", "quantizing"),
-        *("reference", "tokenizer"),
-    },
-    "pipelines": BASE | {"decoding", "engine", "files", "request", "results", "tokenizer"},
-    "server": BASE
-    | {
-        "aio",
-        "chat",
-        "comparison",
-        "decoding",
-        "display",
-        "embedding",
-        "engine",
-        "minillm",
-        "request",
-        "results",
-        "tokenizer",
-    },
-    "batches": BASE | {"engine", "output_files", "progress", "server"},
-    "replicas": BASE | {"batches", "engine", "progress", "server"},
-    "precision": BASE | {"engine", "models", "progress", "request"},
-    "profiling": BASE
-    | {"backends", "cache", "decoding", "engine", "hardware", "loop", "reference", "request", "runner"}
-    | {"progress", "scheduler"},
-    "comparison": {"backends", "decoding", "engine", "loop", "progress", "request", "scheduler"},
-    "engine_thread": BASE | {"decoding", "engine", "results", "scheduler"},
-    "aio": BASE | {"arguments", "chat", "decoding", "engine", "engine_thread", "request", "results", "scheduler"},
-    "cli": BASE
-    | {
-        "accounting",
-        "batches",
-        "backends",
-        "chat",
-        "checkpoint",
-        "comparison",
-        "config",
-        "decoding",
-        "distributed",
-        "embedding",
-        "engine",
-        "files",
-        "gguf_writing",
-        "hardware",
-        "inspect",
-        "loading",
-        "minillm",
-        "models",
-        "output_files",
-        "parallel",
-        "pipelines",
-        "precision",
-        "profiling",
-        "progress",
-        "quantizing",
-        "replicas",
-        "request",
-        "results",
-        "server",
-        "tokenizer",
-    },
-    "__main__": {"cli"},
-    "minillm": BASE | {"aio", "decoding", "engine", "pipelines", "results"},
+GROUND = ("errors", "files", "output_files", "progress", "parallel", "config", "source_text", "batch")
+"""Files that everything may import; each imports only those before it"""
+
+FOLDERS = {
+    "reference": "",
+    "text": "",
+    "backends": "reference",
+    "cache": "backends",
+    "decoding": "reference text backends",
+    "layers": "reference backends",
+    "models": "reference backends layers",
+    "measure/accounting": "reference backends models",
+    "runner": "reference backends cache decoding models",
+    "tasks": "text decoding runner",
+    "formats": "reference text backends decoding models tasks",
+    "distributed": "reference backends cache models runner formats",
+    "engine": "reference text backends cache decoding models measure/accounting runner tasks formats distributed",
+    "measure": "reference backends cache decoding models measure/accounting runner engine",
+    "pipelines": "text decoding engine",
+    "minillm": "decoding engine pipelines",
+    "server": "text decoding tasks engine measure minillm",
+    "cli": "text backends decoding models measure/accounting tasks formats distributed engine measure pipelines minillm"
+    " server",
+    "__main__": "cli",
 }
-"""A module or sub-package of minillm -> those it may import."""
+"""Folder, or file beside them -> the folders that it imports. "minillm" is the package's own __init__.py."""
 
 STATEMENT = re.compile(r"^[ \t]*((?:from[ \t]+[.\w]+[ \t]+)?import\b(?:[^(\n]*\([^)]*\)|[^(\n]*))", re.MULTILINE)
 """A line that begins as an import does, to the end of its parentheses; no line has two statements (ruff's E70)"""
 
-STRATEGY_MAY = {"backends", "decoding", "errors", "reference", "stats"}
+PARTS = [*GROUND, *FOLDERS]
+STRATEGY_MAY = {"backends", "decoding", "errors", "reference", "text"}
 
 
-def part_of(path: Path) -> str:
-    """The module or sub-package that a file belongs to."""
-    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    return "minillm" if first == "__init__" else first
+def part_of(module: str) -> str:
+    """The part that a module of minillm, or a name in one, belongs to."""
+    path = module.split(".")[1:]
+    names = ["/".join(path[:length]) for length in range(len(path), 0, -1)]
+    return next((name for name in names if name in PARTS), "minillm")  # a name like __version__ is the package's
 
 
 def imports(path: Path) -> set[str]:
     """The parts of minillm that a file imports, wherever in it."""
     package = ["minillm", *path.relative_to(PACKAGE).parts[:-1]]
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.parse("\n".join(STATEMENT.findall(path.read_text(encoding="utf-8")))).body:
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             stem = ".".join([*base, *([node.module] if node.module else [])])
-            names = [stem] if stem.count(".") else [f"{stem}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        found |= {name.split(".")[1] if "." in name else name for name in names if name.split(".")[0] == "minillm"}
-    return {name if name in ALLOWED else "minillm" for name in found}  # a name like __version__ is the package's
+            modules |= {f"{stem}.{alias.name}" for alias in node.names}
+    return {part_of(module) for module in modules if module.split(".")[0] == "minillm"}
 
 
 @cache
 def edges() -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        graph.setdefault(part_of(path), set()).update(imports(path) - {part_of(path)})
+        inside = path.relative_to(PACKAGE.parent).with_suffix("")
+        part = part_of(".".join(inside.parts if inside.name != "__init__" else inside.parts[:-1]))
+        graph.setdefault(part, set()).update(imports(path) - {part})
     return graph
 
 
 def test_every_part_is_in_the_table_and_the_table_names_no_other() -> None:
-    assert set(edges()) == set(ALLOWED)
+    paths = [*PACKAGE.glob("*.py"), *PACKAGE.glob("*/__init__.py")]
+    names = {(path.parent if path.name == "__init__.py" else path).stem for path in paths}
+    assert names | {"measure/accounting"} == set(PARTS) == set(edges())
 
 
-@pytest.mark.parametrize("part", ALLOWED)
-def test_a_part_imports_what_the_table_allows(part: str) -> None:
-    assert edges()[part] <= ALLOWED[part]
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_imports_what_the_table_says_and_nothing_below_it(part: str) -> None:
+    folders = {name for name in edges()[part] if name not in GROUND}
+    assert folders == set(FOLDERS.get(part, "").split())
+    assert edges()[part] <= set(PARTS[: PARTS.index(part)])
 
 
-def test_the_table_allows_nothing_that_is_not_used() -> None:
-    unused = {part: ALLOWED[part] - used for part, used in edges().items() if ALLOWED[part] - used}
-    assert not unused
-
-
-def test_there_is_no_cycle() -> None:
-    graph, done = {part: set(used) for part, used in edges().items()}, set()
-    for part in ("cli", "server"):
-        graph[part].discard("minillm")  # __version__ alone
-    while graph.keys() - done:
-        ready = {part for part in graph.keys() - done if graph[part] <= done}
-        assert ready, f"a cycle among {sorted(graph.keys() - done)}"
-        done |= ready
+def test_few_folders_and_files_stand_at_the_top() -> None:
+    files = list(PACKAGE.glob("*.py"))
+    folders = [path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert len(files) <= 14 and len(folders) <= 16
 
 
 @pytest.mark.parametrize("name", ["strategy", "sampling", "beam"])
@@ -215,14 +100,15 @@ def test_a_strategy_knows_no_model_cache_or_runner(name: str) -> None:
     assert imports(PACKAGE / "decoding" / f"{name}.py") <= STRATEGY_MAY
 
 
-def test_imports_are_found_in_every_form(tmp_path: Path, monkeypatch) -> None:
+def test_imports_are_found_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "models" / "x.py"
     path.parent.mkdir()
     path.write_text(
-        "from ..cache import A\nfrom .. import engine\nfrom . import opt\ndef f():\n  import minillm.cli.main\n"
+        "from ..cache import A\nfrom .. import engine\nfrom . import opt\nfrom ..measure import accounting\n"
+        "def f():\n  import minillm.cli.main\n"
     )
     monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
-    assert imports(path) == {"cache", "engine", "models", "cli"}
+    assert imports(path) == {"cache", "engine", "models", "measure/accounting", "cli"}
 
 
 # --- what importing costs ---------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from minillm import Engine, GenerationConfig, pipeline
-from minillm.chat import ChatTemplate
 from minillm.errors import ParameterError, PromptError, TaskError
 from minillm.pipelines import REFUSED, TextGeneration, longest_input, truncated
+from minillm.text.chat import ChatTemplate
 
 from .tiny import write_checkpoint
 

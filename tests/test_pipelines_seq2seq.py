@@ -10,13 +10,13 @@ import pytest
 
 from minillm import Engine, pipeline
 from minillm.errors import ParameterError, PromptError, TaskError
-from minillm.tokenizer import Tokenizer
+from minillm.text.tokenizer import Tokenizer
 
 from .models.test_marian import MARIAN
 from .models.test_mbart import MBART
 from .task_models import LANGUAGES, T5, write_task_model, write_weights
-from .test_tokenizer_seq2seq import folder_of as mbart_files
-from .test_tokenizer_seq2seq import marian as marian_files
+from .text.test_tokenizer_seq2seq import folder_of as mbart_files
+from .text.test_tokenizer_seq2seq import marian as marian_files
 
 CAT, DOG = "the cat sat on the mat", "a dog ran"
 

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from minillm import AsyncEngine, Engine
-from minillm.accounting import parameter_count
-from minillm.chat import ChatTemplate
 from minillm.cli.main import run
 from minillm.cli.output import read_first
-from minillm.comparison import BEAM_SEARCH, STRATEGIES, beam_tree, compare
 from minillm.errors import ParameterError
-from minillm.hardware import CHIPS
-from minillm.precision import perplexity
-from minillm.profiling import profile
+from minillm.formats.quantizing import write_checkpoint
+from minillm.measure.accounting import parameter_count
+from minillm.measure.accounting.hardware import CHIPS
+from minillm.measure.comparison import BEAM_SEARCH, STRATEGIES, beam_tree, compare
+from minillm.measure.precision import perplexity
+from minillm.measure.profiling import profile
 from minillm.progress import watching, work
-from minillm.quantizing import write_checkpoint
+from minillm.text.chat import ChatTemplate
 
 from .terminal import ROOT, Screen, Terminal
 from .tiny import tiny_config

@@ -71,7 +71,7 @@ def test_no_hint_names_a_distribution_that_the_index_does_not_have() -> None:
 def test_the_server_s_page_is_inside(installed: Path) -> None:
     names = {path.name for path in (ROOT / "minillm" / "server" / "page").iterdir() if path.is_file()}
     assert {path.name for path in (installed / "minillm" / "server" / "page").iterdir()} == names
-    assert (installed / "minillm" / "tokens.css").is_file()
+    assert (installed / "minillm" / "text" / "tokens.css").is_file()
 
 
 def test_the_small_model_is_inside(installed: Path) -> None:

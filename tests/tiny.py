@@ -19,11 +19,11 @@ from minillm.cache import PrefixCache
 from minillm.decoding.resolving import resolve, strategy_for
 from minillm.decoding.settings import GenerationConfig
 from minillm.decoding.strategy import Request, Strategy
-from minillm.loop import StepLoop
+from minillm.engine.loop import StepLoop
+from minillm.engine.scheduler import Limits
 from minillm.models import build_model, config_of, tensor_shapes
 from minillm.models.base import Model
-from minillm.runner import Runner
-from minillm.scheduler import Limits
+from minillm.runner.runner import Runner
 
 TOKENIZER = Path(__file__).parent / "data" / "tokenizer"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minillm.tokenizer import Tokenizer
+from minillm.text.tokenizer import Tokenizer
 
 SMALL = Path(__file__).parent / "data" / "tokenizer"
 SETTINGS = json.loads((SMALL / "tokenizer_config.json").read_text(encoding="utf-8"))

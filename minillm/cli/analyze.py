@@ -12,11 +12,11 @@ from .output import Table, as_json, bytes_text, number_text, seconds_text, termi
 from .plots import MARKS, NARROW, WIDE, draw_roofline, need_matplotlib, svg, write_figure
 
 if TYPE_CHECKING:
-    from ..accounting.roofline import Analysis, Phase
     from ..config import ModelConfig
-    from ..hardware import Hardware
-    from ..models.quantized import Quantization
-    from ..models.schemes.matrix import Scheme
+    from ..formats.quantized import Quantization
+    from ..formats.schemes.matrix import Scheme
+    from ..measure.accounting.hardware import Hardware
+    from ..measure.accounting.roofline import Analysis, Phase
 
 
 DESCRIPTION = """Compute the cost of a model from its config.json alone: parameters, memory, and
@@ -129,12 +129,12 @@ def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "An
         ModelError: the model or its config.json cannot be found.
         ParameterError: a name is unknown or a size invalid.
     """
-    from ..accounting import Conventions
-    from ..accounting.roofline import Analysis, Workload
-    from ..accounting.storage import storage_for
-    from ..hardware import THIS, find_hardware
-    from ..models.quantized import Quantization
-    from ..models.schemes.matrix import Scheme
+    from ..formats.quantized import Quantization
+    from ..formats.schemes.matrix import Scheme
+    from ..measure.accounting import Conventions
+    from ..measure.accounting.hardware import THIS, find_hardware
+    from ..measure.accounting.roofline import Analysis, Workload
+    from ..measure.accounting.storage import storage_for
     from ..parallel import Parallel
 
     found = find_model_config(args.model, args.revision)
@@ -187,13 +187,14 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
         ModelError: it cannot be found.
         ParameterError: the name is neither a folder, a hub id nor a published name; the message suggests some.
     """
-    from ..accounting.storage import BYTES
-    from ..checkpoint import find_config
-    from ..checkpoint.gguf import is_gguf, read_gguf
     from ..config import read_config
-    from ..models import config_of, published, published_config, read_gguf_model_config
-    from ..models.gguf import main_dtype
-    from ..models.schemes import read_quantization
+    from ..formats import find_config
+    from ..formats.gguf.file import is_gguf, read_gguf
+    from ..formats.gguf.read_model import main_dtype
+    from ..formats.load_model import read_gguf_model_config
+    from ..formats.schemes import read_quantization
+    from ..measure.accounting.storage import BYTES
+    from ..models import config_of, published, published_config
 
     if model in published() and not Path(model).exists():
         if revision is not None:
@@ -217,8 +218,8 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
 
 def bytes_by_format(analysis: "Analysis") -> tuple[dict[str, int], dict[str, int]]:
     """Bytes of the weights in each format, and of one token's keys and values."""
-    from ..accounting.memory import cache_bytes_per_token, weights_bytes
-    from ..accounting.storage import CACHE_FORMATS, WEIGHT_FORMATS
+    from ..measure.accounting.memory import cache_bytes_per_token, weights_bytes
+    from ..measure.accounting.storage import CACHE_FORMATS, WEIGHT_FORMATS
 
     config, storage = analysis.config, analysis.storage
     return (
@@ -235,7 +236,7 @@ def bytes_by_format(analysis: "Analysis") -> tuple[dict[str, int], dict[str, int
 
 def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
     """The whole analysis, for `--json`. Bytes and FLOPs are integers, times are in seconds."""
-    from ..accounting.memory import parts_held
+    from ..measure.accounting.memory import parts_held
 
     storage, work, parts = analysis.storage, analysis.workload, parts_held(analysis.config, analysis.storage)
     weights, cache = bytes_by_format(analysis)
@@ -268,7 +269,7 @@ def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
 
 
 def _phase(analysis: "Analysis", phase: "Phase") -> dict[str, Any]:
-    from ..accounting.memory import activation_bytes
+    from ..measure.accounting.memory import activation_bytes
 
     parallel = analysis.parallel
     batch = analysis.workload.batch
@@ -335,7 +336,7 @@ def tables(analysis: "Analysis") -> list[Table]:
 
 
 def _parameters(analysis: "Analysis") -> Table:
-    from ..accounting import memory
+    from ..measure.accounting import memory
 
     parts = memory.parts_held(analysis.config, analysis.storage)
     total = memory.Held("total", sum(part.parameters for part in parts), sum(part.bytes for part in parts))
@@ -348,7 +349,7 @@ def _parameters(analysis: "Analysis") -> Table:
 
 def _memory(analysis: "Analysis") -> Table:
     """Weights and cache in each format, and activations of both phases."""
-    from ..accounting.memory import activation_bytes
+    from ..measure.accounting.memory import activation_bytes
 
     work, (weights, cache) = analysis.workload, bytes_by_format(analysis)
     positions = work.batch * work.decode_context
@@ -389,7 +390,7 @@ def _operations(title: str, phase: "Phase") -> Table:
 
 def notes(analysis: "Analysis") -> list[str]:
     """How much fits into memory; the experts; communication by the lecture's formulas, if on several devices."""
-    from ..accounting import active_parameter_count, experts_read, parameter_count, weights_bytes
+    from ..measure.accounting import active_parameter_count, experts_read, parameter_count, weights_bytes
 
     work, config, parallel = analysis.workload, analysis.config, analysis.parallel
     phases = analysis.phases

@@ -11,8 +11,8 @@ from .options import MAX_BATCH_SIZE, add_model_options, load_engine
 from .output import note
 
 if TYPE_CHECKING:
-    from ..batches import Done
-    from ..engine import Engine
+    from ..engine.engine import Engine
+    from ..server.batches import Done
 
 DESCRIPTION = """\
 Run a file of requests in OpenAI's batch format, and write their results in the
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     try:
-        from ..batches import read_batch, run_batch
+        from ..server.batches import read_batch, run_batch
     except ImportError as error:
         raise MinillmError(f"batches need {error.name}: {install('serve')}") from None
     requests = read_batch(args.input)  # before the model is loaded
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _run_replicas(args: argparse.Namespace) -> "Done":
-    from ..replicas import run_replicas
+    from ..server.replicas import run_replicas
 
     if args.replicas < 1:
         raise ParameterError(f"--replicas should be a number above 0, found {args.replicas}")

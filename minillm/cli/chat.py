@@ -29,7 +29,7 @@ from .options import (
 from .output import columns_of, flow, note, read_first, show, terminal_width, text_alone
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
 PROMPT = "> "
 SAMPLING = "By default as the checkpoint says, else temperature 0.8 with min-p 0.05; temperature 0 is greedy search."
@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..request import need_tokenizer
+    from ..decoding.request import need_tokenizer
 
     if sys.stdin is None:
         raise PromptError("standard input is closed: a chat reads its lines from it")

@@ -13,8 +13,8 @@ from .options import add_generation_options, add_model_options, add_prompt_optio
 from .output import Table, as_json, terminal_width, title, token_text, tokens_of, wrapped, write_page
 
 if TYPE_CHECKING:
-    from ..comparison import BeamTree, Outcome
-    from ..tokenizer import Tokenizer
+    from ..measure.comparison import BeamTree, Outcome
+    from ..text.tokenizer import Tokenizer
 
 DESCRIPTION = """Continue one prompt under every decoding strategy.
 
@@ -59,8 +59,8 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..comparison import BEAM_SEARCH, STRATEGIES, beam_tree, compare
-    from ..request import need_tokenizer
+    from ..decoding.request import need_tokenizer
+    from ..measure.comparison import BEAM_SEARCH, STRATEGIES, beam_tree, compare
 
     prompts = read_prompts(args)
     if args.html is not None and len(prompts) > 1:

@@ -10,7 +10,7 @@ from ..errors import PromptError, UsageError
 from ..output_files import write_file
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
 ANSWER_ROOM = 512
 """Tokens that are kept free for an answer, or a quarter of the context where that is less"""
@@ -181,7 +181,7 @@ class Conversation:
             self.used_tokens = self.engine.context
 
     def _encode(self, text: str, *, begin: bool) -> list[int]:
-        from ..request import encode_text
+        from ..decoding.request import encode_text
 
         try:
             return encode_text(text, self.engine.tokenizer, self.engine.config, add_special_tokens=begin)

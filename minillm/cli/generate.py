@@ -24,9 +24,9 @@ from .output import as_json, flow, note, read_first, show, terminal_width, text_
 
 if TYPE_CHECKING:
     from ..decoding.prompt_scores import TopLogProbs
-    from ..engine import Engine
-    from ..results import Generation
-    from ..tokenizer import Tokenizer
+    from ..engine.engine import Engine
+    from ..engine.results import Generation
+    from ..text.tokenizer import Tokenizer
 
 SPECULATION = (
     "prompt_lookup_num_tokens",

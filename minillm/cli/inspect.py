@@ -23,9 +23,9 @@ from .plots import (
 )
 
 if TYPE_CHECKING:
-    from ..engine import Engine
-    from ..inspect import Position
-    from ..tokenizer import Tokenizer
+    from ..engine.engine import Engine
+    from ..engine.inspect import Position
+    from ..text.tokenizer import Tokenizer
 
 DESCRIPTION = """Show, for each position of a prompt, the token that stands there and what the
 model would say next.
@@ -60,8 +60,8 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..inspect import next_tokens
-    from ..request import check_lora, encode_prompt, need_tokenizer
+    from ..decoding.request import check_lora, encode_prompt, need_tokenizer
+    from ..engine.inspect import next_tokens
 
     _check(args)
     prompts = read_prompts(args)
@@ -130,8 +130,8 @@ LONGEST = 12
 
 def _draw(path: Path, engine: "Engine", ids: list[int], layer: int, head: int, model: str, lora: str | None) -> None:
     """Write the attention maps of a layer, as a page if the file's name says so."""
-    from ..inspect import masked_attention_maps
-    from ..request import need_tokenizer
+    from ..decoding.request import need_tokenizer
+    from ..engine.inspect import masked_attention_maps
 
     tokenizer = need_tokenizer(engine.tokenizer)
     maps, masked = masked_attention_maps(engine.runner, ids, layer, lora)

@@ -13,7 +13,7 @@ from . import analyze
 from .output import Table, as_json, bytes_text, number_text, terminal_width, wrapped
 
 if TYPE_CHECKING:
-    from ..hardware import Hardware
+    from ..measure.accounting.hardware import Hardware
 
 DESCRIPTION = """List the models in the Hugging Face cache (HF_HOME), in minillm's own and in
 folders: size on disk, format, parameters, and the tokens per second of one
@@ -67,7 +67,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..backends.cpu.compiling import cache_folder
-    from ..hardware import find_hardware
+    from ..measure.accounting.hardware import find_hardware
 
     own = cache_folder().with_name("models")  # where scripts/fetch_smollm2.py puts its model
     found = sorted(places(dict.fromkeys([*([own] if own.is_dir() else []), *args.folders])))
@@ -88,8 +88,8 @@ def places(folders: Iterable[Path]) -> Iterator[tuple[str, Path, str]]:
     Raises:
         ModelNotFoundError: a folder does not exist.
     """
-    from ..checkpoint import cached_models
     from ..errors import ModelNotFoundError
+    from ..formats import cached_models
 
     for cached in cached_models():
         files = [] if cached.problem else _gguf_files(cached.folder)
@@ -113,7 +113,7 @@ def places(folders: Iterable[Path]) -> Iterator[tuple[str, Path, str]]:
 
 def _gguf_files(folder: Path) -> list[Path]:
     """The GGUF files of a folder; of those that hold one model together the first."""
-    from ..checkpoint.gguf import all_shards
+    from ..formats.gguf.file import all_shards
 
     return sorted(path for path in folder.glob("*.gguf") if path.is_file() and path.name == all_shards(path.name)[0])
 
@@ -145,9 +145,10 @@ def _examine(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardwar
     Raises:
         MinillmError: it is damaged, or of a kind that minillm does not run.
     """
-    from ..checkpoint import ADAPTER_CONFIG, open_checkpoint
     from ..config import read_config
-    from ..models import check_complete, config_of, tensor_shapes
+    from ..formats import ADAPTER_CONFIG, open_checkpoint
+    from ..formats.load_model import check_complete
+    from ..models import config_of, tensor_shapes
 
     if path.is_file():
         return _examine_gguf(path, facts, machine, hardware)
@@ -178,9 +179,9 @@ def _examine(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardwar
 
 def _examine_gguf(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardware | None") -> str:
     """As `_examine`, of a GGUF file."""
-    from ..checkpoint.gguf import FILE_TYPES, read_gguf, read_shards
+    from ..formats.gguf.file import FILE_TYPES, read_gguf, read_shards
+    from ..formats.gguf.read_model import read_gguf_model
     from ..models import config_of, tensor_shapes
-    from ..models.gguf import read_gguf_model
     from ..models.sources import check_tensors
 
     gguf = read_gguf(path)
@@ -200,7 +201,7 @@ def _examine_gguf(path: Path, facts: dict[str, Any], machine: str, hardware: "Ha
 
 def _predict(path: Path, dtype: str, facts: dict[str, Any], machine: str, hardware: "Hardware | None") -> str:
     """Fill in the speed that is predicted; or the reason why the model does not fit."""
-    from ..accounting.memory import needed
+    from ..measure.accounting.memory import needed
 
     analysis = analyze.analyze(_analyze_options(path, dtype, machine), hardware)
     work, free = analysis.workload, analysis.hardware.memory

@@ -16,7 +16,7 @@ from ..progress import work
 if TYPE_CHECKING:
     from ..config import Output
     from ..decoding.settings import Settings
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
 T = TypeVar("T")
 
@@ -184,10 +184,10 @@ def settle(args: argparse.Namespace, fields: Mapping[str, Any], task: Mapping[st
         ModelError: the model cannot be found.
         ParameterError: a field is invalid or without effect. Checks against the vocabulary are left to the engine.
     """
-    from ..checkpoint import find_model
     from ..decoding.resolving import resolve
     from ..files import read_optional_json
-    from ..loading import generation_fields
+    from ..formats import find_model
+    from ..formats.tokenizer_and_defaults import generation_fields
     from ..models import ENCODER_DECODERS
 
     defaults, models = dict(task or {}), [name for name in MODEL_FLAGS if getattr(args, name) is not None]
@@ -217,7 +217,7 @@ def load_engine(
     Raises:
         TaskError: the model generates no text, and it has to unless `any_task`.
     """
-    from ..embedding import refuse_task
+    from ..tasks.embedding import refuse_task
 
     engine = leading(make_engine(args, prompts=prompts, sequences=sequences, **options))
     if not any_task:
@@ -227,7 +227,7 @@ def load_engine(
 
 def make_engine(args: argparse.Namespace, *, prompts: int = 1, sequences: int = 1, **options: Any) -> "Engine":
     """As `load_engine`, on each rank, of a model for any task."""
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
     return Engine(
         args.model,

@@ -20,7 +20,7 @@ from ..output_files import write_file
 from ..progress import PROMPT, work
 
 if TYPE_CHECKING:
-    from ..tokenizer import Tokenizer
+    from ..text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from .options import add_model_options, decode, leads, make_engine, placement_fi
 from .output import Table, as_json, terminal_width
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
 DTYPES = "float32,bfloat16,float16,int8,int4"
 HEAD = (f"{'dtype':<10}", f"{'weights':>10}", f"{'perplexity':>10}", f"{'change':>8}", f"{'logit error':>12}")
@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..loading import check_dtype
+    from ..backends.placement import check_dtype
 
     if args.shape is not None:
         names = ("model", "revision", "adapter", "tokenizer", "text")
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _text(args: argparse.Namespace) -> str | None:
     """The text to predict."""
-    from ..precision import HELD_OUT
+    from ..measure.precision import HELD_OUT
 
     if args.shape is not None:
         return None
@@ -89,8 +89,8 @@ def _text(args: argparse.Namespace) -> str | None:
 
 def _measure(args: argparse.Namespace, dtypes: list[str], text: str | None) -> Iterator[Accuracy]:
     """One row per dtype; the first is the baseline."""
-    from ..embedding import refuse_task
-    from ..precision import perplexity, relative_error, sample_logits, weight_bytes
+    from ..measure.precision import perplexity, relative_error, sample_logits, weight_bytes
+    from ..tasks.embedding import refuse_task
 
     exact, plain = None, None
     for dtype in dtypes:
@@ -106,7 +106,7 @@ def _measure(args: argparse.Namespace, dtypes: list[str], text: str | None) -> I
 
 
 def _load(args: argparse.Namespace, dtype: str) -> "Engine":
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
     args = argparse.Namespace(**vars(args) | {"dtype": dtype})
     if args.shape is None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..accounting.roofline import Analysis, Operation, Phase
-    from ..profiling import Place, Profile
+    from ..measure.accounting.roofline import Analysis, Operation, Phase
+    from ..measure.profiling import Place, Profile
 
 Draw = Callable[..., None]
 """One of the functions below: draws its data, which are named, into an empty matplotlib figure"""

@@ -14,8 +14,8 @@ from .output import Table, as_json, terminal_width, wrapped
 from .plots import draw_profile, need_matplotlib, write_figure
 
 if TYPE_CHECKING:
-    from ..engine import Engine
-    from ..profiling import Profile, ProfiledStep
+    from ..engine.engine import Engine
+    from ..measure.profiling import Profile, ProfiledStep
 
 DESCRIPTION = """Time each operation, layer and phase of a real run.
 
@@ -60,8 +60,8 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..hardware import THIS, find_hardware
-    from ..profiling import probe_with, profile
+    from ..measure.accounting.hardware import THIS, find_hardware
+    from ..measure.profiling import probe_with, profile
 
     for name in ("prompt_length", "new_tokens", "batch", "repeat"):
         if getattr(args, name) < 1:
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _load(args: argparse.Namespace) -> "Engine":
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
     if args.shape is None:
         return load_engine(args, prompts=args.batch, prefix_cache=False)
@@ -185,7 +185,7 @@ def trace(profile: "Profile", title: str) -> str:
 
 def _inside(step: "ProfiledStep", start: float, profile: "Profile") -> Iterator[dict[str, Any]]:
     """Events of a step's layers and operations."""
-    from ..profiling import layer_spans
+    from ..measure.profiling import layer_spans
 
     for span in layer_spans(step.calls):
         name = {None: "embedding", profile.num_layers: "head"}.get(span.layer, f"layer {span.layer}")

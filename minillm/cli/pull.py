@@ -54,9 +54,9 @@ def _only_gguf(model: str, revision: str | None) -> str | None:
     Raises:
         CheckpointError: there are several.
     """
-    from ..checkpoint import list_hub_files
-    from ..checkpoint.folder import find_weights
-    from ..checkpoint.gguf import choose_file
+    from ..formats import list_hub_files
+    from ..formats.folder import find_weights
+    from ..formats.gguf.file import choose_file
 
     try:
         present = list_hub_files(model, revision=revision)
@@ -67,11 +67,11 @@ def _only_gguf(model: str, revision: str | None) -> str | None:
 
 def _pull_file(model: str, name: str, revision: str | None) -> None:
     """Fetch a GGUF file, and the other files of its model if it is one of several."""
-    from ..checkpoint import find_file
-    from ..checkpoint.gguf import all_shards, read_gguf
-    from ..loading import read_chat_template
+    from ..formats import find_file
+    from ..formats.gguf.file import all_shards, read_gguf
+    from ..formats.gguf.read_model import read_gguf_config
+    from ..formats.tokenizer_and_defaults import read_chat_template
     from ..models import config_of, tensor_shapes
-    from ..models.gguf import read_gguf_config
 
     paths = [find_file(model, each, revision=revision) for each in all_shards(name)]
     raw = read_gguf_config(read_gguf(paths[0]))
@@ -89,11 +89,11 @@ def _pull_file(model: str, name: str, revision: str | None) -> None:
 
 def _pull_checkpoint(model: str, revision: str | None) -> None:
     """Fetch a checkpoint; one of a family that minillm does not run is refused before its weights are fetched."""
-    from ..checkpoint import find_config, find_model
     from ..config import read_config
-    from ..loading import read_chat_template
+    from ..formats import find_config, find_model
+    from ..formats.schemes import read_quantization
+    from ..formats.tokenizer_and_defaults import read_chat_template
     from ..models import config_of, tensor_shapes
-    from ..models.schemes import read_quantization
 
     raw = read_config(find_config(model, revision=revision))
     config = config_of(raw)

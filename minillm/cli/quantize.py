@@ -10,7 +10,7 @@ from .options import next_command
 from .output import Table, bytes_text
 
 if TYPE_CHECKING:
-    from ..quantizing import Rounding
+    from ..formats.quantizing import Rounding
 
 EPILOG = """examples:
   minillm quantize facebook/opt-1.3b opt-1.3b-int4 --dtype int4
@@ -51,11 +51,11 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..checkpoint import find_model
-    from ..gguf_writing import check_gguf_request, write_gguf
-    from ..loading import read_chat_template
-    from ..models import read_model_config
-    from ..quantizing import check_request, write_checkpoint
+    from ..formats import find_model
+    from ..formats.gguf.writing import check_gguf_request, write_gguf
+    from ..formats.load_model import read_model_config
+    from ..formats.quantizing import check_request, write_checkpoint
+    from ..formats.tokenizer_and_defaults import read_chat_template
 
     as_gguf = args.target.suffix.lower() == ".gguf"
     check, write = (check_gguf_request, write_gguf) if as_gguf else (check_request, write_checkpoint)
@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> None:
 
 def weight_bytes(path: Path) -> int:
     """Bytes of the files with a model's weights."""
-    from ..checkpoint.folder import list_weights
-    from ..checkpoint.gguf import all_shards, is_gguf
+    from ..formats.folder import list_weights
+    from ..formats.gguf.file import all_shards, is_gguf
 
     files = [path.with_name(name) for name in all_shards(path.name)] if is_gguf(path) else list_weights(path)[0]
     return sum(file.stat().st_size for file in files)

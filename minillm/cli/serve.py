@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..chat import FORMATS
 from ..errors import MinillmError, ParameterError, UsageError, install
+from ..text.chat import FORMATS
 from . import logs
 from .options import MODEL_FLAGS, add_model_options, decode, has_ranks, leads, make_engine
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine.engine import Engine
     from ..server import Limits
 
 EPILOG = """examples:

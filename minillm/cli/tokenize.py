@@ -25,9 +25,10 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..checkpoint import find_model
-    from ..loading import DEMO_MODEL, named_tokenizer, read_tokenizer
-    from ..tokenizer import Tokenizer
+    from ..engine.loading import DEMO_MODEL
+    from ..formats import find_model
+    from ..formats.tokenizer_and_defaults import named_tokenizer, read_tokenizer
+    from ..text.tokenizer import Tokenizer
 
     if args.ids and args.json:
         raise ParameterError("--ids and --json are two forms of the output: leave one of them out")

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from ..backends.chooser import Chooser
 from ..errors import ParameterError, install
-from ..schemas import LIMIT_LINE, USUAL_DIGITS, digits_in, exact
+from ..text.schemas import LIMIT_LINE, USUAL_DIGITS, digits_in, exact
 from .number_limit import NumberLimit, TokenDigits
 
 if TYPE_CHECKING:

@@ -306,7 +306,7 @@ class GenerationConfig(Fields[None]):
         return f"GenerationConfig({', '.join(f'{name}={value!r}' for name, value in self._given().items())})"
 
     def _repr_html_(self) -> str:
-        from ..display import table_html  # a notebook's alone
+        from ..text.display import table_html
 
         return table_html("GenerationConfig", {name: repr(value) for name, value in self._given().items()})
 

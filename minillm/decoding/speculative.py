@@ -39,7 +39,6 @@ import numpy as np
 from ..backends.chooser import Chooser
 from ..reference.philox import Keys
 from ..reference.softmax import softmax
-from ..stats import Speculation
 from .continuation import Continuation
 from .filters import build_filters
 from .history import History
@@ -47,6 +46,7 @@ from .processors import SHORT_MATCH, build_processors, common_suffixes, rows_wit
 from .rules import Growing, Rules
 from .sampling import Sampling, keys_of
 from .settings import Settings
+from .stats import Speculation
 from .strategy import Feed, Request, Rows, State, Strategy
 
 

@@ -8,11 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from ..backends.placement import Placement, available_cores
 from ..backends.shapes import ShapeBackend
 from ..config import ModelConfig
 from ..errors import FollowedError, MinillmError, ParameterError, RankError, shown
-from ..loading import Placement, available_cores
-from ..models import read_model_config, shape_model
+from ..formats.load_model import read_model_config
+from ..models import shape_model
 from ..models.base import Model, weights_of
 from ..parallel import Parallel
 from .communicator import Communicator

@@ -22,7 +22,7 @@ from ..models.base import Model
 from ..models.heads import without_head
 from ..models.sources import vocabulary_share
 from ..reference.sampling import Draw
-from ..runner import Output, Runner
+from ..runner.runner import Output, Runner
 from .logits import RankChooser, RemoteRows, largest, wanted_of
 from .messages import (
     CopyPositions,

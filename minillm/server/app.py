@@ -21,11 +21,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
-from ..aio import AsyncEngine
-from ..chat import FORMATS, CallFormat
 from ..decoding.resolving import chat_sampling
-from ..engine import Engine
+from ..engine.aio import AsyncEngine
+from ..engine.engine import Engine
 from ..errors import listed, printable, shown
+from ..text.chat import FORMATS, CallFormat
 from . import ollama
 from .chat import chat_completions
 from .completions import completions
@@ -120,7 +120,7 @@ def make_app(
             generation_config.json, as far as it has them
         keys: API keys, one of which a request needs; none: open to all
         cors_origins: sites whose pages may use the server in a browser; "*" for all
-        tool_parser: format of tool calls, one of `minillm.chat.FORMATS`; by default that of each model's template
+        tool_parser: format of tool calls, one of `minillm.text.chat.FORMATS`; by default that of each model's template
         routes: further ones
     """
     named = engines if isinstance(engines, Mapping) else {"minillm": engines}

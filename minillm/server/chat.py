@@ -7,8 +7,8 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..chat import Answer
-from ..results import Generation
+from ..engine.results import Generation
+from ..text.chat import Answer
 from .exchange import Exchange, exchange_of
 from .logprobs import chat_logprobs
 from .protocol import AssistantMessage, ChatChoice, ChatLogprobs, ChatRequest, ChatResponse
@@ -17,7 +17,7 @@ from .tools import ToolUse, delta_json, ended, is_cut, message_calls
 from .translate import CHAT
 
 if TYPE_CHECKING:
-    from ..results import Completion, Event
+    from ..engine.results import Completion, Event
 
 
 async def chat_completions(request: Request) -> Response:

@@ -10,23 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..decoding.prompt_scores import TopLogProbs
+from ..engine.results import Generation
 from ..errors import PromptError, UsageError
-from ..results import Generation
 from .exchange import Exchange, exchange_of
 from .logprobs import LegacyWriter
-from .protocol import (
-    ApiError,
-    CompletionChoice,
-    CompletionRequest,
-    CompletionResponse,
-    LegacyLogprobs,
-)
+from .protocol import ApiError, CompletionChoice, CompletionRequest, CompletionResponse, LegacyLogprobs
 from .streaming import ChunkWriter, StreamResponse, encode
 from .texts import listed_texts
 from .translate import COMPLETIONS
 
 if TYPE_CHECKING:
-    from ..results import Completion, Event
+    from ..engine.results import Completion, Event
 
 MAX_TOKENS = 16
 """OpenAI's default."""

@@ -13,7 +13,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..tokenizer import EncodedText
+from ..text.tokenizer import EncodedText
 from .protocol import ApiError
 from .texts import TextsExchange, TextsRequest, answer, listed_texts, read_request
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..aio import AsyncEventStream, arrival, take_any
+from ..engine.aio import AsyncEventStream, arrival, take_any
+from ..engine.results import Generation
 from ..errors import MinillmError
-from ..results import Generation
 from .limits import Limits, read_body, retry_after
 from .metrics import Watch
 from .protocol import ApiError, GenerationRequest, Usage, internal_error, read_json
@@ -21,7 +21,7 @@ from .tools import FirstCalls, ToolUse, tool_use
 from .translate import Endpoint, Translated, translate
 
 if TYPE_CHECKING:
-    from ..results import Event
+    from ..engine.results import Event
     from .app import Server
 
 R = TypeVar("R", bound=GenerationRequest)

@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..comparison import STRATEGIES, Variant
+from ..decoding.request import need_tokenizer
 from ..decoding.settings import FIELDS
 from ..errors import MinillmError
-from ..request import need_tokenizer
+from ..measure.comparison import STRATEGIES, Variant
 from .exchange import json_of
 from .protocol import ApiError
 from .streaming import encode, until_gone

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from ..decoding.prompt_scores import TopLogProbs
-from ..tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer
 from .protocol import ChatLogprobs, LegacyLogprobs, TokenLogprob, TopLogprob
 
 BYTES = "bytes:"

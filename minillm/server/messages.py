@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..chat import ChatTemplate
-from ..chat.template import OWN_VARIABLES, unread_keys
 from ..errors import PromptError, listed, shown
+from ..text.chat import ChatTemplate
+from ..text.chat.template import OWN_VARIABLES, unread_keys
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles of messages; a template may have more"""

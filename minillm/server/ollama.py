@@ -19,9 +19,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..chat import Answer, CallParser, ToolCall
 from ..decoding.resolving import NO_FILTER
 from ..errors import printable, shown
+from ..text.chat import Answer, CallParser, ToolCall
 from .embeddings import embed, embed_one
 from .exchange import Exchange, json_of
 from .logprobs import chat_logprobs
@@ -32,7 +32,7 @@ from .tools import ToolUse, is_cut
 from .translate import CHAT, Translated, translate
 
 if TYPE_CHECKING:
-    from ..results import Completion, Event
+    from ..engine.results import Completion, Event
     from .app import Server
     from .served import Served
 

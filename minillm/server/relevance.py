@@ -12,8 +12,8 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..embedding import Classification
-from ..tokenizer import EncodedText
+from ..tasks.embedding import Classification
+from ..text.tokenizer import EncodedText
 from .protocol import ApiError, Usage
 from .texts import TextsExchange, TextsRequest, answer, listed_texts, read_request
 

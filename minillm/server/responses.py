@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..chat.call_parser import CallParser
-from ..chat.calls import ArgumentsDelta, CallBegin, ContentDelta, Delta
 from ..errors import listed, printable, shown
+from ..text.chat.call_parser import CallParser
+from ..text.chat.calls import ArgumentsDelta, CallBegin, ContentDelta, Delta
 from .exchange import Exchange, json_of
 from .fields import REFUSED_IN_RESPONSES
 from .logprobs import chat_logprobs
@@ -29,7 +29,7 @@ from .tools import ToolUse
 from .translate import NAMES, Endpoint, Translated, convert_chat, translate
 
 if TYPE_CHECKING:
-    from ..results import Event
+    from ..engine.results import Event
     from .app import Server
 
 logger = logging.getLogger("minillm.server")

@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import __version__
-from ..chat import CallFormat
+from ..decoding.request import encode_prompt, encode_text, source_config
 from ..decoding.settings import FIELDS, GenerationConfig
 from ..decoding.strategy import Request
 from ..errors import MinillmError, PromptError, shown
-from ..request import encode_prompt, encode_text, source_config
+from ..text.chat import CallFormat
 from .limits import Limits
 from .logprobs import TokenTexts
 from .messages import conversation, template_variables
@@ -20,8 +20,8 @@ from .text_queue import TextQueue
 from .translate import Translated
 
 if TYPE_CHECKING:
-    from ..aio import AsyncEngine, AsyncEventStream
-    from ..engine import Engine
+    from ..engine.aio import AsyncEngine, AsyncEventStream
+    from ..engine.engine import Engine
 
 OPENAI_DEFAULTS = {"do_sample": True, "temperature": 1.0, "top_k": 0}
 """Generation fields that a request leaves out, where OpenAI's default differs from transformers'."""

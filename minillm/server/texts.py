@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..errors import EngineStateError, MinillmError, UsageError
-from ..tokenizer import EncodedText
+from ..text.tokenizer import EncodedText
 from .exchange import json_of
 from .fields import IGNORED
 from .limits import retry_after

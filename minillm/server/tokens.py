@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..decoding.request import encode_text, need_tokenizer
 from ..errors import MinillmError
-from ..request import encode_text, need_tokenizer
 from .exchange import json_of
 from .protocol import ApiError, DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from .streaming import encode
@@ -68,7 +68,7 @@ async def tokenizer_info(request: Request) -> Response:
     template = engine.chat_template
     return JSONResponse(
         {
-            "tokenizer_class": "minillm.tokenizer.Tokenizer",
+            "tokenizer_class": "minillm.text.tokenizer.Tokenizer",
             "model_max_length": served.engine.context,
             "vocab_size": engine.tokenizer.vocab_size,
             **{name: None if token is None else engine.tokenizer.token(token) for name, token in ids.items()},

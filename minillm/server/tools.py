@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..chat import FORMATS, Answer, CallFormat, CallParser, call_grammar, read_calls, read_tools
-from ..chat.calls import ArgumentsDelta, CallBegin, Delta
 from ..decoding.settings import GUIDES
 from ..errors import listed, shown
+from ..text.chat import FORMATS, Answer, CallFormat, CallParser, call_grammar, read_calls, read_tools
+from ..text.chat.calls import ArgumentsDelta, CallBegin, Delta
 from .protocol import ApiError
 from .streaming import encode
 
 if TYPE_CHECKING:
-    from ..results import Completion, Event
+    from ..engine.results import Completion, Event
     from .served import Served
     from .translate import Translated
 

@@ -6,18 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.accounting import Part, Step, Storage
 from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.formats import ACTIVATION_FORMATS, CACHE_FORMATS, FORMATS, INT4, INT8, WEIGHT_FORMATS
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import counting
 from minillm.backends.weights import Weight
 from minillm.batch import TokenSequence
+from minillm.measure.accounting import Part, Step, Storage
 from minillm.models.base import weights_of
 from minillm.reference.quantize import Quantized
 
-from ..accounting.agreement import assert_agree
 from ..families import CONFIGS
+from ..measure.accounting.agreement import assert_agree
 from ..tiny import logits_of, model_of, runner_of, tiny_model
 
 LINE = np.random.default_rng(5).integers(3, 96, 24).tolist()

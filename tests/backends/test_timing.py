@@ -10,7 +10,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import Call, CountingBackend, TimingBackend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 
 from ..tiny import runner_of, tiny_model
 

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from minillm.backends.formats import FLOAT16, FORMATS, INT4, INT4_OFFSETS, INT4_ZEROS, INT8, STORED_FORMATS
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import HugePages, Loader, RandomTensor, expand, gather, kept_format, narrow
-from minillm.checkpoint.safetensors import read_safetensors
+from minillm.formats.safetensors import read_safetensors
 from minillm.reference.quantize import Quantized, quantize
 
 from ..tiny import logits_of, runner_of, tiny_model

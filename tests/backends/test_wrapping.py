@@ -10,7 +10,7 @@ from minillm.backends.operations import Backend
 from minillm.backends.weights import RandomTensor, join
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 
 from ..tiny import logits_of, runner_of, tiny_model
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm import accounting
 from minillm.errors import install
+from minillm.measure import accounting
 from minillm.models import opt, tensor_shapes
 
 from ..shapes import BASE

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from minillm import accounting
-from minillm.hardware import Hardware
+from minillm.measure import accounting
+from minillm.measure.accounting.hardware import Hardware
 from minillm.models import opt
 
 from ..shapes import BASE
@@ -142,7 +142,7 @@ def test_the_prediction_on_a_machine_that_only_computes_is_the_closed_forms_flop
     """Chunks and turns change nothing about FLOPs but that each pass has the rows it returns."""
     from serve_prediction import closed_loop_seconds
 
-    from minillm.scheduler import Limits
+    from minillm.engine.scheduler import Limits
 
     machine = Hardware(name="a", rates={"float32": 1e9}, bandwidth=1e30, memory=1, source="thin air")
     config, storage = opt.read_config(BASE), accounting.Storage()
@@ -236,7 +236,7 @@ def test_arrivals_have_the_rate() -> None:
 def test_what_cannot_be_run_is_one_line(arguments: list[str], words: str, tmp_path: Path, capsys: Any) -> None:
     import serve
 
-    from minillm.loading import DEMO_MODEL
+    from minillm.engine.loading import DEMO_MODEL
 
     assert serve.main(["--model", str(DEMO_MODEL), "--out", str(tmp_path), *arguments]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("serve: ")]
@@ -250,7 +250,7 @@ def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: An
     pytest.importorskip("matplotlib", reason="plots need the plot extra")
     import serve
 
-    from minillm.loading import DEMO_MODEL
+    from minillm.engine.loading import DEMO_MODEL
 
     monkeypatch.setattr(serve, "LONGEST", 100)
     options = [

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minillm import accounting
-from minillm.hardware import Hardware
+from minillm.measure import accounting
+from minillm.measure.accounting.hardware import Hardware
 from minillm.models import opt, published
 
 from ..shapes import BASE
@@ -124,7 +124,7 @@ def test_prediction(
 ) -> None:
     """On a machine that does nothing but arithmetic the prediction is FLOPs over the rate, by the closed form."""
     machine = Hardware(name="a", rates={"float32": 1e9}, bandwidth=1e30, memory=1, source="thin air")
-    monkeypatch.setattr("minillm.profiling.probe_with", lambda backend, threads: machine)
+    monkeypatch.setattr("minillm.measure.profiling.probe_with", lambda backend, threads: machine)
     options = ["--shapes", tiny, "--prompt-length", 6, "--new-tokens", 4, "--repeat", 2, "--backend", "numpy"]
     assert script("prediction")(*options, "--threads", 1, "--out", tmp_path) == 0
     facts, rows = read(tmp_path / "prediction.csv")

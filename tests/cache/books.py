@@ -8,8 +8,8 @@ import numpy as np
 from minillm.batch import TokenSequence
 from minillm.cache import PrefixCache
 from minillm.cache.prefix_tree import Node
-from minillm.loop import StepLoop
-from minillm.runner import Runner
+from minillm.engine.loop import StepLoop
+from minillm.runner.runner import Runner
 
 from ..tiny import runner_of
 

@@ -8,9 +8,9 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.decoding.resolving import strategy_for
+from minillm.engine.loading import affordable_pages
 from minillm.errors import CacheFullError, ParameterError
-from minillm.loading import affordable_pages
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 
 from ..tiny import logits_of, loop_of, request_for, runner_of, tiny_model, tiny_runner
 

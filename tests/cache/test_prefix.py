@@ -8,7 +8,7 @@ import pytest
 
 from minillm.batch import TokenSequence, common_prefix
 from minillm.errors import CacheFullError
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 
 from ..tiny import logits_of, runner_of, tiny_model
 from .books import check_books, check_contents, nodes_of, text_of

@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("starlette", reason="batches need the extra serve")
 
 from minillm import Engine
-from minillm.batches import Done, id_of, read_batch, results_file, resumed, run_batch, write_result
 from minillm.cli.main import run
+from minillm.server.batches import Done, id_of, read_batch, results_file, resumed, run_batch, write_result
 
-from ..test_batches import line, results, written
+from ..server.test_batches import line, results, written
 
 ABSENT, INSIDE = "somebody-elses-model", "minillm"
 

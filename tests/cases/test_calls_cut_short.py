@@ -6,11 +6,11 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from minillm.chat import FORMATS, Answer, CallFormat, CallParser, read_calls
 from minillm.server import make_app
+from minillm.text.chat import FORMATS, Answer, CallFormat, CallParser, read_calls
 
-from ..chat.test_call_grammar import TWO
 from ..server.client import calling_engine, chunks_of, post
+from ..text.chat.test_call_grammar import TWO
 
 OFFERED = frozenset({"convert", "get-time", "get_weather"})
 ARGUMENTS = ['{"from": "m", "to": "km"}', "{}"]

@@ -8,10 +8,10 @@ import pytest
 
 from minillm import Engine
 from minillm.cli.main import build_parser, run
-from minillm.comparison import STRATEGIES, compare
 from minillm.decoding.settings import FIELDS
-from minillm.inspect import next_tokens
-from minillm.loading import DEMO_MODEL
+from minillm.engine.inspect import next_tokens
+from minillm.engine.loading import DEMO_MODEL
+from minillm.measure.comparison import STRATEGIES, compare
 
 PROMPTS = ["A list of colors: red,", "Once upon"]
 

@@ -8,10 +8,10 @@ import pytest
 from gguf import GGUFReader
 
 from minillm import Engine
-from minillm.checkpoint.gguf import read_gguf
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.loading import read_generation_config
-from minillm.models.gguf import read_gguf_config
+from minillm.formats.gguf.file import read_gguf
+from minillm.formats.gguf.read_model import read_gguf_config
+from minillm.formats.tokenizer_and_defaults import read_generation_config
 
 from ..gguf_files import LLAMA, byte_tokens, write_llama
 

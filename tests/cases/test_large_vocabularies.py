@@ -7,11 +7,11 @@ import gguf
 import numpy as np
 import pytest
 
-from minillm.checkpoint.gguf import FILE_TYPES
 from minillm.cli.models import _examine_gguf
-from minillm.hardware import Hardware
-from minillm.tokenizer import sentencepiece
-from minillm.tokenizer.sentencepiece import merges_by_score
+from minillm.formats.gguf.file import FILE_TYPES
+from minillm.measure.accounting.hardware import Hardware
+from minillm.text.tokenizer import sentencepiece
+from minillm.text.tokenizer.sentencepiece import merges_by_score
 
 from ..gguf_files import write_llama
 

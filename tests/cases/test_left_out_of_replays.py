@@ -18,7 +18,7 @@ from minillm.backends.recording import composed, recorded
 from minillm.batch import TokenSequence
 from minillm.layers.block import PreNorm
 from minillm.reference.cost import Cost
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 
 from ..backends.cuda.launchers import launcher, missing
 from ..backends.cuda.recording import Recorder, RecordingDevice

@@ -9,11 +9,11 @@ from minillm.backends.memory import Memory
 from minillm.backends.numpy import NumpyBackend
 from minillm.cache import PrefixCache
 from minillm.cache.prefix import KEPT_TIMES
+from minillm.engine.loading import affordable_pages
+from minillm.engine.loop import StepLoop
+from minillm.engine.scheduler import Limits
 from minillm.errors import CacheFullError
-from minillm.loading import affordable_pages
-from minillm.loop import StepLoop
-from minillm.runner import Runner
-from minillm.scheduler import Limits
+from minillm.runner.runner import Runner
 
 from .. import seq2seq
 from ..cache.books import check_loop

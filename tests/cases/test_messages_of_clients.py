@@ -11,7 +11,6 @@ import pytest
 from starlette.applications import Starlette
 
 from minillm import Engine
-from minillm.chat import ChatTemplate
 from minillm.decoding.settings import FIELDS
 from minillm.errors import ParameterError, PromptError
 from minillm.server import make_app
@@ -19,9 +18,10 @@ from minillm.server.fields import IGNORED, REFUSED
 from minillm.server.messages import ROLES
 from minillm.server.responses import INCLUDED, LOGPROBS, RESPONSES, SKIPPED, _log_skipped
 from minillm.server.translate import ALIASES, CHAT, COMPLETIONS, FUNCTIONS
+from minillm.text.chat import ChatTemplate
 
-from ..chat.conversations import WEATHER
 from ..server.client import calling_engine, error_of, post
+from ..text.chat.conversations import WEATHER
 
 CHATS = "/v1/chat/completions"
 CALL = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}

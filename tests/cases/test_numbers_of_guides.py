@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from minillm import Engine
-from minillm.chat import FORMATS, call_grammar, read_calls
 from minillm.errors import ParameterError
-from minillm.schemas import exact
+from minillm.text.chat import FORMATS, call_grammar, read_calls
+from minillm.text.schemas import exact
 
 from ..tiny import write_checkpoint
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from minillm import Engine
-from minillm.comparison import STRATEGIES
 from minillm.decoding.resolving import CHAT_SAMPLING
+from minillm.measure.comparison import STRATEGIES
 
 from ..server import chromium
 from ..server.chromium import Page

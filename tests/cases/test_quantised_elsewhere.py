@@ -9,7 +9,7 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.errors import UnsupportedModelError
-from minillm.models import load_model
+from minillm.formats.load_model import load_model
 
 from ..published import ALL, write_pair
 from ..tiny import logits_of, runner_of

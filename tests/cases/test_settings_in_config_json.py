@@ -10,7 +10,7 @@ import pytest
 from minillm import Engine
 from minillm.cli.main import run
 from minillm.decoding.settings import FIELDS, NO_MEANING, NOT_OFFERED, OWN_FIELDS, model_config_fields
-from minillm.loading import read_generation_config
+from minillm.formats.tokenizer_and_defaults import read_generation_config
 
 from ..families import CONFIGS as DECODERS
 from ..seq2seq import CONFIGS as ENCODER_DECODERS

@@ -12,9 +12,9 @@ from minillm.decoding.continuation import Progress
 from minillm.decoding.prompt_scores import MAX_ROWS
 from minillm.decoding.resolving import strategy_for
 from minillm.decoding.strategy import Feed, Request
-from minillm.loop import StepLoop
-from minillm.runner import Runner
-from minillm.scheduler import PROMPT_SHARE, Active
+from minillm.engine.loop import StepLoop
+from minillm.engine.scheduler import PROMPT_SHARE, Active
+from minillm.runner.runner import Runner
 
 from ..scheduling import check_books, counted
 from ..tiny import loop_of, request_for, run, runner_of, tiny_model

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from minillm import Engine, quantizing
+from minillm import Engine
 from minillm.errors import CheckpointError
+from minillm.formats import quantizing
 
 from ..tiny import write_checkpoint
 

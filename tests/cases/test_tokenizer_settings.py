@@ -13,11 +13,11 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from minillm import Engine
 from minillm.errors import CheckpointError
-from minillm.tokenizer import Tokenizer
-from minillm.tokenizer.cleaning import RULES, Cleaner, cleaned
-from minillm.tokenizer.gguf import CONTROL, UNUSED
-from minillm.tokenizer.gguf_entries import gguf_entries
-from minillm.tokenizer.settings import HONOURED, WITHOUT_EFFECT, warn_unknown
+from minillm.text.tokenizer import Tokenizer
+from minillm.text.tokenizer.cleaning import RULES, Cleaner, cleaned
+from minillm.text.tokenizer.gguf import CONTROL, UNUSED
+from minillm.text.tokenizer.gguf_entries import gguf_entries
+from minillm.text.tokenizer.settings import HONOURED, WITHOUT_EFFECT, warn_unknown
 
 from ..tiny import write_checkpoint
 from ..tokenizing import streamed

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from minillm import Engine, schemas
-from minillm.chat import FORMATS, call_grammar, read_calls
+from minillm import Engine
 from minillm.server import make_app
+from minillm.text import schemas
+from minillm.text.chat import FORMATS, call_grammar, read_calls
 
 from ..server.client import calling_engine, error_of, post
 from .test_calls_cut_short import CHAT

@@ -15,7 +15,7 @@ from minillm import AsyncEngine, Engine
 from minillm.cli.conversation import Conversation
 from minillm.cli.main import run
 from minillm.server import make_app
-from minillm.tokenizer.turn_ends import turn_ends
+from minillm.text.tokenizer.turn_ends import turn_ends
 
 from ..conversations import TEMPLATES, user
 from ..server.client import post

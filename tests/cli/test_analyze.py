@@ -10,13 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from minillm import hardware
 from minillm.cli.analyze import analyze
 from minillm.cli.main import build_parser, run
 from minillm.cli.output import bytes_text, number_text, seconds_text
 from minillm.cli.plots import draw_roofline, marks_of
 from minillm.errors import install
-from minillm.hardware import Hardware
+from minillm.measure.accounting import hardware
+from minillm.measure.accounting.hardware import Hardware
 
 from ..shapes import BASE
 

@@ -12,7 +12,7 @@ import pytest
 from minillm import Engine
 from minillm.cli.compare import EPILOG
 from minillm.cli.main import run
-from minillm.comparison import STRATEGIES
+from minillm.measure.comparison import STRATEGIES
 
 ARGUMENTS = ["compare", "--prompt", "Once upon <a> time", "--max-new-tokens", "6"]
 VOID = {"meta", "input"}

@@ -9,10 +9,10 @@ import tokenizers
 from minillm import Engine
 from minillm.cli.main import run
 from minillm.cli.output import Table, columns_of, flow, quoted
-from minillm.hardware import Hardware
-from minillm.loading import DEMO_MODEL
+from minillm.engine.loading import DEMO_MODEL
+from minillm.measure.accounting.hardware import Hardware
 from minillm.models import published
-from minillm.tokenizer import Tokenizer
+from minillm.text.tokenizer import Tokenizer
 
 from ..shapes import BASE
 
@@ -35,7 +35,7 @@ def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A small shape, a machine that need not be probed, and an empty cache of the hub."""
     monkeypatch.setitem(published(), "small", BASE)
     machine = Hardware(name="this machine", rates={"float32": 1e11}, bandwidth=2e10, memory=1, source="none")
-    monkeypatch.setattr("minillm.profiling.probe_with", lambda backend, threads: machine)
+    monkeypatch.setattr("minillm.measure.profiling.probe_with", lambda backend, threads: machine)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
 
 

@@ -112,7 +112,7 @@ INTERRUPTIONS = """
 import logging, time, warnings
 from minillm import progress
 from minillm.cli.main import run
-from minillm.loop import StepLoop
+from minillm.engine.loop import StepLoop
 
 advance = StepLoop.advance
 

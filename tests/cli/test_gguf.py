@@ -8,10 +8,10 @@ import pytest
 from minillm import Engine
 from minillm.cli.main import run
 from minillm.errors import CheckpointError, ModelNotFoundError, ParameterError
-from minillm.gguf_writing import write_gguf
+from minillm.formats.gguf.writing import write_gguf
 
+from ..formats.test_gguf_writing import CONFIGS, write_folder
 from ..gguf_files import write_llama
-from ..test_gguf_writing import CONFIGS, write_folder
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from minillm import hardware
 from minillm.cli.main import run
-from minillm.hardware import Hardware
-from minillm.quantizing import write_checkpoint as quantise
+from minillm.formats.quantizing import write_checkpoint as quantise
+from minillm.measure.accounting import hardware
+from minillm.measure.accounting.hardware import Hardware
 
 from ..adapters import write_adapter
 from ..tiny import write_checkpoint

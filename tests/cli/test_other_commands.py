@@ -14,7 +14,7 @@ import pytest
 from minillm import Engine
 from minillm.cli.main import run
 from minillm.cli.plots import PIXELS, draw_attention, map_image, pooled, with_glyphs, write_figure
-from minillm.loading import DEMO_MODEL
+from minillm.engine.loading import DEMO_MODEL
 
 PROMPT = "A list of colors: red,"
 
@@ -150,8 +150,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(arguments, cap
     if {"--png", "--attention"} & {*arguments}:
         pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("minillm.engine.Engine.__init__", pytest.fail)
-    monkeypatch.setattr("minillm.engine.Engine.random", pytest.fail)
+    monkeypatch.setattr("minillm.engine.engine.Engine.__init__", pytest.fail)
+    monkeypatch.setattr("minillm.engine.engine.Engine.random", pytest.fail)
     assert run(arguments) == 2
     assert "cannot be written" in capsys.readouterr().err
 

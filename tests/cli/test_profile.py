@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minillm.cli.main import run
-from minillm.hardware import Hardware
+from minillm.measure.accounting.hardware import Hardware
 from minillm.models import published
 
 from ..shapes import BASE
@@ -23,7 +23,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small shape, and a machine that need not be probed."""
     monkeypatch.setitem(published(), "small", BASE)
     machine = Hardware(name="thin air", rates={"float32": 1e11}, bandwidth=2e10, memory=1, source="none")
-    monkeypatch.setattr("minillm.profiling.probe_with", lambda backend, threads: machine)
+    monkeypatch.setattr("minillm.measure.profiling.probe_with", lambda backend, threads: machine)
 
 
 def call(*arguments: object) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ..checkpoint.hub_clients import Clients, settings
-from ..checkpoint.hub_server import REPO_ID, Hub
+from ..formats.hub_clients import Clients, settings
+from ..formats.hub_server import REPO_ID, Hub
 from ..terminal import Terminal
 from ..tiny import write_checkpoint
 

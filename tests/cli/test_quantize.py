@@ -16,9 +16,9 @@ import pytest
 from minillm import Engine
 from minillm.cli.main import run
 from minillm.cli.output import bytes_text
-from minillm.loading import DEMO_MODEL
-from minillm.precision import perplexity
-from minillm.quantizing import write_checkpoint as write_weights
+from minillm.engine.loading import DEMO_MODEL
+from minillm.formats.quantizing import write_checkpoint as write_weights
+from minillm.measure.precision import perplexity
 
 from ..tiny import write_checkpoint
 

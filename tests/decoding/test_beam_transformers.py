@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch", reason="needs the reference extra")
 pytest.importorskip("transformers", reason="needs the reference extra")
 
 from minillm.backends.numpy import NumpyBackend  # noqa: E402
-from minillm.inspect import all_logits, score_tokens  # noqa: E402
-from minillm.models import load_model  # noqa: E402
+from minillm.engine.inspect import all_logits, score_tokens  # noqa: E402
+from minillm.formats.load_model import load_model  # noqa: E402
 from minillm.reference.philox import BEAMS, uniform  # noqa: E402
 from minillm.reference.sampling import sample_without_replacement  # noqa: E402
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 
 from ..comparing import assert_same_tokens
 from ..reference.chi_square import p_value

@@ -9,7 +9,7 @@ import pytest
 from minillm.backends.chooser import Chooser
 from minillm.decoding.beam import DiverseBeamSearch, DiverseState
 from minillm.decoding.strategy import Rows
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 
 from ..tiny import loop_of, random_prompts, request_for, run, runner_of, tiny_model
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from minillm.decoding.resolving import strategy_for
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 
 from ..tiny import loop_of, random_prompts, request_for, run, runner_of, tiny_model
 

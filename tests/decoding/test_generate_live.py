@@ -6,7 +6,7 @@ pytest.importorskip("torch", reason="needs the reference extra")
 pytest.importorskip("transformers", reason="needs the reference extra")
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.models import load_model
+from minillm.formats.load_model import load_model
 
 from .. import huggingface
 from ..comparing import first_difference

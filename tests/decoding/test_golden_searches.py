@@ -11,9 +11,9 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.decoding import beam, contrastive
+from minillm.formats.load_model import load_model
 from minillm.layers.head import LMHead
-from minillm.models import load_model
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 
 from ..tiny import Result, loop_of, request_for, run, runner_of
 

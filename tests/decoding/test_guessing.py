@@ -15,10 +15,10 @@ from minillm.batch import TokenSequence
 from minillm.decoding.resolving import resolve, strategy_for
 from minillm.decoding.settings import GenerationConfig
 from minillm.decoding.speculative import AcceptOrResample, SpeculativeDecoding, look_up
+from minillm.decoding.stats import expected_tokens
 from minillm.decoding.strategy import Request, Strategy
-from minillm.loop import StepLoop
-from minillm.runner import Runner
-from minillm.stats import expected_tokens
+from minillm.engine.loop import StepLoop
+from minillm.runner.runner import Runner
 
 from ..comparing import assert_same_tokens
 from ..reference.chi_square import p_value

@@ -19,10 +19,10 @@ import pytest
 from minillm import Engine, GenerationConfig
 from minillm.decoding import guided, resolving
 from minillm.decoding.guided import Guide
+from minillm.decoding.request import RequestMaker
 from minillm.decoding.strategy import Strategy
+from minillm.engine.results import Completion
 from minillm.errors import ParameterError, install
-from minillm.request import RequestMaker
-from minillm.results import Completion
 
 from ..reference.chi_square import p_value
 from ..tiny import tiny_model, write_checkpoint
@@ -317,7 +317,7 @@ def test_a_strategy_that_does_not_follow_guides_is_refused(plain: Engine, monkey
 
 @pytest.mark.slow
 def test_llguidance_is_imported_only_for_a_guide() -> None:
-    code = "import sys, minillm, minillm.engine, minillm.cli.main; assert 'llguidance' not in sys.modules"
+    code = "import sys, minillm, minillm.engine.engine, minillm.cli.main; assert 'llguidance' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -10,8 +10,8 @@ import pytest
 from minillm import Engine
 from minillm.decoding.prompt_scores import PromptScores
 from minillm.decoding.resolving import strategy_for
+from minillm.engine.results import Generation
 from minillm.errors import ParameterError
-from minillm.results import Generation
 
 from ..tiny import loop_of, random_prompts, request_for, tiny_runner, write_checkpoint
 
@@ -43,7 +43,7 @@ def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[Engine]:
     """One that computes a prompt at once, and one in small chunks."""
     with pytest.MonkeyPatch.context() as patch, Engine(folder, max_batch_size=4, prefix_cache=True, draft=folder) as it:
         if request.param == "chunks":
-            patch.setattr("minillm.scheduler.MAX_ROWS", 9)
+            patch.setattr("minillm.engine.scheduler.MAX_ROWS", 9)
         yield it
 
 
@@ -109,7 +109,7 @@ def test_beside_others(engine: Engine) -> None:
 
 
 def test_a_pass_computes_no_more_rows_than_the_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minillm.scheduler.MAX_ROWS", 10)
+    monkeypatch.setattr("minillm.engine.scheduler.MAX_ROWS", 10)
     engine, passes = Engine(folder), []
     forward = engine.runner.forward
 

@@ -5,8 +5,8 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.decoding.strategy import Request
-from minillm.loop import StepLoop
-from minillm.runner import Runner
+from minillm.engine.loop import StepLoop
+from minillm.runner.runner import Runner
 
 from ..comparing import assert_same_tokens
 from ..tiny import VARIANTS, generate, logits_of, loop_of, random_prompts, request_for, run, runner_of, tiny_model

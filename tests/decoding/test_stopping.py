@@ -8,8 +8,8 @@ import pytest
 
 from minillm import Engine, GenerationConfig
 from minillm.decoding.continuation import StopStrings
+from minillm.engine.results import Completion
 from minillm.errors import ParameterError
-from minillm.results import Completion
 
 from ..tiny import TOKENIZER, write_checkpoint
 
@@ -139,8 +139,8 @@ def test_impossible_stop_strings_are_refused(stops):
 def test_stops_when_transformers_stops():
     torch = pytest.importorskip("torch", reason="the live comparison needs the reference extra")
     transformers = pytest.importorskip("transformers", reason="the live comparison needs the reference extra")
-    from minillm.tokenizer import Tokenizer
-    from tests.test_tokenizer import SMALL
+    from minillm.text.tokenizer import Tokenizer
+    from tests.text.test_tokenizer import SMALL
 
     ours, theirs = Tokenizer.from_folder(SMALL), transformers.GPT2Tokenizer.from_pretrained(SMALL)
     draw = random.Random(3)

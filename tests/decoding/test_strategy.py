@@ -9,7 +9,7 @@ import pytest
 from minillm.backends.chooser import Chooser
 from minillm.batch import TokenSequence
 from minillm.decoding.strategy import Feed, Request, Rows, State, Strategy
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 
 from ..tiny import logits_of, loop_of, random_prompts, request_for, run, runner_of, tiny_model, tiny_runner
 

@@ -10,13 +10,13 @@ from safetensors.numpy import save_file
 
 from minillm import Engine
 from minillm.config import read_config
+from minillm.engine.inspect import masked_attention_maps
 from minillm.errors import RankError
-from minillm.hardware import CHIPS
-from minillm.inspect import masked_attention_maps
+from minillm.formats.lora import modules_of
+from minillm.measure.accounting.hardware import CHIPS
+from minillm.measure.profiling import profile
 from minillm.models import family_of
-from minillm.models.adapters import modules_of
 from minillm.parallel import Parallel
-from minillm.profiling import profile
 
 from ..adapters import write_adapter
 from ..families import GOLDEN_CASES

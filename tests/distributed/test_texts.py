@@ -8,14 +8,14 @@ import pytest
 
 from minillm import Engine
 from minillm.errors import NumericalError, ParameterError
-from minillm.models import read_model_config
+from minillm.formats.load_model import read_model_config
 from minillm.parallel import Parallel
-from minillm.tokenizer import EncodedText
+from minillm.text.tokenizer import EncodedText
 
 from .. import seq2seq
+from ..engine.test_encoder_decoders_adapted import folders  # noqa: F401
 from ..models.test_golden_encoder_decoders import folder_of
 from ..task_models import BERT, THREE_LABELS, write_task_model
-from ..test_encoder_decoders_adapted import folders  # noqa: F401
 from ..tiny import write_checkpoint
 from .ranks import DEGREES, on_ranks
 from .test_traffic import analysis_of

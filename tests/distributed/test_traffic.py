@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.accounting.roofline import Analysis, Workload
-from minillm.accounting.storage import Storage
-from minillm.hardware import CHIPS
-from minillm.models import published_config, read_model_config
+from minillm.formats.load_model import read_model_config
+from minillm.measure.accounting.hardware import CHIPS
+from minillm.measure.accounting.roofline import Analysis, Workload
+from minillm.measure.accounting.storage import Storage
+from minillm.models import published_config
 from minillm.parallel import Parallel
 
 from ..families import GOLDEN_CASES

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from minillm import Engine, GenerationConfig
-from minillm.chat import RENDER_ARGUMENTS
 from minillm.decoding.settings import FIELDS
+from minillm.text.chat import RENDER_ARGUMENTS
 
 from ..conversations import TEMPLATES, write_tokenizer
 from ..tiny import write_checkpoint

@@ -120,7 +120,7 @@ def _class(rng: Random, files: Files) -> set[str]:
     """Name the general class.
 
     Others, and the family's own that stands for none, build their tokenizer.json anew, with the tokens that the class
-    usually has: what is known of these is in `minillm.tokenizer.layouts`.
+    usually has: what is known of these is in `minillm.text.tokenizer.layouts`.
     """
     if "tokenizer" in files.objects:
         files.settings["tokenizer_class"] = rng.choice(["PreTrainedTokenizerFast", "TokenizersBackend"])

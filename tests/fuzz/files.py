@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minillm import Engine
-from minillm.checkpoint import open_checkpoint
+from minillm.formats import open_checkpoint
 
 from .mutate import TEXTS, mutate_bytes, mutate_json, to_json
 from .outcome import attempt, expect

@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 from safetensors.numpy import load_file, save, save_file
 
-from ..checkpoint import torch_archive
+from ..formats import torch_archive
 from ..tiny import TOKENIZER
 
 TESTS = Path(__file__).parents[1]
@@ -95,7 +95,7 @@ def _vocab_and_merges(folder: Path) -> None:
 
 
 def _tokenizer_json(folder: Path) -> None:
-    from minillm.tokenizer import Tokenizer
+    from minillm.text.tokenizer import Tokenizer
 
     _vocab_and_merges(folder)
     (folder / "tokenizer.json").write_text(Tokenizer.from_folder(folder).to_json())

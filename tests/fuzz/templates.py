@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from minillm.chat import ChatTemplate
+from minillm.text.chat import ChatTemplate
 
 from ..conversations import CONVERSATIONS
 from .mutate import mutate_bytes

@@ -11,9 +11,10 @@ from safetensors.numpy import save_file
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import expand
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.models import bart, build_model, canonical_names, family_named, load_model, tensor_shapes
+from minillm.formats.load_model import canonical_names, load_model
+from minillm.formats.quantizing import write_checkpoint
+from minillm.models import bart, build_model, family_named, tensor_shapes
 from minillm.models.base import weights_of
-from minillm.quantizing import write_checkpoint
 
 from ..tiny import Held, tiny_tensors
 

@@ -12,9 +12,10 @@ transformers = pytest.importorskip("transformers", reason="needs the reference e
 
 from minillm import Engine  # noqa: E402
 from minillm.backends.numpy import NumpyBackend  # noqa: E402
-from minillm.models import FAMILIES, load_model  # noqa: E402
+from minillm.formats.load_model import load_model  # noqa: E402
+from minillm.models import FAMILIES  # noqa: E402
 from minillm.models.heads import without_head  # noqa: E402
-from minillm.tokenizer import Tokenizer  # noqa: E402
+from minillm.text.tokenizer import Tokenizer  # noqa: E402
 
 from .. import families, huggingface  # noqa: E402
 from ..encoders import CONFIGS, runner_over, sequence_of, states, texts  # noqa: E402

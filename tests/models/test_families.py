@@ -9,9 +9,10 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.batch import TokenSequence
+from minillm.engine.inspect import masked_attention_maps
 from minillm.errors import CheckpointError
-from minillm.inspect import masked_attention_maps
-from minillm.models import build_model, canonical_names, family_of, published, published_config, tensor_shapes
+from minillm.formats.load_model import canonical_names
+from minillm.models import build_model, family_of, published, published_config, tensor_shapes
 
 from ..comparing import assert_same_tokens
 from ..families import CASES, CONFIGS, PARAMETERS, each_of

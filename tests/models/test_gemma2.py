@@ -12,8 +12,9 @@ from safetensors.numpy import load_file, save_file
 from minillm.backends.formats import BFLOAT16, FLOAT32
 from minillm.backends.numpy import NumpyBackend
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.models import family_of, gemma2, load_model, tensor_shapes
-from minillm.quantizing import write_checkpoint
+from minillm.formats.load_model import load_model
+from minillm.formats.quantizing import write_checkpoint
+from minillm.models import family_of, gemma2, tensor_shapes
 
 from ..tiny import logits_of, model_of, runner_of
 

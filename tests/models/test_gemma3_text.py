@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.checkpoint.gguf import read_gguf
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.models import build_model, family_of, gemma3_text, load_model
-from minillm.models.gguf import read_gguf_model
-from minillm.models.gguf_architectures import ARCHITECTURES
+from minillm.formats.gguf.architectures import ARCHITECTURES
+from minillm.formats.gguf.file import read_gguf
+from minillm.formats.gguf.read_model import read_gguf_model
+from minillm.formats.load_model import load_model
+from minillm.models import build_model, family_of, gemma3_text
 
 from ..tiny import logits_of, model_of, runner_of, tiny_tensors
 from . import test_gemma2

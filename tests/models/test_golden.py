@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.batch import TokenSequence
-from minillm.models import load_model
-from minillm.runner import Runner
+from minillm.formats.load_model import load_model
+from minillm.runner.runner import Runner
 
 from ..comparing import assert_same_tokens
 from ..families import GOLDEN_CASES, each_of

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.models import load_model
-from minillm.runner import Runner
+from minillm.formats.load_model import load_model
+from minillm.runner.runner import Runner
 
 from ..comparing import assert_same_tokens
 from ..seq2seq import GOLDEN_CASES, generate, logits_of, request_for

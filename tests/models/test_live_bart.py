@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="needs the reference extra")
 
 from minillm import Engine  # noqa: E402
 from minillm.backends.numpy import NumpyBackend  # noqa: E402
-from minillm.models import load_model  # noqa: E402
+from minillm.formats.load_model import load_model  # noqa: E402
 
 from .. import huggingface  # noqa: E402
 from ..seq2seq import CONFIGS, logits_of  # noqa: E402

@@ -12,8 +12,8 @@ pytest.importorskip("transformers", reason="needs the reference extra")
 
 from minillm.backends.numpy import NumpyBackend  # noqa: E402
 from minillm.batch import TokenSequence  # noqa: E402
-from minillm.models import load_model  # noqa: E402
-from minillm.runner import Runner  # noqa: E402
+from minillm.formats.load_model import load_model  # noqa: E402
+from minillm.runner.runner import Runner  # noqa: E402
 
 from .. import huggingface  # noqa: E402
 from ..comparing import assert_same_tokens  # noqa: E402

@@ -10,8 +10,9 @@ from safetensors.numpy import save_file
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.models import load_model, mixtral
-from minillm.models.adapters import per_request, read_adapter
+from minillm.formats.load_model import load_model
+from minillm.formats.lora import per_request, read_adapter
+from minillm.models import mixtral
 
 from ..adapters import LORA
 from ..tiny import logits_of, runner_of, tiny_tensors

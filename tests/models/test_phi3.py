@@ -10,7 +10,8 @@ from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.operations import Backend
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.models import load_model, phi3
+from minillm.formats.load_model import load_model
+from minillm.models import phi3
 
 from ..tiny import NO_REPEATS, generate, loop_of, model_of, request_for, run, runner_of
 from . import test_llama

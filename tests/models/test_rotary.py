@@ -9,7 +9,7 @@ import pytest
 from minillm.backends.numpy import NumpyBackend
 from minillm.config import Fields
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.models import load_model
+from minillm.formats.load_model import load_model
 from minillm.models.rotary import read_rotary
 
 from ..tiny import chunks, generate, runner_of

@@ -16,14 +16,15 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import RandomTensor, Tensor, Weight, expand
 from minillm.batch import Batch, TokenSequence
 from minillm.cache import PagedCache
-from minillm.checkpoint import open_checkpoint
-from minillm.checkpoint.tensors import WeightFile
 from minillm.errors import ParameterError
-from minillm.models import build_model, family_of, load_model, tensor_shapes
+from minillm.formats import open_checkpoint
+from minillm.formats.load_model import load_model
+from minillm.formats.quantized import Quantization
+from minillm.formats.quantizing import write_checkpoint
+from minillm.formats.tensors import WeightFile
+from minillm.models import build_model, family_of, tensor_shapes
 from minillm.models.base import weight_paths
-from minillm.models.quantized import Quantization
 from minillm.models.sources import by_block, random_tensors, transpose
-from minillm.quantizing import write_checkpoint
 from minillm.reference.quantize import dequantize, quantize
 
 from ..families import CASES, CONFIGS, GOLDEN_CASES, GOLDEN_IDS, IDS

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from minillm.backends.formats import FLOAT32
 from minillm.backends.weights import Tensor, gather
-from minillm.checkpoint import open_checkpoint
+from minillm.formats import open_checkpoint
 from minillm.models.sources import by_block, source_of, transpose
 
 MATRIX = np.random.default_rng(0).standard_normal((24, 6)).astype(np.float32)

@@ -12,7 +12,7 @@ import pytest
 from minillm import Engine
 from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
-from minillm.loading import Placement
+from minillm.backends.placement import Placement
 from tests.backends.cuda.recording import Recorder, RecordingDevice
 from tests.cuda_emulator import Emulator, missing
 
@@ -31,7 +31,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingDevice]:
         assert placement.device == "cuda"
         return CudaBackend(device, device.recorder, placement.dtype, max_batch_size=max_batch_size)
 
-    monkeypatch.setattr("minillm.engine_base.choose_backend", choose)
+    monkeypatch.setattr("minillm.engine.engine_base.choose_backend", choose)
     yield device
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.precision import relative_error
+from minillm.measure.precision import relative_error
 
 from .conftest import Engines
 

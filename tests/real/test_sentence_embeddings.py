@@ -76,7 +76,7 @@ def test_sentences_alike_are_near(folder: Path) -> None:
 
 
 def test_a_vocab_txt_gives_the_tokens_of_tokenizer_json(folder: Path, tmp_path: Path) -> None:
-    from minillm.tokenizer import Tokenizer
+    from minillm.text.tokenizer import Tokenizer
 
     for name in ("vocab.txt", "tokenizer_config.json", "special_tokens_map.json", "config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())

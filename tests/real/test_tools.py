@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from minillm import Engine
-from minillm.chat import call_grammar, read_calls
+from minillm.text.chat import call_grammar, read_calls
 
 pytestmark = pytest.mark.real
 

@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm import accounting
-from minillm.accounting.memory import parts_held
-from minillm.accounting.storage import Storage
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import CountingBackend, put_between
 from minillm.backends.weights import Weight
 from minillm.batch import TokenSequence
 from minillm.layers.experts import ExpertMLP
+from minillm.measure import accounting
+from minillm.measure.accounting.memory import parts_held
+from minillm.measure.accounting.storage import Storage
 from minillm.models import published_config
 from minillm.reference.experts import (
     Routing,

@@ -12,7 +12,7 @@ import demo_words as words
 import pytest
 from demo_corpus import KINDS, Document, held_out_documents, held_out_text, training_documents
 
-from minillm.precision import HELD_OUT
+from minillm.measure.precision import HELD_OUT
 
 ARITHMETIC = re.compile(
     r"(?P<a>\d+) (?P<sign>[-+x]) (?P<b>\d+) = (?P<c>\d+)\."

@@ -14,9 +14,9 @@ import msgspec
 from starlette.applications import Starlette
 
 from minillm import Engine
-from minillm.chat import ChatTemplate
+from minillm.text.chat import ChatTemplate
 
-from ..chat.conversations import template
+from ..text.chat.conversations import template
 from ..tiny import write_checkpoint
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ import pytest
 from starlette.applications import Starlette
 
 from minillm import Engine
+from minillm.engine.results import Generation
 from minillm.reference.philox import fold_in
-from minillm.results import Generation
 
 from .client import chunks_of, get, post
 

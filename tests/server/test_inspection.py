@@ -10,7 +10,7 @@ import pytest
 from starlette.applications import Starlette
 
 from minillm import Engine
-from minillm.comparison import STRATEGIES
+from minillm.measure.comparison import STRATEGIES
 from minillm.server import make_app
 from minillm.server.inspection import RECOMMENDED
 from minillm.server.page import FOLDER

@@ -14,7 +14,7 @@ from minillm import Engine
 from minillm.server import make_app
 from minillm.server.ollama import OPTIONS, REFUSED, RUNNING
 
-from ..chat.conversations import TOOLS
+from ..text.chat.conversations import TOOLS
 from .client import calling_engine, get, post, talk
 
 pytest.importorskip("llguidance", reason="needs the extra `guided`")
@@ -102,9 +102,9 @@ def test_tools_are_called_with_objects_as_arguments(app: Starlette) -> None:
 
 
 def test_calls_in_a_stream_come_whole() -> None:
-    from minillm.chat import FORMATS
     from minillm.server.ollama import _Reading, _said
     from minillm.server.tools import ToolUse
+    from minillm.text.chat import FORMATS
 
     use = ToolUse([], FORMATS["hermes"], frozenset({"f", "g"}), False)
     text = 'a <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'

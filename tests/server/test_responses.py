@@ -16,7 +16,7 @@ from minillm.server import make_app
 from minillm.server.fields import NEUTRAL, REFUSED, REFUSED_IN_RESPONSES
 from minillm.server.responses import RESPONSES
 
-from ..chat.conversations import TIME, WEATHER
+from ..text.chat.conversations import TIME, WEATHER
 from .client import calling_engine, error_of, post, talk
 
 openai = pytest.importorskip("openai", reason="the official client needs the reference extra")

@@ -15,10 +15,10 @@ import pytest
 from starlette.applications import Starlette
 
 from minillm import Engine
-from minillm.batches import run_batch
 from minillm.cli.serve import EXAMPLES
 from minillm.errors import EngineStateError
 from minillm.server import Limits, make_app
+from minillm.server.batches import run_batch
 from minillm.server.text_queue import AT_ONCE, TextQueue
 
 from ..task_models import BERT, ONE_LABEL, T5, THREE_LABELS, write_task_model

@@ -12,10 +12,10 @@ import pytest
 from starlette.applications import Starlette
 
 from minillm import Engine
-from minillm.chat import FORMATS, ChatTemplate
 from minillm.server import make_app
+from minillm.text.chat import FORMATS, ChatTemplate
 
-from ..chat.conversations import CONVERSATIONS, TOOLS, WEATHER
+from ..text.chat.conversations import CONVERSATIONS, TOOLS, WEATHER
 from .client import calling_engine, chunks_of, error_of, post, talk
 
 pytest.importorskip("llguidance", reason="needs the extra `guided`")

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ...display import TOKENS_CSS
+from ...text.display import TOKENS_CSS
 
 FOLDER = Path(__file__).parent
 

@@ -11,7 +11,7 @@ from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.formats import FORMATS
 from minillm.backends.numpy import NumpyBackend
 from minillm.cache import PagedCache
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 
 from ...tiny import VARIANTS, chunks, tiny_model
 

@@ -11,16 +11,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.cpu import launching
-from minillm.backends.cpu.launching import (
-    Glu,
-    Program,
-    TakeRows,
-    aligned,
-    filled,
-    num_threads,
-    recording,
-    set_threads,
-)
+from minillm.backends.cpu.launching import Glu, Program, TakeRows, aligned, filled, num_threads, recording, set_threads
 
 two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 

@@ -15,7 +15,7 @@ from minillm.backends.cpu.launching import num_threads, set_threads
 from minillm.backends.cpu.memory import FEW_ROWS
 from minillm.backends.observe import TimingBackend, WrappedBackend, counting
 from minillm.batch import TokenSequence
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 
 from ...families import CASES, CONFIGS, IDS
 from ...tiny import model_of, runner_of

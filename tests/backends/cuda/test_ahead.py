@@ -11,8 +11,8 @@ from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.batches import known_ids
 from minillm.backends.cuda.kernels import Kernels, Launcher
 from minillm.decoding.resolving import strategy_for
-from minillm.runner import Runner
-from tests.test_ahead import assert_same_answers, serve, workload
+from minillm.runner.runner import Runner
+from tests.engine.test_ahead import assert_same_answers, serve, workload
 from tests.tiny import loop_of, request_for, runner_of, tiny_model
 
 from .recording import Launch, Recorder, RecordingDevice

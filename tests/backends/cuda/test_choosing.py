@@ -14,7 +14,7 @@ from minillm.decoding.resolving import strategy_for
 from minillm.decoding.strategy import Request
 from minillm.reference.philox import Keys
 from minillm.reference.sampling import Draw, sample
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 from tests.tiny import loop_of, random_prompts, request_for, run, runner_of, tiny_model, tiny_runner
 
 from .launchers import slow

@@ -13,13 +13,7 @@ from minillm.backends.cuda import device as devices
 from minillm.backends.cuda import low_rank
 from minillm.backends.cuda.attention import store_kv
 from minillm.backends.cuda.backend import CudaBackend
-from minillm.backends.cuda.dependent import (
-    WAITING,
-    Driver,
-    begins_early,
-    check_architecture,
-    has_dependent_launches,
-)
+from minillm.backends.cuda.dependent import WAITING, Driver, begins_early, check_architecture, has_dependent_launches
 from minillm.backends.cuda.device import CupyDevice
 from minillm.backends.cuda.kernels import NULL, Kernels, Launch
 from minillm.backends.cuda.linear import gemm, gemv

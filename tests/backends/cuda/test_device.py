@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.accounting import Part, Step, Storage
 from minillm.backends.cuda import device as devices
 from minillm.backends.cuda import weights
 from minillm.backends.cuda.backend import CudaBackend
@@ -19,12 +18,13 @@ from minillm.backends.cuda.memory import StepWorkspace
 from minillm.backends.cuda.weights import Uploader, number_type
 from minillm.backends.formats import FORMATS
 from minillm.backends.observe import counting
+from minillm.backends.placement import Placement, choose_backend
 from minillm.backends.weights import RandomTensor, narrow
 from minillm.batch import Batch, TokenSequence
+from minillm.engine.footprint import footprints
 from minillm.errors import DeviceError, NumericalError
-from minillm.footprint import footprints
-from minillm.loading import Placement, choose_backend
-from tests.accounting.agreement import assert_agree
+from minillm.measure.accounting import Part, Step, Storage
+from tests.measure.accounting.agreement import assert_agree
 from tests.tiny import generate, random_prompts, runner_of, tiny_model, tiny_runner, write_checkpoint
 
 from .launchers import launcher, slow_emulated
@@ -40,7 +40,7 @@ def on_device(device: RecordingDevice, monkeypatch: pytest.MonkeyPatch) -> Calla
     def choose(placement: Placement, max_batch_size: int) -> CudaBackend:
         return CudaBackend(device, device.recorder, placement.dtype, max_batch_size=max_batch_size)
 
-    monkeypatch.setattr("minillm.engine_base.choose_backend", choose)
+    monkeypatch.setattr("minillm.engine.engine_base.choose_backend", choose)
     return Engine
 
 
@@ -184,7 +184,7 @@ def test_stats_report_the_device(
 ) -> None:
     from minillm.cli.main import run
 
-    monkeypatch.setattr("minillm.engine.Engine", on_device)
+    monkeypatch.setattr("minillm.engine.engine.Engine", on_device)
     where = ["--device", "cuda", "--dtype", "float32"]
     assert run(["generate", "--prompt", "A list", "--max-new-tokens", "1", "--stats", *where]) == 0
     lines = capsys.readouterr().err.splitlines()
@@ -218,7 +218,7 @@ def test_out_of_memory_says_what_to_lower_and_leaves_the_engine_usable(
 ) -> None:
     small = Small(device.recorder)
     monkeypatch.setattr(
-        "minillm.engine_base.choose_backend",
+        "minillm.engine.engine_base.choose_backend",
         lambda placement, n: CudaBackend(small, device.recorder, "float32", max_batch_size=n),
     )
     folder = write_checkpoint(tmp_path / "model", seed=2)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.cuda.backend import CudaBackend
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 from tests.comparing import assert_same_tokens
 from tests.seq2seq import CASES, CONFIGS, generate, logits_of
 from tests.tiny import model_of, random_prompts, runner_of

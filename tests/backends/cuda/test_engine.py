@@ -15,13 +15,13 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import counting
 from minillm.batch import TokenSequence
 from minillm.decoding.resolving import strategy_for
+from minillm.engine.inspect import all_logits, attention_maps, next_tokens, score_tokens
+from minillm.engine.scheduler import Limits
 from minillm.errors import NumericalError
-from minillm.inspect import all_logits, attention_maps, next_tokens, score_tokens
-from minillm.models import load_adapter
+from minillm.formats.load_model import load_adapter
 from minillm.reference.philox import Keys, uniform
 from minillm.reference.sampling import keep_min_p, keep_top_k, keep_top_p, scale
-from minillm.runner import Output, Runner
-from minillm.scheduler import Limits
+from minillm.runner.runner import Output, Runner
 from tests.adapters import write_adapter
 from tests.comparing import assert_same_draws, assert_same_tokens
 from tests.tiny import (
@@ -209,7 +209,7 @@ def test_a_context_that_outgrows_its_block_table_gets_a_larger_one(
 def test_log_probabilities_of_prompts_out_of_the_batch(
     runner: Runner, max_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minillm.scheduler.MAX_ROWS", max_rows)
+    monkeypatch.setattr("minillm.engine.scheduler.MAX_ROWS", max_rows)
     plain, loop = tiny_runner(seed=2), loop_of(target=runner)
     requests = [request_for(prompt, echo=True, top_logprobs=2, max_new_tokens=2) for prompt in PROMPTS[:3]]
     prompts = {loop.add(request, strategy_for(request.settings)): request.prompt_ids for request in requests}

@@ -10,10 +10,10 @@ import pytest
 
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.batch import TokenSequence
-from minillm.footprint import footprints
-from minillm.inspect import all_logits
+from minillm.engine.footprint import footprints
+from minillm.engine.inspect import all_logits
 from minillm.reference.philox import uniform
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 from tests.comparing import assert_same_draws, assert_same_tokens
 from tests.families import CASES, CONFIGS, IDS
 from tests.tiny import generate, logits_of, model_of, random_prompts, runner_of

@@ -29,10 +29,10 @@ from minillm.backends.cuda.random import fill_bits
 from minillm.backends.cuda.weights import number_type, storage_of
 from minillm.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, INT8
 from minillm.backends.numpy import NumpyBackend
+from minillm.backends.placement import Placement
 from minillm.backends.weights import RandomTensor, format_of, narrow
-from minillm.footprint import footprints
-from minillm.inspect import all_logits
-from minillm.loading import Placement
+from minillm.engine.footprint import footprints
+from minillm.engine.inspect import all_logits
 from minillm.reference.quantize import Quantized, dequantize, quantize
 from tests.cuda_emulator import Emulator
 from tests.families import CONFIGS
@@ -356,7 +356,7 @@ def test_the_demo_model(dtype: str, device: RecordingDevice, monkeypatch: pytest
         return CudaBackend(device, device.recorder, placement.dtype, max_batch_size=max_batch_size)
 
     with monkeypatch.context() as patch:
-        patch.setattr("minillm.engine_base.choose_backend", choose)
+        patch.setattr("minillm.engine.engine_base.choose_backend", choose)
         engine = Engine(device="cuda", dtype=dtype, max_batch_size=4)
     with engine, Engine(backend="numpy", dtype=dtype, max_batch_size=4) as host:
         prompt = "A list of colors: red,"

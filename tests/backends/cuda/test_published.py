@@ -8,8 +8,8 @@ import pytest
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import format_of
-from minillm.inspect import all_logits
-from minillm.models import load_model
+from minillm.engine.inspect import all_logits
+from minillm.formats.load_model import load_model
 from minillm.models.base import weights_of
 from tests.published import ALL, write_pair
 from tests.tiny import runner_of

@@ -13,7 +13,7 @@ from minillm.backends.observe import CountingBackend, TimingBackend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.reference.cost import Cost
-from minillm.runner import Runner
+from minillm.runner.runner import Runner
 from tests.tiny import tiny_model
 
 from .recording import RecordingDevice

@@ -7,9 +7,9 @@ import pytest
 
 from minillm import Engine
 from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.placement import Placement
 from minillm.cli.main import run
 from minillm.errors import MinillmError
-from minillm.loading import Placement
 
 from .recording import RecordingDevice
 
@@ -26,7 +26,7 @@ def on_device(device: RecordingDevice, monkeypatch: pytest.MonkeyPatch) -> Itera
 
     def engine() -> Engine:
         with monkeypatch.context() as patch:
-            patch.setattr("minillm.engine_base.choose_backend", choose)
+            patch.setattr("minillm.engine.engine_base.choose_backend", choose)
             return Engine(device="cuda", dtype="float32", max_batch_size=4)
 
     yield engine

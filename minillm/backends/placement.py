@@ -1,0 +1,153 @@
+"""Where a model is computed: device, backend, dtypes and threads, chosen by name."""
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TypedDict
+
+from ..errors import DeviceError, shown
+from .formats import CACHE_FORMATS, WEIGHT_FORMATS
+from .numpy import NumpyBackend
+from .operations import Backend
+
+logger = logging.getLogger("minillm")
+BACKENDS = ("auto", "cpu", "numpy")
+"""Backends of device "cpu": kernels in C, and NumPy"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Device, backend, dtypes and threads of a model, as documented in `Engine`."""
+
+    device: str = "cpu"
+    dtype: str = "auto"
+    backend: str = "auto"
+    cache_dtype: str = "auto"
+    threads: int | None = None
+
+
+class PlacementFields(TypedDict, total=False):
+    """`Placement` as keyword arguments, for type checkers."""
+
+    device: str
+    dtype: str
+    backend: str
+    cache_dtype: str
+    threads: int | None
+
+
+def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
+    """Make the backend for a placement.
+
+    Raises:
+        DeviceError: a value is unknown or not available here.
+    """
+    _one_of("device", placement.device, ("cpu", "cuda"))
+    check_dtype(placement.dtype)
+    _one_of("backend", placement.backend, BACKENDS)
+    _one_of("cache_dtype", placement.cache_dtype, ("auto", *CACHE_FORMATS))
+    if placement.threads is not None:
+        _set_threads(placement.threads)
+    if placement.device == "cuda":
+        return _cuda(placement, max_batch_size)
+    name = _default_backend() if placement.backend == "auto" else placement.backend
+    return _cpu(placement) if name == "cpu" else _numpy(placement, max_batch_size)
+
+
+def _default_backend() -> str:
+    """The backend that "auto" stands for: that of MINILLM_BACKEND, else the kernels in C, else NumPy.
+
+    A warning says why the kernels cannot run, which includes how to get a compiler.
+    """
+    if named := os.environ.get("MINILLM_BACKEND"):
+        _one_of("MINILLM_BACKEND", named, BACKENDS[1:])
+        return named
+    from .cpu.compiling import load
+
+    try:
+        load()
+    except DeviceError as error:
+        logger.warning("%s; minillm computes with NumPy, which is slower", error)
+        return "numpy"
+    return "cpu"
+
+
+def _numpy(placement: Placement, max_batch_size: int) -> Backend:
+    """The NumPy backend. It computes in float32; "auto" keeps quantised weights, and converts the rest to float32.
+
+    For a single sequence, weights stay as stored: they are mapped, and one row's product is bound by memory in any
+    layout. For several rows they are column-major: at 8 rows 1.0 to 1.35 times as fast by shape, each product timed
+    alone; no gain of a whole step has been shown.
+    """
+    if placement.cache_dtype not in ("auto", "float32"):
+        raise DeviceError(f"cache_dtype {placement.cache_dtype!r} needs backend 'cpu', that is, a C compiler")
+    return NumpyBackend(weights=placement.dtype, weight_order="C" if max_batch_size == 1 else "F")
+
+
+def _cpu(placement: Placement) -> Backend:
+    """The backend of kernels in C. Weights and cache keep their stored type unless another is set."""
+    from .cpu.backend import CpuBackend
+    from .cpu.launching import set_threads
+
+    if placement.threads is not None:
+        set_threads(placement.threads)
+    cache_dtype = "float32" if placement.cache_dtype == "auto" else placement.cache_dtype
+    return CpuBackend(weights=placement.dtype, cache=cache_dtype)
+
+
+def _cuda(placement: Placement, max_batch_size: int) -> Backend:
+    """The CUDA backend on CuPy. "auto" keeps the stored type of weights and computes in it (float16, bfloat16 or
+    float32), so it never rounds float32. With weights in 8 or 4 bits it computes in bfloat16 if the checkpoint is
+    stored in it, else in float16.
+
+    With MINILLM_CUDA_DEBUG=1 in the environment the kernels check indices against their bounds; with
+    MINILLM_CUDA_DEPENDENT=0 those of a recorded step are not launched dependently, with 1 they must be.
+    """
+    if placement.backend != "auto":
+        raise DeviceError(f"backend {placement.backend!r} computes on a CPU: leave it out with device 'cuda'")
+    if placement.cache_dtype != "auto":
+        raise DeviceError(
+            f"cache_dtype {placement.cache_dtype!r} is for a CPU: on 'cuda' the K/V cache has the type of activations, "
+            "which dtype says"
+        )
+    from .cuda.backend import CudaBackend
+    from .cuda.compiling import CupyLauncher
+    from .cuda.dependent import check_architecture, has_dependent_launches
+    from .cuda.device import CupyDevice
+
+    launcher = CupyLauncher()  # checks first for a GPU
+    debug, dependent = (os.environ.get(f"MINILLM_CUDA_{name}", "") for name in ("DEBUG", "DEPENDENT"))
+    if dependent == "1":
+        check_architecture(launcher.architecture)
+    early = dependent == "1" or (dependent != "0" and has_dependent_launches(launcher.architecture))
+    switches = {"debug": debug == "1", "dependent": early}
+    return CudaBackend(CupyDevice(), launcher, placement.dtype, max_batch_size=max_batch_size, **switches)
+
+
+def _set_threads(threads: int) -> None:
+    """Set the number of BLAS threads of this process. Warns if it exceeds the number of cores."""
+    from threadpoolctl import threadpool_limits
+
+    cores = available_cores()
+    if threads > cores:
+        logger.warning("threads=%d is more than the %d cores there are: it will be slower", threads, cores)
+    threadpool_limits(threads, user_api="blas")
+
+
+def available_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_dtype(dtype: str) -> None:
+    """Refuse an unknown dtype.
+
+    Raises:
+        DeviceError: it is unknown; the message lists the known ones.
+    """
+    _one_of("dtype", dtype, tuple(WEIGHT_FORMATS))
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in known:
+        raise DeviceError(f"{name} {shown(value)} is not known: expected {', '.join(map(repr, known))}")

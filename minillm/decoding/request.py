@@ -1,0 +1,388 @@
+"""Requests made from prompts and generation parameters."""
+
+import copy
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import ModelConfig
+from ..errors import ParameterError, PromptError, listed, shown
+from ..reference.philox import fold_in
+from ..text.tokenizer import LAYOUTS, Tokenizer
+from .continuation import StopStrings, TextStream
+from .guided import Guide, GuideMaker
+from .resolving import new_token_limit, resolve
+from .settings import GenerationConfig, Settings
+from .strategy import Request
+
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
+"""Text; or token ids: a list, tuple, range or other sequence of integers, or a 1-d NumPy array."""
+
+
+def is_prompt(value: Any) -> bool:
+    """True if a value is one prompt, False if it is a list of prompts; never raises.
+
+    A list of prompts is a sequence or an array whose first member is text, a sequence or an array, or an empty one.
+    Anything else counts as a prompt, which `encode_prompt` may refuse.
+    """
+    return not _is_series(value) or bool(_length(value) and not (isinstance(value[0], str) or _is_series(value[0])))
+
+
+def encode_prompt(
+    prompt: Prompt, tokenizer: Tokenizer | None, config: ModelConfig, *, room: int = 0, begin: bool = True
+) -> list[int]:
+    """Token ids of a prompt.
+
+    Args:
+        prompt: text or token ids
+        tokenizer: for text
+        config: vocabulary and context
+        room: number of tokens to leave free in the context after the prompt
+        begin: replace an empty prompt by the model's beginning-of-sequence token
+
+    Raises:
+        PromptError: it is neither text nor token ids, is empty without a BOS token, is too long, or has an id outside
+                the vocabulary.
+    """
+    if not begin and (isinstance(prompt, str) or _is_series(prompt)) and not _length(prompt):
+        raise PromptError("the prompt is empty: give at least one token")
+    if isinstance(prompt, str):
+        ids = encode_text(prompt, tokenizer, config, room=room)
+    else:
+        ids = _token_ids(prompt, config, room)
+    if ids and not 0 <= min(ids) <= max(ids) < config.vocab_size:
+        outside = next(i for i in ids if not 0 <= i < config.vocab_size)
+        raise PromptError(f"token id {shown(outside)} is outside the vocabulary of {config.vocab_size}")
+    if not ids:
+        if config.bos_token_id is None:
+            raise PromptError("the prompt is empty, and the model has no BOS token: give at least one token")
+        ids = [config.bos_token_id]
+    _check_length(len(ids), config, room)
+    return ids
+
+
+def encode_text(
+    text: str, tokenizer: Tokenizer | None, config: ModelConfig, *, room: int = 0, add_special_tokens: bool = True
+) -> list[int]:
+    """Token ids of a text. One far too long for the context is refused without tokenizing most of it.
+
+    Raises:
+        PromptError: there is no tokenizer, the text is not valid UTF-8, or it is far too long.
+    """
+    tokenizer = need_tokenizer(tokenizer)
+    if tokenizer.exceeds(text, config.max_positions):
+        raise _too_long(f"more than {config.max_positions} tokens ({len(text)} characters)", config, room)
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def need_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
+    """The tokenizer, or an error if there is none.
+
+    Raises:
+        PromptError: there is none; the message lists the files it could be in.
+    """
+    if tokenizer is None:
+        raise PromptError(
+            "this model has no tokenizer: give the prompt as token ids, or name a tokenizer by Engine(tokenizer=...), "
+            f"such as a folder with {LAYOUTS}"
+        )
+    return tokenizer
+
+
+def source_config(config: ModelConfig) -> ModelConfig:
+    """The configuration that the text of an encoder-decoder's encoder is checked against."""
+    return replace(config, max_positions=config.max_source_positions)
+
+
+def _is_series(value: Any) -> bool:
+    """True if its members may be token ids or prompts; not so for bytes and 0-d arrays."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+
+
+def _length(value: Any) -> int:
+    try:
+        return len(value)
+    except OverflowError:  # a range
+        return sys.maxsize
+
+
+def _token_ids(prompt: Any, config: ModelConfig, room: int) -> list[int]:
+    if not _is_series(prompt):
+        hint = "; decode it first" if isinstance(prompt, bytes | bytearray | memoryview) else ""
+        raise PromptError(f"a prompt should be text or a list of token ids, found {shown(prompt)}{hint}")
+    _check_length(_length(prompt), config, room)
+    if isinstance(prompt, np.ndarray):
+        if prompt.ndim != 1 or (prompt.dtype.kind not in "iuO" and prompt.size):
+            kind = f"{prompt.ndim} dimensions of {prompt.dtype}"
+            raise PromptError(f"an array of token ids should have one dimension of integers, found {kind!s:.60}")
+        prompt = prompt.tolist()
+    if {*map(type, prompt)} <= {int}:  # most prompts, quickly
+        return list(prompt)
+    for value in prompt:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            hint = _HINTS.get(type(value), "")
+            raise PromptError(f"a prompt should be text or a list of token ids, found {shown(value)} in it{hint}")
+    return [int(value) for value in prompt]
+
+
+_HINTS: dict[type, str] = {bytes: "; decode it first", dict: "; messages are for `chat`", str: "; give one prompt here"}
+"""Advice about members of these types"""
+
+
+def _check_length(tokens: int, config: ModelConfig, room: int) -> None:
+    if tokens + room > config.max_positions:
+        raise _too_long(f"{tokens} tokens", config, room)
+
+
+def _too_long(length: str, config: ModelConfig, room: int) -> PromptError:
+    more = f", which must leave room for {room} more" if room else ""
+    return PromptError(f"the prompt has {length}; the context holds {config.max_positions}{more}")
+
+
+logger = logging.getLogger("minillm")
+
+PROMPT_TAIL = 8
+"""Prompt tokens given to a text stream as context, for a character split at the prompt's end."""
+
+
+@dataclass(frozen=True)
+class RequestMaker:
+    """Makes the requests of one model."""
+
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+    defaults: Mapping[str, Any]
+    """Generation fields of the checkpoint"""
+    models: tuple[str, ...] = ()
+    """Additional models loaded: "draft", "amateur" """
+    adapters: tuple[str, ...] = ()
+    """Names of LoRA adapters for single requests"""
+    checkpoint_ends: tuple[int, ...] | None = None
+    """`eos_token_ids` as the checkpoint has them; others in `defaults` are the user's"""
+
+    def eos_token_ids(self, defaults: Mapping[str, Any] | None = None) -> tuple[int, ...]:
+        """The tokens that end a text, unless a request says others. `defaults` stand in the place of the maker's.
+
+        Empty if the value is neither an id nor a list of ids: each request that would use it is refused.
+        """
+        value = (self.defaults if defaults is None else defaults).get("eos_token_id")
+        ids = self.config.eos_token_ids if value is None else value
+        ids = ids if isinstance(ids, list | tuple) else (ids,)
+        return tuple(ids) if all(isinstance(token_id, int) for token_id in ids) else ()
+
+    def turn_ends(self, defaults: Mapping[str, Any] | None = None) -> tuple[int, ...]:
+        """Tokens that end a turn of a conversation: `eos_token_ids` and, as in llama.cpp and vLLM, the tokenizer's.
+
+        Where a user has replaced the checkpoint's, no others count.
+        """
+        own = self.eos_token_ids(defaults)
+        if self.tokenizer is None or self.checkpoint_ends not in (None, own):
+            return own
+        inside = (token for token in self.tokenizer.turn_ends if token < self.config.vocab_size)
+        return tuple(dict.fromkeys([*own, *inside]))
+
+    def chat_defaults(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The defaults of a conversation; `defaults` as above."""
+        own = self.defaults if defaults is None else defaults
+        known = isinstance(own.get("eos_token_id"), int | list | tuple | None)  # else resolving refuses it
+        return {**own, **({"eos_token_id": [*self.turn_ends(defaults)]} if known else {})}
+
+    def warn_of_turn_ends(self, where: str, template: str) -> None:
+        """Name the tokens at which conversations end and other texts go on, since the checkpoint's EOS ids lack them.
+
+        Args:
+            where: the checkpoint
+            template: its chat template, in whose turns one of these tokens has to be, unless it is the tokenizer's EOS
+        """
+        ends, tokenizer = self.eos_token_ids(), self.tokenizer
+        if tokenizer is None:
+            return
+        lacking = {token: tokenizer.token(token) for token in self.turn_ends() if token not in ends}
+        named = [token for token, name in lacking.items() if token == tokenizer.eos_token_id or name in template]
+        if named:
+            logger.warning(
+                "%s: conversations end at %s, and other texts go on, as in transformers: the checkpoint's eos_token_id "
+                "is %s; with eos_token_id=%s they end there too",
+                where,
+                ", ".join(lacking[token] for token in named),
+                [*ends],
+                [*ends, *named],
+            )
+
+    def make(
+        self,
+        prompt: Prompt,
+        wanted: GenerationConfig,
+        *,
+        batch_id: int = 0,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Request:
+        """Encode the prompt and resolve every field.
+
+        Args:
+            prompt: text or token ids
+            wanted: the user's fields
+            batch_id: index of the prompt in a list of prompts, which is folded into the seed
+            priority: as in `Request`; likewise `timeout`
+            timeout: in seconds
+
+        Raises:
+            PromptError: the prompt is empty, too long, or has ids outside the vocabulary.
+            ParameterError: a field is unknown, impossible or without effect.
+        """
+        room = 0 if isinstance(wanted.max_new_tokens, int) and not wanted.max_new_tokens else 1
+        source = None
+        if self.config.encoder_layers:
+            source = encode_prompt(prompt, self.tokenizer, source_config(self.config))
+            ids = self._decoder_prompt(wanted, room)
+        else:
+            ids = encode_prompt(prompt, self.tokenizer, self.config, room=room)
+        settings = self._settle(wanted, len(ids))
+        if settings.do_sample and batch_id:
+            settings = replace(settings, seed=fold_in(settings.seed, batch_id))
+        request = Request(ids, settings, batch_id=batch_id, priority=priority, timeout=timeout, source_ids=source)
+        if self.tokenizer is not None:
+            request.spelled = _spelled_by_stop_strings(self.tokenizer, settings, self.config.vocab_size)
+            if request.spelled:  # decoded text does not contain them
+                ends = tuple(dict.fromkeys([*settings.eos_token_ids, *request.spelled]))
+                request.settings = settings = replace(settings, eos_token_id=ends)
+            request.text_stream = _stream_maker(self.tokenizer, ids, settings)
+            request.guide = self._guide_maker(settings)
+            return request
+        needy = "stop_strings" if settings.stop_strings else settings.guide[0] if settings.guide else None
+        if needy is not None:
+            raise ParameterError(
+                f"{needy} needs a tokenizer, and this model has none: name one by Engine(tokenizer=...)"
+            )
+        return request
+
+    def text_and_source(self, prompt: Prompt, source: Prompt | None) -> tuple[list[int], list[int] | None]:
+        """The tokens of a given text, and of its source if the model has an encoder.
+
+        Raises:
+            PromptError: as `make`; likewise ParameterError, and if there is a source without an encoder, or none with
+                one.
+        """
+        ids = encode_prompt(prompt, self.tokenizer, self.config, begin=False)
+        if not self.config.encoder_layers:
+            if source is not None:
+                raise ParameterError("source has no effect: the model has no encoder; leave it out")
+            return ids, None
+        if source is None:
+            raise ParameterError("source is missing: the model's encoder reads it; the prompt is the decoder's text")
+        ids = self._decoder_prompt(GenerationConfig(decoder_prompt=ids), room=0)
+        return ids, encode_prompt(source, self.tokenizer, source_config(self.config), begin=False)
+
+    def _decoder_prompt(self, wanted: GenerationConfig, room: int) -> list[int]:
+        """The beginning of the decoder's text: its start token, then the user's text unless that begins with it."""
+        settings = self._resolve(wanted)
+        start, prompt = settings.decoder_start_token_id, settings.decoder_prompt or ()
+        start = self.config.bos_token_id if start is None else start
+        if start is None:
+            raise ParameterError("the checkpoint has no decoder_start_token_id: set it")
+        if isinstance(prompt, str):
+            ids = encode_text(prompt, self.tokenizer, self.config, room=room, add_special_tokens=False)
+        else:
+            ids = [*prompt]
+        return encode_prompt(ids if ids[:1] == [start] else [start, *ids], self.tokenizer, self.config, room=room)
+
+    @cached_property
+    def _guides(self) -> GuideMaker:
+        assert self.tokenizer is not None
+        return GuideMaker(self.tokenizer.to_json(), self.tokenizer.vocab_size)
+
+    def _guide_maker(self, settings: Settings) -> Callable[[], Guide] | None:
+        """A factory of guides for continuations; None without a guide."""
+        if settings.guide is None:
+            return None
+        return self._guides.maker(*settings.guide, settings.eos_token_ids, self.config.vocab_size)
+
+    def _resolve(self, wanted: GenerationConfig) -> Settings:
+        """Every field, as it is set by the user, the checkpoint or by default."""
+        encoder = ("encoder",) if self.config.encoder_layers else ()
+        start = {"decoder_start_token_id": self.config.decoder_start_token_id}
+        return resolve(
+            wanted,
+            start | {name: value for name, value in self.defaults.items() if value is not None},
+            vocab_size=self.config.vocab_size,
+            eos_token_id=self.config.eos_token_ids,
+            models=(*self.models, *encoder),
+        )
+
+    def _settle(self, wanted: GenerationConfig, prompt_length: int) -> Settings:
+        """Resolved settings, with max_new_tokens limited to the context."""
+        settings = self._resolve(wanted)
+        if self.config.encoder_layers and settings.echo:
+            raise ParameterError("echo is not offered with an encoder-decoder, whose text does not continue the prompt")
+        guessing = ("prompt_lookup_num_tokens", "lookahead_window")
+        refuse_guesses(self.config, {name: getattr(settings, name) for name in guessing})
+        if prompt_length > 1 and "forced_bos_token_id" in settings.explicit:
+            raise ParameterError(
+                f"forced_bos_token_id={settings.forced_bos_token_id} has no effect on a prompt of {prompt_length}"
+                " tokens, only on a prompt of one: leave it out"
+            )
+        check_lora(settings.lora, self.adapters)
+        limit, room = new_token_limit(settings, prompt_length), self.config.max_positions - prompt_length
+        if limit > room:
+            context = self.config.max_positions
+            logger.warning("%d new tokens exceed the context of %d: %d fit after the prompt", limit, context, room)
+        return replace(settings, max_new_tokens=min(limit, room), max_length=None)
+
+
+def check_lora(name: str | None, adapters: Sequence[str]) -> None:
+    """Refuse the name of an adapter that the engine has not.
+
+    Raises:
+        ParameterError: there is none of this name; the message lists those that there are.
+    """
+    if name is not None and name not in adapters:
+        known = f"expected one of {listed(adapters)}" if adapters else "load some: Engine(..., adapters={name: folder})"
+        raise ParameterError(f"lora={shown(name)}: the engine has no adapter of this name; {known}")
+
+
+def refuse_guesses(config: ModelConfig, wanted: Mapping[str, object]) -> None:
+    """Refuse speculation if tokens computed together differ from those computed one by one.
+
+    Raises:
+        ParameterError: a field of `wanted` is set; the message names it.
+    """
+    for name, value in wanted.items():
+        if value and config.keys_follow_length:
+            raise ParameterError(
+                f"{name} would change the results: with this rotary scaling, keys depend on how many tokens run "
+                "together; leave it out"
+            )
+
+
+def _spelled_by_stop_strings(tokenizer: Tokenizer, settings: Settings, vocab_size: int) -> dict[int, str]:
+    """Special tokens spelled by stop strings, in the order of these."""
+    if not settings.stop_strings:
+        return {}
+    special = {tokenizer.token(token): token for token in sorted(tokenizer.special_ids) if token < vocab_size}
+    return {special[stop]: stop for stop in settings.stop_strings if stop in special}
+
+
+def _stream_maker(tokenizer: Tokenizer, ids: list[int], settings: Settings) -> Callable[[], TextStream]:
+    """A factory of text streams for the continuations of one prompt."""
+    tail = ids[-max(PROMPT_TAIL, *(len(stop.encode()) for stop in settings.stop_strings), 0) :]
+    stops = None
+    if settings.stop_strings:
+        stops = StopStrings(settings.stop_strings, tokenizer.decode(tail), settings.include_stop)
+    skip = settings.skip_special_tokens
+    prompt = tokenizer.decode(ids, skip_special_tokens=skip) if settings.echo else ""
+    hidden = tokenizer.special_ids if skip else tokenizer.special_ids.intersection(settings.eos_token_ids)
+
+    def make() -> TextStream:
+        return TextStream(tokenizer.stream(tail, hidden), copy.copy(stops), prompt)  # the copies share the trie
+
+    return make

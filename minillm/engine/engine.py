@@ -1,0 +1,561 @@
+"""The library's public API: generate, stream, chat, embed, classify, inspect logits."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Unpack, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import ScoreFunction
+from ..decoding.keywords import ChatFields, GenerationFields, RequestFields, with_fields
+from ..decoding.request import Prompt, check_lora, encode_prompt, encode_text, is_prompt
+from ..decoding.settings import GenerationConfig
+from ..decoding.strategy import Request
+from ..errors import ParameterError, PromptError, shown
+from ..progress import showing
+from ..tasks.embedding import Classification, Pair, Text, is_one_text, listed_texts, refuse_task
+from ..tasks.pooling import Pooling
+from ..text.chat import RENDER_ARGUMENTS, Messages, refuse_documents
+from ..text.tokenizer import EncodedText
+from .arguments import read
+from .dispatch import EventStream
+from .engine_base import EngineBase
+from .inspect import all_logits, last_attention, score_tokens
+from .results import Event, Generation, Score
+
+
+class Engine(EngineBase):
+    """A model ready to generate; or, as its checkpoint is made for it, to embed or classify texts.
+
+    Several threads may use one engine: their requests run in one batch. Ctrl-C takes effect after the current step and
+    leaves the engine as it was before the call. `close()` or a `with` block frees its memory.
+
+    On a CPU weights may be memory-mapped from the checkpoint's files: while the engine is open, do not write to or
+    truncate them (see `minillm.formats`); replacing them by renaming new files is safe.
+
+    Example:
+        >>> with Engine(max_batch_size=4) as engine:
+        ...     engine.generate("A list of colors: red,", max_new_tokens=2).text
+        ' orange,'
+    """
+
+    # --- generating --------------------------------------------------------------------------------------------------
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # text is a sequence of texts too
+        self,
+        prompts: Prompt,
+        config: GenerationConfig | None = None,
+        *,
+        progress: bool = True,
+        **fields: Unpack[RequestFields],
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        config: GenerationConfig | None = None,
+        *,
+        progress: bool = True,
+        **fields: Unpack[RequestFields],
+    ) -> list[Generation]: ...
+
+    @with_fields
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        config: GenerationConfig | None = None,
+        *,
+        progress: bool = True,
+        **fields: Unpack[RequestFields],
+    ) -> Generation | list[Generation]:
+        """Continue one prompt, or each prompt of a list.
+
+        Args:
+            prompts: text or token ids, or a list of such; lengths may differ. An empty one begins with the model's
+                beginning-of-sequence token. Of an encoder-decoder they are what the encoder reads, and the results are
+                the decoder's texts, which begin with `decoder_prompt`
+            config: generation parameters
+            progress: show a bar on a terminal or in a notebook
+            **fields: fields of `GenerationConfig`, which win over `config`. With one `seed` the prompts of a list draw
+                differently, the first as it does alone. Besides:
+                priority: requests with a smaller one are served first, those with the same (0) in order of arrival
+                timeout: seconds from now after which a request ends with what there is, for the reason "timeout"
+                defaults: fields in the place of `generation_defaults`
+
+        Returns:
+            A `Generation`, or a list of them in the order of the prompts.
+
+        Raises:
+            As `add`, before anything is run.
+            Exception: the error that ended a request (`Event.error`), once the other prompts are done.
+
+        Example:
+            >>> engine.generate("A list of colors: red,", max_new_tokens=4).text
+            ' orange, yellow,'
+            >>> [answer.text for answer in engine.generate(["1, 2,", "Monday,"], max_new_tokens=4)]
+            [' 1, 0.', ' Tuesday, Wednesday,']
+        """
+        single = is_prompt(prompts)
+        wanted = self.requests([prompts] if single else prompts, config, **fields)  # type: ignore[list-item, arg-type]
+        with showing(read("progress", progress)):
+            results = self._generate(wanted)
+        return results[0] if single else results
+
+    @with_fields
+    def stream(
+        self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Unpack[RequestFields]
+    ) -> EventStream:
+        """Continue one prompt and yield the new text after each step. Closing the iterator aborts the request.
+
+        Arguments as of `generate`.
+
+        Raises:
+            As `add`, immediately. The iterator raises the error that ends the request (`Event.error`).
+
+        Example:
+            >>> [event.text for event in engine.stream("Count from 3 to 9:", max_new_tokens=4)]
+            [' 3', ',', ' 4', ',']
+        """
+        return self._dispatcher.stream(self.request(prompt, config, **fields))
+
+    # --- conversations -------------------------------------------------------------------------------------------
+
+    @with_fields
+    def chat(
+        self,
+        messages: Messages,
+        config: GenerationConfig | None = None,
+        *,
+        progress: bool = True,
+        **fields: Unpack[ChatFields],
+    ) -> Generation:
+        """Answer a conversation.
+
+        Unless you set `eos_token_id` the answer ends at `turn_end_ids`, perhaps more than the checkpoint's EOS ids.
+
+        Args:
+            messages: `{"role": ..., "content": ...}` each, oldest first
+            config: generation parameters
+            progress: show a bar on a terminal or in a notebook
+            **fields: as of `generate`, and arguments of `render_chat`
+
+        Raises:
+            As `render_chat` and `add`, before anything is run.
+
+        Example:
+            >>> messages = [{"role": "user", "content": "A list of colors: red,"}]
+            >>> engine.chat(messages, max_new_tokens=4).text
+            ' orange, yellow,'
+        """
+        wanted = self.chat_request(messages, config, **fields)
+        with showing(read("progress", progress)):
+            return self._generate([wanted])[0]
+
+    @with_fields
+    def stream_chat(
+        self, messages: Messages, config: GenerationConfig | None = None, **fields: Unpack[ChatFields]
+    ) -> EventStream:
+        """Answer a conversation and yield the new text after each step; `chat` as a stream.
+
+        Raises:
+            As `chat`, immediately.
+
+        Example:
+            >>> messages = [{"role": "user", "content": "Count from 3 to 9:"}]
+            >>> [event.text for event in engine.stream_chat(messages, max_new_tokens=4)]
+            [' 3', ',', ' 4', ',']
+        """
+        return self._dispatcher.stream(self.chat_request(messages, config, **fields))
+
+    def render_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render a conversation by the checkpoint's chat template, special tokens spelled out.
+
+        To use it as a prompt, encode it with `tokenizer.encode(text, add_special_tokens=False)`.
+
+        Args:
+            messages: as for `chat`
+            tools: functions that the model may call, as OpenAI's API and transformers have them; `chat.read_calls`
+                finds the calls in the answer (see `minillm.text.chat.tools`)
+            add_generation_prompt: end with the prefix of an answer; by default unless continue_final_message is set
+            continue_final_message: continue the last message instead of answering it
+            chat_template_kwargs: further variables for the template, such as Qwen3's "enable_thinking"
+
+        Raises:
+            PromptError: the model has no chat template, the messages are malformed, or the template refuses them.
+            CheckpointError: the template is broken, or violates the sandbox.
+            ParameterError: the arguments contradict each other, or the template does not use a variable.
+
+        Example:
+            >>> engine.render_chat([{"role": "user", "content": "Hello"}])
+            'Hello'
+        """
+        if self.chat_template is None:
+            raise PromptError("this model has no chat template: give a prompt to `generate` or `stream`")
+        return self.chat_template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+
+    # --- vectors and labels ----------------------------------------------------------------------------------------
+
+    def embed(
+        self,
+        texts: Text | Sequence[Text],
+        *,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        pooling: Pooling | None = None,
+        truncate: bool = True,
+        lora: str | None = None,
+        progress: bool = True,
+    ) -> NDArray[np.float32]:
+        """The vectors of one text or of several, as sentence-transformers computes them: [E], or [N, E], float32.
+
+        Any model embeds texts. How is said by the files of sentence-transformers in its folder; without them an encoder
+        takes the mean of all tokens' hidden states, and a decoder that of the last token (see `minillm.tasks.pooling`).
+
+        Texts are computed beside the requests that generate, in pages of their own: `max_batch_size` and `cache_bytes`
+        do not bound them. A pass has as many tokens as a step of prompts alone, or one longer text of an encoder.
+
+        Args:
+            texts: a text, or a list; token ids or what `encode` returns are taken too, and used as they are
+            normalize: divide each vector by its length; by default as the checkpoint says
+            dimensions: only so many leading numbers of each vector, for models that were trained for it (Matryoshka)
+            prompt: goes before each text
+            prompt_name: name of one of the checkpoint's prompts, such as "query"; by default its default one, if any
+            pooling: "mean", "cls" (the first token) or "last"; by default as the checkpoint says
+            truncate: cut texts that are longer than the model reads, which a warning tells once; False: refuse them
+            lora: name of one of the engine's adapters
+            progress: show a bar on a terminal or in a notebook
+
+        Raises:
+            TaskError: the model is an encoder-decoder.
+            PromptError: a text is empty, too long, not a text, or has ids outside the vocabulary.
+            ParameterError: an argument is impossible.
+            NumericalError: the hidden states contain NaN or infinity.
+        """
+        passes, single = self._passes("embed"), is_one_text(texts, pairs=False)
+        check_lora(lora, self._maker.adapters)
+        encoded = self.encode(
+            listed_texts(texts, single=single), prompt=prompt, prompt_name=prompt_name, truncate=truncate
+        )
+        with showing(read("progress", progress)):
+            vectors = passes.embed(encoded, pooling=pooling, normalize=normalize, dimensions=dimensions, lora=lora)
+        return vectors[0] if single else vectors
+
+    def hidden_states(
+        self,
+        texts: Text | Sequence[Text],
+        *,
+        truncate: bool = True,
+        lora: str | None = None,
+        progress: bool = True,
+    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """The hidden states of every token of a text [T, E] float32, after the final norm; a list of such for several.
+
+        Arguments and errors as of `embed`.
+        """
+        passes, single = self._passes("hidden_states"), is_one_text(texts, pairs=False)
+        check_lora(lora, self._maker.adapters)
+        encoded = [passes.encode(text, truncate=truncate) for text in listed_texts(texts, single=single)]
+        with showing(read("progress", progress)):
+            found = passes.hidden_states(encoded, lora=lora)
+        return found[0] if single else found
+
+    def classify(
+        self,
+        texts: Text | Pair | Sequence[Text | Pair],
+        *,
+        top_k: int | None = None,
+        function: ScoreFunction | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        truncate: bool = True,
+        lora: str | None = None,
+        progress: bool = True,
+    ) -> "Classification | list[Classification]":
+        """The labels of one text or of several, by a checkpoint for sequence classification or a reranker.
+
+        A reranker may be a causal LM that sentence-transformers scores by two logits (its module LogitScore); it
+        generates text besides.
+
+        Args:
+            texts: a text, a pair `(query, document)`, or a list of such; token ids or what `encode` returns are taken
+                too
+            top_k: only so many labels, the best; by default all
+            function: turns logits into scores: "softmax", "sigmoid" or "none". By default what the checkpoint says:
+                sentence-transformers' function of a reranker, else as transformers' pipeline does: "none" for
+                regression, "sigmoid" for several labels at once or a single one, else "softmax"
+            prompt: as in `embed`; where the chat template writes texts, it is the system's message
+            prompt_name: as in `embed`
+            truncate: as in `embed`
+            lora: as in `embed`
+            progress: as in `embed`
+
+        Returns:
+            A `Classification`, or a list of them in the order of the texts.
+
+        Raises:
+            TaskError: the model has no labels.
+            PromptError, ParameterError, NumericalError: as `embed`.
+        """
+        if not self.labels:
+            self.embedding.check()
+            refuse_task(self.config, "labels", "classify")
+        passes, single = self._passes("classify"), is_one_text(texts, pairs=True)
+        check_lora(lora, self._maker.adapters)
+        encoded = self.encode(
+            listed_texts(texts, single=single), prompt=prompt, prompt_name=prompt_name, truncate=truncate
+        )
+        with showing(read("progress", progress)):
+            found = passes.classify(encoded, top_k=top_k, function=function, lora=lora)
+        return found[0] if single else found
+
+    def encode(
+        self,
+        texts: Sequence[Text | Pair],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        truncate: bool = True,
+    ) -> list[EncodedText]:
+        """Encode texts as `embed` and `classify` do, to count their tokens or to check them beforehand.
+
+        Arguments and errors as of `embed`.
+        """
+        passes = self._passes("encode")
+        if isinstance(texts, str):
+            raise PromptError("encode takes a list of texts, found one: put it into a list")
+        before = passes.settings.prompt_text(prompt, prompt_name)
+        return [passes.encode(text, prompt=before, truncate=truncate) for text in texts]
+
+    # --- a look inside -------------------------------------------------------------------------------------------
+
+    def forward(
+        self, prompt: Prompt, *, source: Prompt | None = None, lora: str | None = None, progress: bool = True
+    ) -> NDArray[np.float32]:
+        """The logits of every position. [T] -> [T, V] float32
+
+        Row i holds the next-token logits after tokens 0 to i. Text is encoded as in `generate`. Of an encoder-decoder
+        `source` is what the encoder reads, and the prompt the decoder's text; its start token precedes it, so there
+        is a row more. `lora` names one of the engine's adapters; `progress` shows a bar on a terminal or in a notebook.
+
+        Raises:
+            PromptError: the prompt is empty, too long, not a single prompt, or has ids outside the vocabulary.
+            ParameterError: there is no adapter of this name; or a source without an encoder, or none with one.
+            NumericalError: the logits contain NaN or infinity.
+
+        Example:
+            >>> logits = engine.forward("A list of colors: red,")
+            >>> logits.shape, engine.tokenizer.token(logits[-1].argmax())
+            ((8, 2048), ' orange')
+        """
+        refuse_task(self.config, "tokens", "forward")
+        ids, source_ids = self._maker.text_and_source(prompt, source)
+        check_lora(lora, self._maker.adapters)
+        with showing(read("progress", progress)):
+            return all_logits(self._open_runner, ids, self._dispatcher.turn, lora, source_ids)
+
+    def score(
+        self, prompt: Prompt, *, source: Prompt | None = None, lora: str | None = None, progress: bool = True
+    ) -> Score:
+        """Log-probability of each token given the tokens before it; arguments as of `forward`.
+
+        Raises:
+            As `forward`.
+
+        Example:
+            >>> score = engine.score("A list of colors: red, orange")
+            >>> f"{score.perplexity:.3f} {score.logprobs[-1]:.3f}"
+            '2.278 -0.045'
+        """
+        refuse_task(self.config, "tokens", "score")
+        ids, source_ids = self._maker.text_and_source(prompt, source)
+        check_lora(lora, self._maker.adapters)
+        with showing(read("progress", progress)):
+            logprobs = score_tokens(self._open_runner, ids, self._dispatcher.turn, lora, source_ids)
+        return Score(ids, logprobs, [] if self.tokenizer is None else [*map(self.tokenizer.token_bytes, ids)])
+
+    def attention(
+        self,
+        prompt: Prompt,
+        layers: Collection[int] | None = None,
+        *,
+        lora: str | None = None,
+        progress: bool = True,
+    ) -> NDArray[np.float32]:
+        """The attention weights of the prompt's last token over all its tokens. [T] -> [len(layers), H, T] float32
+
+        The weights of each head sum to 1. `layers` are all by default; `lora` and `progress` as in `forward`.
+
+        Raises:
+            PromptError: as `forward`.
+            ParameterError: there is no such layer, or no adapter of this name.
+            NumericalError: as `forward`.
+
+        Example:
+            >>> weights = engine.attention("A list of colors: red,", layers=[0, 5])
+            >>> weights.shape, weights.sum(axis=-1).round(3).min()
+            ((2, 6, 8), np.float32(1.0))
+        """
+        refuse_task(self.config, "tokens", "attention")
+        if self.config.encoder_layers:
+            raise ParameterError("attention is not offered with an encoder-decoder, which has three kinds of it")
+        ids = encode_prompt(prompt, self.tokenizer, self.config, begin=False)
+        check_lora(lora, self._maker.adapters)
+        count = self.config.num_layers
+        layers = range(count) if layers is None else layers
+        outside = next((layer for layer in layers if layer not in range(count)), None)
+        if outside is not None:
+            raise ParameterError(f"layer {shown(outside)}: the model's layers are 0 to {count - 1}")
+        with showing(read("progress", progress)):
+            return last_attention(self._open_runner, ids, layers, self._dispatcher.turn, lora)
+
+    # --- the step loop -------------------------------------------------------------------------------------------
+
+    def add(self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Unpack[RequestFields]) -> int:
+        """Queue a request; arguments as of `generate`. Returns the id under which `step` reports on it.
+
+        Raises:
+            TaskError: the model generates no text.
+            PromptError: the prompt is empty, too long, or has ids outside the vocabulary.
+            ParameterError: a field is unknown, impossible or without effect.
+            CacheFullError: the request does not fit into the cache even alone.
+            EngineStateError: an AsyncEngine runs this engine.
+
+        Example:
+            >>> engine.add("A list of colors: red,", max_new_tokens=1) in {event.request_id for event in engine.step()}
+            True
+        """
+        return self.submit([self.request(prompt, config, **fields)])[0]
+
+    def submit(self, requests: Sequence[Request]) -> list[int]:
+        """Queue requests made by `request` or `chat_request`: all of them, or none if one is refused.
+
+        Returns their ids, as `add`.
+
+        Raises:
+            ParameterError, CacheFullError: as `add`.
+        """
+        return self._dispatcher.submit(requests)
+
+    def request(
+        self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Unpack[RequestFields]
+    ) -> Request:
+        """The request that `add` would queue, for `submit`, and for tools that run it themselves.
+
+        It is checked against the model, not against the batch and the cache, in any thread, without waiting for a step.
+
+        Raises:
+            PromptError, ParameterError: as `add`.
+        """
+        return self.requests([prompt], config, **fields)[0]
+
+    def requests(
+        self,
+        prompts: Sequence[Prompt],
+        config: GenerationConfig | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        **fields: Unpack[GenerationFields],
+    ) -> list[Request]:
+        """The requests that `generate` would run for a list of prompts; as `request`."""
+        refuse_task(self.config, "tokens", "generate")
+        config, priority, timeout = read("config", config), read("priority", priority), read("timeout", timeout)
+        config = GenerationConfig.from_dict(fields) if config is None else config.merged(**fields)
+        maker = self._maker if defaults is None else replace(self._maker, defaults=read("defaults", defaults))
+        return [
+            maker.make(prompt, config, batch_id=i, priority=priority, timeout=timeout)
+            for i, prompt in enumerate(prompts)
+        ]
+
+    def chat_request(
+        self, messages: Messages, config: GenerationConfig | None = None, **fields: Unpack[ChatFields]
+    ) -> Request:
+        """The request that `chat` would run; as `request`.
+
+        Raises:
+            As `render_chat` and `request`.
+        """
+        prompt, rest = self._chat_prompt(messages, fields)
+        rest["defaults"] = self._maker.chat_defaults(read("defaults", rest.get("defaults")))
+        return self.request(prompt, config, **rest)
+
+    def fitted(self, request: Request) -> Request:
+        """A request, with no more new tokens than the K/V cache holds for it alone; unchanged if it asks for fewer.
+
+        Example:
+            >>> request = engine.request("Once upon a time", max_new_tokens=8)
+            >>> engine.fitted(request) is request
+            True
+        """
+        return self._dispatcher.fitted(request)
+
+    def step(self) -> list[Event]:
+        """Advance all requests by one forward pass. Returns the events of those made by `add`.
+
+        A request that fails (a logits processor of yours raised, a guide allows no token, the logits contain NaN) ends
+        with an event whose `finish_reason` is "error" and which holds the error. The others continue.
+
+        Example:
+            >>> request_id, text = engine.add("A list of colors: red,", max_new_tokens=4), ""
+            >>> while engine.busy:
+            ...     text += "".join(event.text for event in engine.step() if event.request_id == request_id)
+            >>> text
+            ' orange, yellow,'
+        """
+        return self._dispatcher.step()
+
+    def abort(self, request_id: int) -> None:
+        """Abort a request and free its memory; the next `step` reports its end with the reason "abort".
+
+        A finished or unknown request is ignored.
+
+        Raises:
+            ParameterError: `request_id` is not an integer.
+
+        Example:
+            >>> engine.abort(engine.add("A list of colors: red,"))
+            >>> [event.finish_reason for event in engine.step()]
+            ['abort']
+        """
+        self._dispatcher.abort(read("request_id", request_id))
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _chat_prompt(self, messages: Messages, fields: ChatFields) -> tuple[list[int], dict[str, Any]]:
+        """A conversation as token ids, and the arguments that are not for `render_chat`."""
+        refuse_task(self.config, "tokens", "chat")
+        arguments: dict[str, Any] = {**fields}
+        refuse_documents(arguments)
+        options = {name: arguments.pop(name) for name in RENDER_ARGUMENTS if name in arguments}
+        text = self.render_chat(messages, **options)
+        if not text:
+            raise PromptError("the chat template renders these messages as an empty text")
+        form = None if self.chat_template is None else self.chat_template.call_format
+        if options.get("tools") and form is not None and form.hidden_by(self.tokenizer):
+            arguments.setdefault("skip_special_tokens", False)
+        # the template has written the special tokens
+        return encode_text(text, self.tokenizer, self.config, add_special_tokens=False), arguments
+
+    def _generate(self, wanted: list[Request]) -> list[Generation]:
+        found = zip(wanted, self._dispatcher.run(wanted), strict=True)
+        return [Generation.of(request.given_ids, events, self.tokenizer) for request, events in found]

@@ -1,0 +1,468 @@
+"""The parts of an engine: model, cache, step loop, the processes that share them; opened, described, closed."""
+
+import dataclasses
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from ..backends import compile_seconds, working_time
+from ..backends.placement import Placement, PlacementFields, choose_backend
+from ..cache import PagedCache, PrefixCache
+from ..config import ModelConfig
+from ..decoding.request import RequestMaker, refuse_guesses
+from ..decoding.stats import Stats
+from ..distributed.communicator import Communicator
+from ..distributed.ranks import Ranks, joined
+from ..distributed.runner import Follower, Leader, LeadingRunner, Part
+from ..errors import EngineStateError
+from ..models import published_config, random_model, tensor_shapes
+from ..models.base import weights_of
+from ..parallel import Parallel
+from ..progress import showing
+from ..runner.runner import Runner
+from ..tasks.embedding import TextPasses, refuse_task, refuse_two_stacks
+from ..text.display import brief, table_html
+from ..text.tokenizer import Tokenizer
+from .arguments import read, read_budget, refuse_unknown
+from .dispatch import Dispatcher
+from .loading import Parts, affordable_pages, load_parts
+from .loop import StepLoop
+from .scheduler import Limits, Load
+
+if TYPE_CHECKING:
+    from .footprint import Footprint, Stored
+
+
+logger = logging.getLogger("minillm")
+
+
+class EngineBase:
+    """An engine without its calls: `Engine` has these."""
+
+    name: str
+    """The model as it was asked for: a folder, a file, a hub id, a published shape, "demo" """
+    path: Path | None
+    """The checkpoint's folder or GGUF file on this machine; None of random weights"""
+    config: ModelConfig
+    load_seconds: float
+    _maker: RequestMaker
+    _dispatcher: Dispatcher
+    _ranks: Ranks | None
+    _leader: Leader | None
+    _follower: Follower | None
+    _text_passes: TextPasses | None
+    runner: Runner
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        revision: str | None = None,
+        dtype: str = "auto",
+        device: str = "cpu",
+        backend: str = "auto",
+        cache_dtype: str = "auto",
+        threads: int | None = None,
+        max_batch_size: int = 16,
+        max_batched_tokens: int | None = None,
+        cache_bytes: int | None = None,
+        prefix_cache: bool = True,
+        draft: str | os.PathLike[str] | None = None,
+        amateur: str | os.PathLike[str] | None = None,
+        tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
+        adapter: str | os.PathLike[str] | None = None,
+        adapters: Mapping[str, str | os.PathLike[str]] | None = None,
+        parallel: Parallel | None = None,
+        communicator: Communicator | None = None,
+        progress: bool = True,
+    ) -> None:
+        """Load a model.
+
+        Args:
+            model: a checkpoint folder, a GGUF file or a Hugging Face hub id (owner/name, or owner/name/file.gguf); by
+                default the small model that ships with minillm
+            revision: branch, tag or commit on the hub
+            dtype: of the weights in memory: "float32", "float16", "bfloat16", "int8" or "int4"; by default the fastest
+                lossless one, and the stored one for a quantised checkpoint. On "cuda" also of activations and the K/V
+                cache, by default the checkpoint's; with weights in 8 or 4 bits these have 16
+            device: "cpu", or "cuda": an NVIDIA GPU, which needs the extra "cuda13" or "cuda12"
+            backend: on a CPU: "cpu", kernels in C, which a C compiler compiles at first use, or "numpy". By default
+                "cpu" where there is a compiler or a stored build (MINILLM_BACKEND in the environment names another)
+            cache_dtype: of the K/V cache: "float32" (the default), "bfloat16" or "int8"
+            threads: number of CPU threads, for the whole process; by default the number of cores
+            max_batch_size: sequences that run at once; further ones are queued
+            max_batched_tokens: tokens of a step in which sequences decode: one or more of each, and chunks of the
+                prompts that come in. Fewer delay the decoding ones less, and compute prompts more slowly; by default
+                128, and 512 on a GPU, but at least `max_batch_size`. A step without decoding sequences delays nobody,
+                and takes up to 512 tokens of prompts, or as many as this if it is more
+            cache_bytes: memory for the K/V cache, used up to the end before texts that have ended lose their pages. By
+                default enough for `max_batch_size` full contexts, but at most an eighth of the free memory, or one full
+                context, if half of the memory holds it; on a GPU half of the free memory. On a CPU it is taken as it is
+                first used, and by default texts that have ended keep little: see `PrefixCache`
+            prefix_cache: prompts take over the K/V of all texts, running or finished, that begin with the same tokens,
+                as long as their memory is not needed; False to measure, or to keep finished texts out of memory
+            draft: a smaller model with the same vocabulary, for speculative decoding
+            amateur: a weaker model with the same vocabulary, for contrastive decoding
+            tokenizer: replaces the checkpoint's own, if any: a folder, a tokenizer.json, a GGUF file, a hub id or a
+                `minillm.text.tokenizer.Tokenizer`. A chat template in its folder is used too. Without a tokenizer
+                prompts are token ids
+            adapter: a LoRA adapter, merged into the weights: a folder that PEFT has written, or a hub id. The sum is
+                formed in float32, then converted to `dtype`; "auto" rounds it to the 16 bits of the checkpoint, and
+                keeps it in float32 where the checkpoint is quantised
+            adapters: LoRA adapters for single requests, by the names that the field `lora` takes; requests with
+                different ones, or none, share a batch
+            parallel: how many processes share the model. Each of them, started by mpiexec, makes an engine with the
+                same arguments, and loads its share. Rank 0 takes the requests, and runs helper models alone; all others
+                call `follow`. `cache_bytes` and `threads` are then those of each process; by default the processes of a
+                machine share its cores and its memory evenly
+            communicator: connects these processes; by default MPI
+            progress: show bars on a terminal or in a notebook: downloads, the compilation of kernels, loading
+
+        Raises:
+            ModelError: the model cannot be loaded (see `errors`).
+            RankError: it cannot be loaded on another rank, or differs there.
+            DeviceError: the dtype or device is not offered here.
+            ParameterError: another argument is impossible.
+        """
+        began, compiled = working_time(), compile_seconds()
+        model, revision, tokenizer = read("model", model), read("revision", revision), read("tokenizer", tokenizer)
+        self.name = "demo" if model is None else str(model)
+        named = {"draft": read("draft", draft), "amateur": read("amateur", amateur)}
+        helpers = {name: where for name, where in named.items() if where is not None}
+        size, cache_bytes = read("max_batch_size", max_batch_size), read("cache_bytes", cache_bytes)
+        budget = read_budget(max_batched_tokens, size)
+        adapter, adapters = read("adapter", adapter), read("adapters", adapters)
+        prefix_cache, threads = read("prefix_cache", prefix_cache), read("threads", threads)
+        placement = Placement(device=device, dtype=dtype, backend=backend, cache_dtype=cache_dtype, threads=threads)
+        ranks = joined(parallel, communicator, device)
+
+        def load() -> Parts:
+            if ranks is None:
+                return load_parts(
+                    model, revision, helpers, choose_backend(placement, size), tokenizer, adapter, adapters
+                )
+            backend = choose_backend(ranks.placed(placement), size)
+            backend.join(ranks.group)
+            alone = choose_backend(placement, size) if helpers and ranks.rank == 0 else None
+            here = helpers if ranks.rank == 0 else {}
+            return load_parts(
+                model, revision, here, backend, tokenizer, adapter, adapters, share=ranks.share, helper_backend=alone
+            )
+
+        with showing(read("progress", progress) and (ranks is None or ranks.rank == 0)):
+            parts = load() if ranks is None else ranks.agree(load)
+        self._set_up(parts, size, budget, cache_bytes, prefix_cache=prefix_cache, ranks=ranks)
+        self.load_seconds, self.stats.compile_seconds = working_time() - began, compile_seconds() - compiled
+
+    @classmethod
+    def random(
+        cls,
+        shape: str,
+        *,
+        seed: int = 0,
+        std: float = 0.02,
+        max_batch_size: int = 16,
+        max_batched_tokens: int | None = None,
+        cache_bytes: int | None = None,
+        parallel: Parallel | None = None,
+        communicator: Communicator | None = None,
+        progress: bool = True,
+        **placement: Unpack[PlacementFields],
+    ) -> Self:
+        """A model of a published shape ("opt-125m") with normal random weights and no tokenizer: prompts are token ids.
+
+        It is for measurements, so it has no prefix cache. `placement` is `dtype`, `device`, `backend`, `cache_dtype`
+        and `threads`; these and the others are as in the constructor.
+
+        Raises:
+            ParameterError: the shape is unknown; the message lists the known ones. Or an argument is impossible.
+            DeviceError: the dtype or device is not offered here.
+
+        Example:
+            >>> with Engine.random("pythia-70m", max_batch_size=1, cache_bytes=2**22) as engine:
+            ...     engine.forward([1, 2, 3]).shape
+            (3, 50304)
+        """
+        began, compiled = working_time(), compile_seconds()
+        refuse_unknown(placement, tuple(field.name for field in dataclasses.fields(Placement)))
+        placed = Placement(**placement)
+        placed = replace(placed, threads=read("threads", placed.threads))
+        seed, std = read("seed", seed), read("std", std)
+        size, cache_bytes = read("max_batch_size", max_batch_size), read("cache_bytes", cache_bytes)
+        budget = read_budget(max_batched_tokens, size)
+        engine = cls.__new__(cls)
+        engine.name = shape
+        ranks = joined(parallel, communicator, placed.device)
+
+        def load() -> Parts:
+            backend = choose_backend(placed if ranks is None else ranks.placed(placed), size)
+            share = {}
+            if ranks is not None:
+                backend.join(ranks.group)
+                share = ranks.share_of(published_config(shape))
+            return Parts(backend, random_model(shape, seed, std, backend, **share))
+
+        with showing(read("progress", progress) and (ranks is None or ranks.rank == 0)):
+            parts = load() if ranks is None else ranks.agree(load)
+        engine._set_up(parts, size, budget, cache_bytes, ranks=ranks)
+        engine.load_seconds, engine.stats.compile_seconds = working_time() - began, compile_seconds() - compiled
+        return engine
+
+    @property
+    def busy(self) -> bool:
+        """True while any request is queued or running, or has events from another thread's step for `step`."""
+        return self._dispatcher.busy
+
+    @property
+    def context(self) -> int:
+        """Positions of the longest text, prompt and new tokens together: what the model takes and the K/V cache holds.
+
+        With helper models the smallest counts. Of an encoder-decoder it is the decoder's, and
+        `config.max_source_positions` the longest prompt.
+        """
+        longest, fits = self._maker.config.max_positions, self._dispatcher.loop.longest
+        return longest if fits is None or self.config.output != "tokens" else min(longest, fits)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels that `classify` scores; empty if the model is none for this."""
+        return self.embedding.labels(self.config.labels)
+
+    @property
+    def generation_defaults(self) -> dict[str, Any]:
+        """Generation fields of requests that do not set them: those of the checkpoint, unless others are assigned."""
+        return dict(self._maker.defaults)
+
+    @generation_defaults.setter
+    def generation_defaults(self, fields: Mapping[str, Any]) -> None:
+        self._maker = replace(self._maker, defaults=dict(fields))
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text, unless a request says others."""
+        return self._maker.eos_token_ids()
+
+    @property
+    def turn_end_ids(self) -> tuple[int, ...]:
+        """The tokens that end a turn of a conversation, unless a request says others: `eos_token_ids`, and those by
+        which tokenizers and templates end one, such as `<|im_end|>`.
+        """
+        return self._maker.turn_ends()
+
+    @property
+    def chat_defaults(self) -> dict[str, Any]:
+        """`generation_defaults` of a conversation, which ends at `turn_end_ids`."""
+        return self._maker.chat_defaults()
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the LoRA adapters that the field `lora` takes."""
+        return self._maker.adapters
+
+    @property
+    def stats(self) -> Stats:
+        """Tokens and seconds of prefill and decode since the engine was made."""
+        return self._dispatcher.loop.stats
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for a place in the batch."""
+        return self._dispatcher.loop.scheduler.num_waiting
+
+    def load(self) -> Load:
+        """Requests that wait and run, and the pages of the K/V cache, after the last step."""
+        return self._dispatcher.loop.load()
+
+    @property
+    def device_memory(self) -> "list[Footprint]":
+        """Bytes used on the GPU by kind, measured and predicted from the model's shape; empty on a CPU."""
+        from .footprint import footprints
+
+        return footprints(self._dispatcher.loop.runners.values())
+
+    @cached_property
+    def stored(self) -> "Stored":
+        """The bytes of the model's files, their format, and the format of their numbers."""
+        from .footprint import stored
+
+        return stored(self.path, self.runner.model)
+
+    def summary(self) -> dict[str, Any]:
+        """The model and how it runs, by name, as `repr` and a notebook show it.
+
+        Raises:
+            EngineStateError: the engine is closed.
+
+        Example:
+            >>> engine.summary()["context"], engine.summary()["parameters"]
+            (512, 3161472)
+        """
+        loop = self._dispatcher.loop  # not in a turn, which a thread that a debugger has stopped may hold
+        if self._dispatcher.closed:
+            raise EngineStateError("the engine is closed")
+        found = {
+            "name": self.name,
+            "family": self.config.model_type,
+            "parameters": sum(math.prod(shape) for shape in tensor_shapes(self.config).values()),
+            "context": self.context,
+            "max_batch_size": loop.scheduler.limits.max_batch_size,
+            "chat_template": self.chat_template is not None,
+            "adapters": self.adapters or None,
+            "helpers": self._maker.models or None,
+            "rank": None if self._ranks is None else f"{self.rank} of {self._ranks.parallel.devices}",
+        }
+        if (runner := loop.runners.get("target")) is not None:  # of this rank, if several share the model
+            found["weight_bytes"] = sum(weight.nbytes for weight in weights_of(runner.model))
+            found["cached_tokens"] = runner.cache.num_pages * runner.cache.page_size
+            found["backend"] = runner.backend.name
+        return found
+
+    def __repr__(self) -> str:
+        try:
+            return brief("Engine", **self.summary())
+        except EngineStateError:
+            return f"Engine(name={self.name!r}, closed=True)"
+
+    def _repr_html_(self) -> str:
+        return repr(self) if self._dispatcher.closed else table_html("Engine", self.summary())
+
+    def close(self) -> None:
+        """Abort all requests and free weights and cache. May be called twice.
+
+        Calls in progress in other threads, and unfinished streams, raise EngineStateError.
+        """
+        if self._dispatcher.close():
+            if self._leader is not None:
+                self._leader.close()
+                self._leader = None
+            self._follower = None
+            self._text_passes = None
+            if self.rank == 0:
+                del self.runner
+
+    @property
+    def rank(self) -> int:
+        """This process's number among those that share the model; 0 if it is alone."""
+        return 0 if self._ranks is None else self._ranks.rank
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The processes that share the model, and what each has of it; None if this one is alone."""
+        return self._ranks
+
+    def follow(self) -> None:
+        """Compute this rank's share of what rank 0 runs, until rank 0 closes its engine; for every rank but 0.
+
+        A `with` block of these ranks does so at its end.
+
+        Raises:
+            EngineStateError: this is rank 0, or the engine is closed.
+            RankError: a rank has failed.
+        """
+        if self._follower is None:
+            raise EngineStateError(
+                "the engine is closed" if self._dispatcher.closed else "rank 0 takes the requests: others follow"
+            )
+        follower, self._follower = self._follower, None
+        follower.follow()
+        follower.part.ranks.close()
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self._follower is not None:
+            self.follow()
+        self.close()
+
+    def _set_up(
+        self,
+        parts: Parts,
+        max_batch_size: int,
+        max_batched_tokens: int | None,
+        cache_bytes: int | None,
+        *,
+        prefix_cache: bool = False,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._ranks, self._leader, self._follower = ranks, None, None
+        self.path = parts.path
+        self.config = parts.model.config if ranks is None else ranks.config
+        self.tokenizer = parts.tokenizer
+        self.chat_template = parts.chat_template
+        self.embedding = parts.embedding
+        helpers = [helper.config for helper in parts.helpers.values()]
+        if helpers:
+            refuse_task(self.config, "tokens", next(iter(parts.helpers)))
+        refuse_guesses(self.config, {"draft": "draft" in parts.helpers})
+        if prefix_cache and any(config.keys_follow_length for config in (self.config, *helpers)):
+            logger.info("the prefix cache is off: with this rotary scaling, keys depend on the text's length")
+            prefix_cache = False
+        context = min(config.max_positions for config in (self.config, *helpers))
+        source = min(config.max_source_positions for config in (self.config, *helpers))
+        self._maker = RequestMaker(
+            replace(self.config, max_positions=context, max_source_positions=source),
+            parts.tokenizer,
+            dict(parts.defaults),
+            tuple(parts.helpers),
+            tuple(parts.adapters),
+        )
+        self._maker = replace(self._maker, checkpoint_ends=self._maker.eos_token_ids())
+        if parts.chat_template is not None:
+            self._maker.warn_of_turn_ends(str(parts.path), parts.chat_template.source)
+        frugal = cache_bytes is None and parts.backend.memory.committed_late
+        cache = partial(PrefixCache, frugal=frugal) if prefix_cache else PagedCache
+        limits = Limits.of(parts.backend.memory, max_batch_size, max_batched_tokens)
+        if ranks is None:
+            pages = 1
+            if self.config.output == "tokens":
+                pages = affordable_pages(self.config, parts.backend, max_batch_size, cache_bytes, helpers)
+            self.runner = Runner(parts.model, parts.backend, cache(self.config, parts.backend, pages))
+            self.runner.adapters = parts.adapters
+        else:
+            ranks.check_equal(dtype=str(parts.backend.loader.formats), max_batch_size=max_batch_size)
+            ranks.note_weights(parts.model)
+            own, beside = ranks.stage_config(parts.model.config), ranks.world.on_this_machine
+            affordable = partial(
+                affordable_pages, own, parts.backend, max_batch_size, cache_bytes, helpers, processes=beside
+            )
+            pages = ranks.least(affordable) if self.config.output == "tokens" else 1
+            part = Part(ranks, parts.model, parts.backend, parts.adapters)
+            if ranks.rank == 0:
+                self._leader = Leader(part)
+                own_cache = cache(parts.model.config, parts.backend, pages, layers=ranks.layers)
+                self.runner = LeadingRunner(self._leader, own_cache)
+            else:
+                self._follower = Follower(part)
+        runners = {"target": self.runner} if self._follower is None else {}
+        backend = parts.helper_backend or parts.backend
+        runners |= {name: Runner(m, backend, cache(m.config, backend, pages)) for name, m in parts.helpers.items()}
+        token_bytes = None if self.tokenizer is None else self.tokenizer.token_bytes
+        self._dispatcher = Dispatcher(StepLoop(runners, limits), token_bytes, rank=self.rank)
+        self._text_passes = None
+        if self._follower is None:
+            budget, turn = limits.max_prompt_tokens, self._dispatcher.turn
+            self._text_passes = TextPasses(
+                self.runner, self.tokenizer, parts.embedding, budget, turn, parts.chat_template
+            )
+
+    def _passes(self, call: str) -> TextPasses:
+        """The passes over whole texts, for the call of this name."""
+        refuse_two_stacks(self.config, call)
+        with self._dispatcher.turn():
+            assert self._text_passes is not None
+            return self._text_passes
+
+    @property
+    def _open_runner(self) -> Runner:
+        with self._dispatcher.turn():
+            return self.runner

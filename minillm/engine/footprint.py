@@ -1,0 +1,103 @@
+"""Memory and files of a model: device memory, measured and predicted from its shape; its files, and their numbers."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from ..backends.weights import format_of
+from ..formats.gguf.file import is_gguf, read_gguf, read_shards
+from ..measure.accounting import Storage, activation_bytes, cache_bytes_per_token, weights_bytes
+from ..models.base import Model, stored_format, weights_of
+from ..runner.runner import Runner
+
+
+class Footprint(NamedTuple):
+    """Bytes of one kind of device memory."""
+
+    kind: str
+    """ "weights", "cache" or "workspace" """
+    taken: int
+    predicted: int
+
+
+FILE_TYPES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    32: "BF16",
+}
+"""`general.file_type` of a GGUF file -> llama.cpp's name"""
+SHORT = {"float": "F", "bfloat": "BF", "int": "INT"}
+"""Kind of numbers -> its name before their bits"""
+WEIGHT_FILES = (".safetensors", ".bin")
+
+
+class Stored(NamedTuple):
+    """A model as it is stored."""
+
+    bytes: int
+    """Bytes of its files; without files, of its weights in memory"""
+    form: str
+    """ "gguf" or "safetensors" """
+    numbers: str
+    """The type of a GGUF file ("Q4_K_M"), or the format in which most of the numbers are in memory ("BF16")"""
+
+
+def stored(path: Path | None, model: Model) -> Stored:
+    """How a model is stored. `path`: its folder or GGUF file, if it has one."""
+    in_memory = stored_format(model)
+    numbers = f"{SHORT[in_memory.kind]}{in_memory.bits}"
+    if path is not None and is_gguf(path):
+        gguf = read_gguf(path)
+        size = sum(shard.path.stat().st_size for shard in read_shards(gguf))
+        return Stored(size, "gguf", FILE_TYPES.get(gguf.get("general.file_type", int, -1), numbers))
+    files = [] if path is None or not path.is_dir() else [*path.iterdir()]
+    size = sum(file.stat().st_size for file in files if file.suffix in WEIGHT_FILES)
+    return Stored(size or sum(weight.nbytes for weight in weights_of(model)), "safetensors", numbers)
+
+
+def footprints(runners: Collection[Runner]) -> list[Footprint]:
+    """Memory by kind, of all models that share one backend. Empty for a backend without a device.
+
+    The workspace is predicted as the activations of the largest forward pass so far. It also holds the results of
+    recorded decode steps, block tables, and intermediate buffers of kernels.
+    """
+    use = next((runner.backend.memory.use() for runner in runners), None)
+    if use is None:
+        return []
+    weights, cache, results = 0, 0, 0
+    for runner in runners:
+        config, storage = runner.model.config, _storage(runner.model, use.number_bytes)
+        weights += weights_bytes(config, storage)
+        cache += runner.cache.num_pages * runner.cache.page_size * cache_bytes_per_token(config, storage)
+        results = max(results, activation_bytes(config, storage, use.largest_tokens, use.largest_rows))
+    return [
+        Footprint("weights", use.weights, weights),
+        Footprint("cache", use.cache, cache),
+        Footprint("workspace", use.workspace, results),
+    ]
+
+
+def _storage(model: Model, number_bytes: int) -> Storage:
+    """The formats of a model whose activations have numbers of so many bytes."""
+    numbers = "float32" if number_bytes == 4 else "float16"  # bfloat16 takes as much
+    form = stored_format(model)
+    if not form.scale_bits:
+        return Storage.all_in(numbers)
+    tables = [weight for weight in weights_of(model) if weight.role == "vocabulary"]
+    kept = not any(format_of(table.data).scale_bits for table in tables)
+    formats = {"cache": numbers, "activations": numbers, "checkpoint": numbers}
+    return Storage(weights=form.name, **formats, group=form.group, keeps_vocabulary=kept)

@@ -1,0 +1,158 @@
+"""Model outputs at every position: logits, log-probabilities of given tokens, most likely next tokens, attention
+maps; and the attention of one token in every layer.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.attention_maps import AttentionRecorder
+from ..backends.observe import put_between
+from ..batch import TokenSequence
+from ..cache import PagedCache
+from ..progress import work
+from ..reference.softmax import chosen_log_probs, top_log_probs
+from ..runner.runner import Runner
+from ..source_text import SourceText
+
+Turn = Callable[[], AbstractContextManager[None]]
+"""Makes a `with` block with exclusive use of the backend; between an engine's blocks other calls may step."""
+
+CHUNK = 128
+"""Number of positions whose logits are held at once: [128, V] takes 26 MB for OPT."""
+
+
+def logits_by_chunk(
+    runner: Runner,
+    token_ids: list[int],
+    turn: Turn = nullcontext,
+    lora: str | None = None,
+    source_ids: list[int] | None = None,
+) -> Iterator[tuple[int, Any]]:
+    """Iterate over the logits of all positions in chunks, each computed and consumed in its own turn.
+
+    `lora` names the adapter that computes them; `source_ids` are what the encoder of an encoder-decoder reads.
+
+    Yields:
+        The first position of the chunk, and its logits [chunk, V] on the host, valid until the next chunk.
+    """
+    backend = runner.backend
+    apart = runner.apart(_cache_for(runner, token_ids, source_ids or ()))
+    source = None if source_ids is None else SourceText(source_ids)
+    sequence = TokenSequence(list(token_ids), adapter=lora, source=source)
+    while sequence.pending:
+        first, count = sequence.cached, min(CHUNK, sequence.pending)
+        with turn():
+            yield first, backend.chooser.to_host(apart.forward([sequence], [count], rows=range(count)).logits)
+
+
+def all_logits(
+    runner: Runner,
+    token_ids: list[int],
+    turn: Turn = nullcontext,
+    lora: str | None = None,
+    source_ids: list[int] | None = None,
+) -> NDArray[np.float32]:
+    """The logits of every position; arguments as of `logits_by_chunk`. [T] -> [T, V]"""
+    out = np.empty((len(token_ids), runner.model.config.vocab_size), np.float32)
+    with work("computing logits", len(token_ids), "tokens") as progress:
+        for first, logits in logits_by_chunk(runner, token_ids, turn, lora, source_ids):
+            out[first : first + len(logits)] = logits
+            progress.advance(len(logits))
+    return out
+
+
+def score_tokens(
+    runner: Runner,
+    token_ids: list[int],
+    turn: Turn = nullcontext,
+    lora: str | None = None,
+    source_ids: list[int] | None = None,
+) -> list[float | None]:
+    """log p(token | those before it) of each token; None for the first. Arguments as of `logits_by_chunk`."""
+    scores: list[float | None] = [None]
+    with work("scoring", len(token_ids), "tokens") as progress:
+        for first, logits in logits_by_chunk(runner, token_ids, turn, lora, source_ids):
+            following = np.asarray(token_ids[first + 1 : first + 1 + len(logits)], np.int64)  # the last has none
+            scores += chosen_log_probs(logits[: len(following)], following, np).tolist()
+            progress.advance(len(logits))
+    return scores
+
+
+@dataclass(frozen=True)
+class Position:
+    """One position of a prompt."""
+
+    token_id: int
+    logprob: float | None
+    """log p(this token | those before); None for the first"""
+    next: list[tuple[int, float]]
+    """Most likely next tokens with their probabilities, best first"""
+
+
+def next_tokens(runner: Runner, token_ids: list[int], top: int, lora: str | None = None) -> list[Position]:
+    """The `top` most likely next tokens at each position, with probabilities; `lora` names an adapter."""
+    positions: list[Position] = []
+    logprob: float | None = None
+    with work("computing logits", len(token_ids), "tokens") as progress:
+        for first, logits in logits_by_chunk(runner, token_ids, lora=lora):
+            ids, values = top_log_probs(logits, top, np)  # [T, V] -> 2 x [T, top]
+            for i, row in enumerate(logits):
+                expected = [(int(t), float(np.exp(v))) for t, v in zip(ids[i], values[i], strict=True)]
+                positions.append(Position(token_ids[first + i], logprob, expected))
+                if first + i + 1 < len(token_ids):
+                    following = np.asarray([token_ids[first + i + 1]])
+                    logprob = float(chosen_log_probs(row[None], following, np)[0])
+            progress.advance(len(logits))
+    return positions
+
+
+def attention_maps(runner: Runner, token_ids: list[int], layer: int) -> NDArray[np.float32]:
+    """The attention weights of each head of one layer over a prompt. [T] -> [H, T, T]; rows sum to 1."""
+    return masked_attention_maps(runner, token_ids, layer)[0]
+
+
+def masked_attention_maps(
+    runner: Runner, token_ids: list[int], layer: int, lora: str | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """The attention maps of a layer, and the pairs that its mask hides, which are no weights of zero.
+
+    `lora` names the adapter that computes them.
+
+    [T] -> [H, T, T], [T, T]
+    """
+    apart = runner.apart(_cache_for(runner, token_ids))
+    with put_between(apart, AttentionRecorder(runner.backend, {layer})) as recorder:
+        apart.prefill(TokenSequence(list(token_ids), adapter=lora))
+    return recorder.maps[layer], recorder.masked[layer]
+
+
+def last_attention(
+    runner: Runner, token_ids: list[int], layers: Collection[int], turn: Turn = nullcontext, lora: str | None = None
+) -> NDArray[np.float32]:
+    """The attention weights of the last token in some layers. [T] -> [len(layers), H, T]; rows sum to 1.
+
+    The tokens before it fill a cache of their own, in chunks, each in its own turn. `lora` names the adapter that
+    computes them.
+    """
+    apart, sequence = runner.apart(_cache_for(runner, token_ids)), TokenSequence(list(token_ids), adapter=lora)
+    with work("computing attention", len(token_ids), "tokens") as progress:
+        while sequence.pending > 1:
+            with turn():
+                apart.forward([sequence], [min(CHUNK, sequence.pending - 1)], rows=())
+            progress.advance(sequence.cached - progress.done)
+        with turn(), put_between(apart, AttentionRecorder(runner.backend, layers)) as recorder:
+            apart.prefill(sequence)
+        progress.advance()
+    return np.stack([recorder.maps[layer][:, 0] for layer in layers])  # [H, 1, T] each -> [len(layers), H, T]
+
+
+def _cache_for(runner: Runner, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> PagedCache:
+    """A cache for one sequence and its source, apart from the running requests'."""
+    backend = runner.backend
+    pages = sum(-(-len(ids) // backend.memory.page_size) for ids in (token_ids, source_ids))
+    return PagedCache(runner.model.config, backend, pages, layers=runner.layers)

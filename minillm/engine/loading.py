@@ -1,0 +1,169 @@
+"""Loading the parts of an engine: models, tokenizer, chat template, the checkpoint's defaults."""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..backends.low_rank import AdapterWeights
+from ..backends.operations import Backend
+from ..config import ModelConfig, warn_of_unknown_tokens
+from ..errors import ParameterError
+from ..formats import find_adapter, find_model
+from ..formats.gguf.file import is_gguf, read_gguf
+from ..formats.load_model import load_adapter, load_model, read_model_config
+from ..formats.sentence_files import read_embedding_settings
+from ..formats.tokenizer_and_defaults import (
+    Name,
+    gguf_pooling,
+    named_tokenizer,
+    read_chat_template,
+    read_generation_config,
+    read_tokenizer,
+)
+from ..models.base import Model
+from ..tasks.pooling import EmbeddingSettings
+from ..text.chat import ChatTemplate
+from ..text.tokenizer import Tokenizer
+
+logger = logging.getLogger("minillm")
+
+DEMO_MODEL = Path(__file__).parents[1] / "assets" / "demo-opt"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The loaded parts of an engine, without its cache."""
+
+    backend: Backend
+    model: Model
+    tokenizer: Tokenizer | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Generation fields of the checkpoint"""
+    helpers: Mapping[str, Model] = field(default_factory=dict)
+    """Additional models by role, "draft" or "amateur" """
+    chat_template: ChatTemplate | None = None
+    adapters: Mapping[str, AdapterWeights] = field(default_factory=dict)
+    """LoRA adapters for single requests, by name"""
+    helper_backend: Backend | None = None
+    """Of the helper models, where ranks share the model"""
+    embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
+    """Settings of embedding"""
+    path: Path | None = None
+    """The checkpoint's folder or GGUF file; None of random weights"""
+
+
+def load_parts(
+    model: Name | None,
+    revision: str | None,
+    helpers: Mapping[str, Name],
+    backend: Backend,
+    tokenizer: Name | Tokenizer | None = None,
+    adapter: Name | None = None,
+    adapters: Mapping[str, Name] | None = None,
+    *,
+    share: Callable[[Path, Sequence[Path]], dict[str, Any]] | None = None,
+    helper_backend: Backend | None = None,
+) -> Parts:
+    """Load a model (the demo model if none is named) and its helper models.
+
+    Args:
+        model: folder, GGUF file or hub id
+        revision: on the hub
+        helpers: names of the "draft" and "amateur" models
+        backend: the backend
+        tokenizer: replaces the model's own; a chat template in its folder takes precedence over the model's
+        adapter: a LoRA adapter to merge into the model: folder or hub id
+        adapters: LoRA adapters for single requests, by name
+        share: of the paths of the model and of its adapters: arguments of `load_model` for this process's share
+        helper_backend: backend of the helper models, which are not shared; by default `backend`
+
+    Raises:
+        ModelError: a model, the adapter or the tokenizer cannot be loaded (see `errors`).
+        ParameterError: the arguments contradict each other, or a helper or the tokenizer has another vocabulary.
+    """
+    if model is None and revision is not None:
+        raise ParameterError("revision applies to a hub id, and no model is given: leave it out")
+    if len(helpers) > 1:
+        raise ParameterError("draft and amateur select different decoding strategies: leave one of them out")
+    path = DEMO_MODEL if model is None else find_model(model, revision=revision)
+    named, template = named_tokenizer(tokenizer)
+    own = read_tokenizer(path) if named is None else None
+    merged = None if adapter is None else find_adapter(adapter)
+    folders = {name: find_adapter(where) for name, where in (adapters or {}).items()}
+    part = {} if share is None else share(path, [*([] if merged is None else [merged]), *folders.values()])
+    loaded = load_model(path, backend, adapter=merged, **part)
+    if named is not None:
+        own = named.for_model(loaded.config.vocab_size)
+    helping = {
+        name: _load_helper(name, where, loaded.config, helper_backend or backend) for name, where in helpers.items()
+    }
+    defaults = read_generation_config(path)
+    if (
+        named_in := path / "generation_config.json"
+    ).exists():  # config.json, which may stand for it, has been looked at
+        warn_of_unknown_tokens(defaults, loaded.config.vocab_size, named_in)
+    if own is not None and own.end_ids:
+        defaults = {"eos_token_id": list(own.end_ids)} | defaults
+    template = template or read_chat_template(path)
+    whole = loaded.config if share is None or not folders else read_model_config(path)
+    lora = {name: load_adapter(folder, whole, backend, **part) for name, folder in folders.items()}
+    source = None if template is None else template.source
+    embedding = read_embedding_settings(path, loaded.config, source)
+    if is_gguf(path):
+        embedding = replace(embedding, pooling=gguf_pooling(read_gguf(path), embedding.pooling))
+    return Parts(backend, loaded, own, defaults, helping, template, lora, helper_backend, embedding, path)
+
+
+def _load_helper(name: str, where: Name, config: ModelConfig, backend: Backend) -> Model:
+    """Load a draft or amateur model, which must have the main model's vocabulary."""
+    helper = load_model(find_model(where), backend)
+    if helper.config.vocab_size != config.vocab_size:
+        raise ParameterError(
+            f"{name} {os.fspath(where)!r:.100} has a vocabulary of {helper.config.vocab_size} tokens, the model one of "
+            f"{config.vocab_size}: they should be equal"
+        )
+    if bool(helper.config.encoder_layers) != bool(config.encoder_layers):
+        raise ParameterError(f"{name} {os.fspath(where)!r:.100} and the model should both have an encoder, or neither")
+    return helper
+
+
+def affordable_pages(
+    config: ModelConfig,
+    backend: Backend,
+    sequences: int,
+    budget: int | None,
+    others: Iterable[ModelConfig] = (),
+    processes: int = 1,
+) -> int:
+    """Number of pages for `sequences` full contexts plus a few guesses, or as many as the budget allows.
+
+    By default they take at most one byte in `Memory.cache_share` of the free memory, or one full context if that is
+    more, for which half of the memory may be taken.
+
+    Args:
+        config: the model's shape
+        backend: decides the page size
+        sequences: number that run at once
+        budget: bytes; None for the default
+        others: shapes of further models, each of which needs as many pages
+        processes: number of them that share this machine's memory
+
+    Raises:
+        ParameterError: the budget is less than one page.
+    """
+    models = (config, *others)
+    memory = backend.memory
+    position = sum(m.num_layers * memory.position_bytes(m.num_kv_heads, m.head_dim) for m in models)
+    page = position * memory.page_size
+    context = config.max_positions // memory.page_size + 1
+    if config.encoder_layers:
+        context += config.max_source_positions // memory.page_size + 1
+    if budget is None:
+        free = memory.free_bytes() // processes
+        budget = max(page, free // memory.cache_share, min(context * page, free // 2))
+    if budget < page:
+        raise ParameterError(f"cache_bytes should be at least {page} (one page of {memory.page_size}), found {budget}")
+    return min(sequences * context, budget // page)

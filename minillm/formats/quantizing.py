@@ -1,0 +1,273 @@
+"""Conversion of a checkpoint to smaller weights: 16 bits, or 8 or 4 bits in groups with one scale each.
+
+`backends/formats.py` says the format of each weight: with int4 the vocabulary has 8 bits; norms and biases are not
+rounded, nor positions and routers with 8 or 4 bits. The layout of 8 and 4 bits is in `models/quantized.py`; 16 bits
+give an ordinary checkpoint with the same tensor names and layout. Tensors that a model fuses are stored next to each
+other.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.formats import FLOAT16, FORMATS, STORED_FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats
+from ..backends.operations import Backend
+from ..backends.weights import Loader, Tensor, Weight, expand, narrow
+from ..config import read_config
+from ..errors import ParameterError, UnsupportedModelError
+from ..models import build_model, config_of
+from ..models.sources import source_of
+from ..output_files import check_absent, new_folder
+from ..progress import showing, work
+from ..reference.quantize import GROUPS, Quantized, quantize
+from . import SMALL_FILES, StoredTensor, open_checkpoint
+from .gguf.file import is_gguf, read_gguf
+from .gguf.read_model import read_gguf_model
+from .load_model import canonical_names, without_extras
+from .quantized import METHOD, SCALE
+from .safetensors import SHARD_BYTES, Entry, SafetensorsFile, index_of, spread
+from .schemes import read_quantization
+from .tensors import FLOATS
+
+DTYPES = ("int8", "int4", "bfloat16", "float16")
+"""Target dtypes of weights."""
+
+
+@dataclass
+class Rounding:
+    """The error of a matrix whose numbers were rounded."""
+
+    name: str
+    """Of the matrix"""
+    format: Format
+    squared_error: float = 0.0
+    """Sum of the squared differences"""
+    squared_norm: float = 0.0
+    """Sum of the squared numbers"""
+
+    def add(self, values: NDArray[np.float32], rounded: Any) -> None:
+        """Count some rows, as they were and as they are stored."""
+        with np.errstate(all="ignore"):  # infinity and NaN stay what they are in 16 bits
+            difference = expand(rounded) - values
+            self.squared_error += float(np.vdot(difference, difference))
+            self.squared_norm += float(np.vdot(values, values))
+
+    @property
+    def error(self) -> float:
+        """The Frobenius norm of the difference, relative to that of the matrix."""
+        return math.sqrt(self.squared_error / self.squared_norm) if self.squared_norm else 0.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor and its target format."""
+
+    name: str
+    tensor: Tensor
+    format: Format
+    """The stored one if unchanged"""
+
+    def entries(self) -> list[Entry]:
+        """Its entries in a file: the values and, for 8 and 4 bits, their scales. Rows are padded to whole groups."""
+        form = self.format
+        if not form.scale_bits:
+            return [Entry(self.name, form.name, self.tensor.shape)]
+        outputs, inputs = self.tensor.shape
+        groups = -(-inputs // form.group)
+        return [
+            Entry(self.name, form.dtype.name, (outputs, groups * form.group * form.bits // 8)),
+            Entry(self.name + SCALE, "float16", (outputs, groups)),
+        ]
+
+    def write(self, file: SafetensorsFile, written: Callable[[int], None]) -> Rounding | None:
+        """Round the tensor and write it, some rows at a time; `written` is called with the number of values.
+
+        Returns the error of the rounding; None if the tensor is written as it was.
+        """
+        if self.format == STORED_FORMATS[self.tensor.dtype]:
+            file.write(self.name, self.tensor.stored())
+            written(math.prod(self.tensor.shape))
+            return None
+        first, rounding = 0, Rounding(self.name, self.format)
+        for chunk in self.tensor.chunks():
+            try:
+                rounded = self._round(chunk)
+            except ParameterError as error:
+                raise ParameterError(f"tensor {self.name}: {error}") from None
+            stored = (rounded.values, rounded.scales) if isinstance(rounded, Quantized) else (rounded,)
+            for entry, rows in zip(self.entries(), stored, strict=True):
+                file.write(entry.name, rows, first)
+            rounding.add(chunk, rounded)
+            first += len(chunk)
+            written(chunk.size)
+        return rounding
+
+    def _round(self, chunk: NDArray[np.float32]) -> Any:
+        """Round rows, to an array or a `Quantized`."""
+        if self.format.scale_bits:
+            with np.errstate(invalid="ignore"):  # NaN is refused later
+                return quantize(chunk, self.format.bits, self.format.group)
+        narrowed = narrow(chunk, self.format)
+        if self.format == FLOAT16 and not np.isfinite(narrowed).all():
+            raise ParameterError("weights in float16 must be finite and below 65,520: bfloat16 holds larger ones")
+        return narrowed
+
+
+class _Plan(Loader):
+    """Records the tensors and formats of the weights that a model prepares, without storing them."""
+
+    def __init__(self, formats: WeightFormats) -> None:
+        super().__init__(formats, kept=())
+        self.fused: list[list[tuple[Tensor, Format | None]]] = []
+        """For each weight its source tensors, with their formats; None: the stored one"""
+
+    def prepare(
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
+    ) -> Weight:
+        """A placeholder weight of the right shape."""
+        matrix = len(tensors[0].shape) > 1
+        wanted = self.formats.of(role) if matrix else None
+        self.fused.append([(tensor, wanted) for tensor in tensors] + [(bias, None) for bias in biases])
+        rows = sum(tensor.shape[0] for tensor in tensors)
+        return Weight(name, np.broadcast_to(np.float32(0), (rows, *tensors[0].shape[1:])))
+
+
+def write_checkpoint(
+    source: Path,
+    target: Path,
+    dtype: str,
+    group: int | None = None,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    progress: bool = True,
+) -> list[Rounding]:
+    """Write the checkpoint in `source` with its weights in `dtype` to the new folder `target`.
+
+    The configuration, the tokenizer and the generation defaults are copied. Memory holds only a few rows of weights at
+    a time. `target` appears when it is complete. Returns the errors of what was rounded.
+
+    Args:
+        source: a checkpoint folder, in any format that minillm reads
+        target: a folder that does not exist, in one that does
+        dtype: one of `DTYPES`
+        group: number of weights per scale with 8 and 4 bits: 32 (the default) or 64
+        shard_bytes: maximum file size; larger checkpoints are split into several files
+        progress: show a bar on a terminal or in a notebook
+
+    Raises:
+        ParameterError: the dtype or the group is not offered, the checkpoint is quantised already, `target` exists, or
+            a weight does not fit the dtype.
+        ModelError: `source` is not a supported model, or `target` cannot be written.
+
+    Example:
+        >>> roundings = write_checkpoint(DEMO_MODEL, folder / "demo-int4", "int4")
+        >>> f"at most {max(one.error for one in roundings):.0%}"
+        'at most 9%'
+        >>> Engine(folder / "demo-int4").generate("A list of colors: red,", max_new_tokens=4).text
+        ' orange, yellow,'
+    """
+    group = check_request(target, dtype, group)
+    if is_gguf(source):
+        raise UnsupportedModelError(f"{source} is a GGUF file, of which only another is made: DST should end in .gguf")
+    raw = read_config(source)
+    if (already := read_quantization(raw)) is not None:
+        raise ParameterError(f"{source} is already quantised, to {already.title}: quantise what it was made from")
+    as_built = bool(FORMATS[dtype].scale_bits)  # under the names and in the order in which the model is built
+    parts = plan(source, raw, WEIGHT_FORMATS[dtype].in_groups(group), as_built=as_built)
+    total = sum(math.prod(part.tensor.shape) for fused in parts for part in fused)
+    with showing(progress), work(f"writing {dtype}", total, "parameters") as writing, new_folder(target) as folder:
+        for name in sorted(SMALL_FILES):
+            if (source / name).is_file():
+                (folder / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(source / name, folder / name)
+        config = raw | _fields(raw, dtype, group)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        return _write_weights(folder, parts, shard_bytes, writing.advance)
+
+
+def check_request(target: Path, dtype: str, group: int | None) -> int:
+    """Check the arguments that do not depend on the checkpoint. Returns the group size.
+
+    Raises:
+        ParameterError: the dtype or the group is not offered, or `target` exists.
+    """
+    check_absent(target)
+    if dtype not in DTYPES:
+        raise ParameterError(f"dtype {dtype!r} is none to write weights in: expected one of {', '.join(DTYPES)}")
+    if group is None:
+        return GROUPS[0]
+    if not FORMATS[dtype].scale_bits:
+        raise ParameterError(f"a group size has no effect on {dtype}: leave it out")
+    if group not in GROUPS:
+        raise ParameterError(f"a group should have {' or '.join(map(str, GROUPS))} weights, found {group}")
+    return group
+
+
+def _fields(raw: dict[str, Any], dtype: str, group: int) -> dict[str, Any]:
+    """Fields of config.json for the dtype."""
+    if FORMATS[dtype].scale_bits:
+        return {"quantization_config": {"quant_method": METHOD, "bits": FORMATS[dtype].bits, "group_size": group}}
+    return {name: dtype for name in ("dtype", "torch_dtype") if name in raw} or {"dtype": dtype}
+
+
+def plan(source: Path, raw: dict[str, Any], formats: WeightFormats, *, as_built: bool) -> list[list[Part]]:
+    """The tensors to write, in the order in which the model prepares them; those of one weight together.
+
+    Args:
+        source: a checkpoint folder or a GGUF file that is not quantised by minillm
+        raw: its config.json
+        formats: those of the weights
+        as_built: name and order tensors as the model does, not as they are stored
+
+    Raises:
+        ModelError: the weights cannot be read, or are not those of `raw`.
+    """
+    config = config_of(raw)
+    stored: Mapping[str, Tensor]
+    if is_gguf(source):
+        stored = tensors = read_gguf_model(read_gguf(source))[1]
+    else:
+        stored = open_checkpoint(source)
+        tensors = without_extras(canonical_names(stored, config), config, source)
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (FLOATS if isinstance(tensor, StoredTensor) else STORED_FORMATS):
+            raise UnsupportedModelError(
+                f"tensor {name} is stored as {tensor.dtype}; minillm reads {', '.join(FLOATS[:2])} and {FLOATS[2]}"
+            )
+    recorded = _Plan(formats)
+    with showing(False):  # nothing is loaded yet
+        build_model(config, tensors, Backend(recorded), as_built=is_gguf(source))
+    named = [*tensors.items(), *(() if as_built else stored.items())]  # published names come last, and count
+    names = {id(source_of(tensor)): name for name, tensor in named}
+
+    def part(tensor: Tensor, form: Format | None) -> Part:
+        written = tensor if as_built else source_of(tensor)
+        kept = STORED_FORMATS[written.dtype]
+        return Part(names[id(source_of(tensor))], written, form or (FLOAT16 if kept.offset_bits else kept))
+
+    return [[part(*one) for one in fused] for fused in recorded.fused]
+
+
+def _write_weights(
+    folder: Path, fused: list[list[Part]], shard_bytes: int, written: Callable[[int], None]
+) -> list[Rounding]:
+    """Write all weight files, and an index if there are several. Returns the errors of what was rounded."""
+    groups, rounded = [], list[Rounding | None]()
+    for parts in fused:
+        entries = [part.entries() for part in parts]
+        groups.append([entry for i in (0, 1) for several in entries for entry in several[i : i + 1]])  # then scales
+    shards = spread(groups, shard_bytes)
+    for name, inside in shards.items():
+        names = {entry.name for entry in inside}
+        with SafetensorsFile(folder / name, inside) as file:
+            rounded += [part.write(file, written) for parts in fused for part in parts if part.name in names]
+    if len(shards) > 1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index_of(shards)), encoding="utf-8")
+    return [rounding for rounding in rounded if rounding is not None]

@@ -1,0 +1,54 @@
+"""Quantised checkpoints as they are published: a file for each scheme, and the table of all that are read.
+
+matrix.py    numbers with scales and zero points as one tensor; what is exact in our 8 or 4 bits, and what is expanded
+the others   config.json's quantization_config -> a `Scheme`: where in which tensors a module's matrix is
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...errors import CheckpointError, UnsupportedModelError
+from .. import quantized
+from ..quantized import Quantization
+from ..tensors import FLOATS
+from . import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from .matrix import Scheme
+
+SCHEMES: dict[str, Callable[[Mapping[str, Any], str], Scheme]] = {
+    "gptq": gptq.read,
+    "awq": awq.read,
+    "compressed-tensors": compressed_tensors.read,
+    "fp8": fp8.read,
+    "modelopt": fp8.read_modelopt,
+    "bitsandbytes": bitsandbytes.read,
+}
+"""quant_method -> the reader of its quantization_config, which also gets the dtype of expanded matrices"""
+
+
+def read_quantization(raw: Mapping[str, Any]) -> Quantization | Scheme | None:
+    """Read quantization_config (`config.read_config`); None if there is none.
+
+    Raises:
+        UnsupportedModelError: another quantisation method, or a variant of one that is not read.
+        CheckpointError: a field is missing or invalid.
+    """
+    found = raw.get("quantization_config")
+    if found is None:
+        return None
+    fields = found if isinstance(found, dict) else {}
+    method = fields.get("quant_method", found if not fields else None)
+    if method is None and (fields.get("load_in_4bit") or fields.get("load_in_8bit")):
+        method = "bitsandbytes"  # as its first releases wrote
+    if method == quantized.METHOD:
+        return quantized.read(fields)
+    if not fields or not isinstance(method, str) or method not in SCHEMES:
+        raise UnsupportedModelError(
+            f"config.json: the checkpoint is quantised by {method!r:.60}; minillm reads those that are not quantised, "
+            f"those quantised by {', '.join(SCHEMES)}, and those that `python -m minillm quantize` has written"
+        )
+    dtype = raw.get("dtype") or raw.get("torch_dtype")
+    try:
+        return SCHEMES[method](fields, dtype if isinstance(dtype, str) and dtype in FLOATS else "float32")
+    except (CheckpointError, UnsupportedModelError) as error:
+        usual = "config.json: quantization_config"
+        raise type(error)(str(error).replace(usual, fields.get("file", usual))) from None

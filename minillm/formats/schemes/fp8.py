@@ -1,0 +1,145 @@
+"""Weights in float8 with scales: DeepSeek's and Qwen3's blocks, and one scale for each row or for the whole matrix.
+
+    X.weight            float8_e4m3fn or float8_e5m2 [out, in]
+    X.weight_scale_inv  float32 or bfloat16 [out / 128, in / 128], rounded up; despite its name it multiplies
+    X.weight_scale      one number, [out] or [out, 1]                       (vLLM's fp8, NVIDIA's modelopt)
+    X.input_scale       of activations in float8, which are not rounded here
+
+Definition: transformers `integrations/finegrained_fp8.py` (`Fp8Dequantize`); modelopt `torch/export` (FP8).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ...config import Fields
+from ...errors import CheckpointError, UnsupportedModelError
+from .. import StoredTensor
+from ..tensors import VALUES
+from .matrix import Matrix, Module, Scheme, rows_of
+
+FLOATS = ("float8_e4m3fn", "float8_e5m2")
+NOTE = "activations are not rounded to 8 bits as in the original, so results differ by that rounding"
+
+
+def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
+    """The scheme of a quantization_config with quant_method "fp8".
+
+    Raises:
+        CheckpointError, UnsupportedModelError: a field is invalid, or names what is not read.
+    """
+    fields = Fields(raw, "config.json: quantization_config")
+    fields.choice("fmt", "e4m3", ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"))
+    fields.choice("activation_scheme", "dynamic", ("dynamic", "static"))
+    fields.choice("scale_fmt", "float", ("float", "ue8m0"))
+    fields.choice("expert_dtype", "fp8", ("fp8",))
+    refuse_cache(fields, "kv_cache_scheme")
+    block = read_block(fields, "weight_block_size")
+    return scheme_of(
+        f"FP8, {'one scale each' if block is None else f'blocks of {block[0]} x {block[1]}'}", expanded, block
+    )
+
+
+def read_modelopt(raw: Mapping[str, Any], expanded: str) -> Scheme:
+    """The scheme of a quantization_config with quant_method "modelopt".
+
+    Raises:
+        CheckpointError, UnsupportedModelError: a field is invalid, or names what is not read.
+    """
+    fields = Fields(raw, "config.json: quantization_config")
+    known = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
+    algorithm = fields.choice("quant_algo", fields.get("quant_algo", ""), known)
+    for name in ("kv_cache_quant_algo", "kv_cache_scheme"):
+        refuse_cache(fields, name)
+    return scheme_of(f"modelopt {algorithm}", expanded, None)
+
+
+def scheme_of(title: str, expanded: str, block: tuple[int, int] | None) -> Scheme:
+    """The scheme of matrices in float8."""
+    return Scheme(
+        title=title,
+        dtype=expanded,
+        expanded=expanded,
+        note=NOTE,
+        markers=("weight_scale_inv", "weight_scale"),
+        matrix=lambda module: read_module(module, block),
+    )
+
+
+def read_module(module: Module, block: tuple[int, int] | None) -> Matrix:
+    """The matrix of a module; blocks as of `float8_matrix`."""
+    name = "weight_scale_inv" if "weight_scale_inv" in module else "weight_scale"
+    module.leave("input_scale", "activation_scale")
+    return float8_matrix(module, name, block)
+
+
+def float8_matrix(module: Module, scale_name: str, block: tuple[int, int] | None, group: int = 0) -> Matrix:
+    """A matrix in float8 and its scales.
+
+    Args:
+        module: its tensors
+        scale_name: the part of the name that scales have
+        block: rows and columns that share a scale; None: the shape of the scales says
+        group: without blocks, columns of a row that share a scale; 0: all
+    """
+    weight = module.take("weight", FLOATS, None, None)
+    outputs, inputs = weight.shape
+    scale, height = take_scales(module, scale_name, weight.shape, block, group)
+    return Matrix(
+        name=weight.name,
+        shape=(outputs, inputs),
+        numbers=lambda first, stop: weight.part(0, first, stop).load(),
+        scales=rows_of(scale, height),
+        size=block[1] if block else group or inputs,
+    )
+
+
+def take_scales(
+    module: Module,
+    name: str,
+    shape: tuple[int, ...],
+    block: tuple[int, int] | None,
+    group: int = 0,
+    types: tuple[str, ...] = VALUES,
+) -> tuple[StoredTensor, int]:
+    """The scales, or zero points, of a matrix of this shape, and for how many rows each of theirs stands.
+
+    Raises:
+        CheckpointError: they are missing, or have another shape.
+    """
+    outputs, inputs = shape
+    if block is not None:
+        return module.take(name, types, -(-outputs // block[0]), -(-inputs // block[1])), block[0]
+    if group:
+        return module.take(name, types, outputs, -(-inputs // group)), 1
+    found = module.shape_of(name)
+    if found is not None and math.prod(found) == 1 and len(found) <= 2:
+        return module.take(name, types, *found), outputs
+    return module.take(name, types, *((outputs,) if found is not None and len(found) == 1 else (outputs, 1))), 1
+
+
+def read_block(fields: Fields, name: str) -> tuple[int, int] | None:
+    """Rows and columns of a block; None if there are no blocks.
+
+    Raises:
+        CheckpointError: it is no pair of sizes.
+    """
+    found = fields.raw.get(name)
+    if found is None:
+        return None
+    if not (isinstance(found, list) and len(found) == 2 and all(type(n) is int and 0 < n < 2**24 for n in found)):
+        raise CheckpointError(f"{fields.source}: {name} should be two sizes, found {found!r:.60}")
+    return found[0], found[1]
+
+
+def refuse_cache(fields: Fields, name: str) -> None:
+    """Refuse a quantised K/V cache.
+
+    Raises:
+        UnsupportedModelError: config.json asks for one.
+    """
+    if fields.raw.get(name) is not None:
+        raise UnsupportedModelError(
+            f"{fields.source}: {name} asks for a K/V cache with the checkpoint's own scales, which minillm does not "
+            "read; it reads weights quantised without it"
+        )

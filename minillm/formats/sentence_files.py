@@ -1,0 +1,300 @@
+"""The files of sentence-transformers in a checkpoint's folder: how its texts are embedded or scored.
+
+modules.json lists the steps, the first of which is the model:
+
+    1_Pooling       the mean of the hidden states, that of the first token (CLS), or that of the last
+    2_Dense         a projection with an activation, in some
+    3_Normalize     division by the length
+
+or the model alone, a cross-encoder; or, of a causal LM that scores, `1_LogitScore`: a difference of two logits.
+config_sentence_transformers.json has prompts, the cross-encoder's function of logits, how two vectors are compared, and
+their length; sentence_bert_config.json the longest text, and whether the chat template writes texts. A checkpoint
+without modules.json is pooled by the mean if it is an encoder, and by the last token if not.
+
+What changes results and is not run is refused by name, what is not read is named in one warning.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..config import Fields, ModelConfig, read_score_function
+from ..errors import CheckpointError, UnsupportedModelError
+from ..files import read_json, read_optional_json, read_text
+from ..tasks.pooling import ACTIVATIONS, SIMILARITIES, AsMessages, Dense, EmbeddingSettings, LogitScore, Pooling
+from . import open_checkpoint
+
+logger = logging.getLogger("minillm")
+
+MODEL_FILE = "config_sentence_transformers.json"
+TEXTS_FILES = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_xlm-roberta_config.json",
+)
+"""Names of one file in the order of preference; all but the first are those of old releases"""
+
+_MODES: dict[str, Pooling] = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+_WORDS: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+_KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore", "Dropout")
+_ORDER = re.compile("Transformer Pooling( Dense)*( Normalize)*")
+"""Modules in the order in which they are run. Dropout does nothing but in training"""
+_RESULTS = {
+    "feature-extraction": ("last_hidden_state", "token_embeddings"),
+    "sequence-classification": ("logits", "scores"),
+    "text-generation": ("logits", "causal_logits"),
+}
+"""`transformer_task`: what the model returns, and the name under which the modules after it find that"""
+_WITHOUT_EFFECT = {
+    MODEL_FILE: {"__version__", "model_type", "keep_in_fp32_modules", "requirements"},
+    TEXTS_FILES[0]: {"unpad_inputs"},
+    "text": {"padding", "logits_to_keep"},
+}
+_OF_TOKENIZERS = ("padding", "truncation", "max_length", "return_tensors", "tokenize", "return_dict")
+"""Arguments of transformers' `apply_chat_template` that no template sees"""
+_PARTS = ("content[0]", ".type", "'type'", '"type"', "message.content[")
+"""A template with one of these reads content as a list of parts, to sentence-transformers"""
+
+
+def read_embedding_settings(folder: Path, config: ModelConfig, template: str | None = None) -> EmbeddingSettings:
+    """Read the settings with which a checkpoint's texts are embedded or scored.
+
+    Args:
+        folder: of the checkpoint; a GGUF file has no such settings
+        config: of its model
+        template: source of its chat template
+
+    Raises:
+        CheckpointError: a file cannot be read, a field is invalid, or a projection is of vectors of another width.
+        UnsupportedModelError: a step that minillm does not run, such as pooling by the maximum, another order, or a
+            module whose file is missing. A model that generates text does so all the same: then a warning says it, and
+            `refused`.
+    """
+    settings = EmbeddingSettings(pooling="mean" if config.bidirectional else "last")
+    if not folder.is_dir():
+        return settings
+    longest = read_optional_json(folder / "tokenizer_config.json").get("model_max_length")
+    settings = replace(settings, max_tokens=longest if isinstance(longest, int) and longest > 0 else None)
+    try:
+        modules = _read_modules(folder)
+        return _Reader(folder, config, template).settings(settings, modules) if modules else settings
+    except UnsupportedModelError as error:
+        if config.output != "tokens":
+            raise
+        logger.warning("%s; so texts are neither embedded nor scored here, only generated", error)
+        return replace(settings, refused=str(error))
+
+
+def _read_modules(folder: Path) -> list[tuple[str, Path]]:
+    """Kind and folder of each module in modules.json, in order; empty if there is no such file."""
+    path = folder / "modules.json"
+    if not path.exists():
+        return []
+    try:
+        modules = json.loads(read_text(path))
+        listed_modules = [(str(module["type"]).rpartition(".")[2], folder / str(module["path"])) for module in modules]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        listed_modules = []
+    if not listed_modules:
+        raise CheckpointError(f"{path} should be a list of modules with type and path")
+    for kind, _ in listed_modules:
+        if kind not in _KINDS:
+            *first, last = [name for name in _KINDS if name != "Dropout"]
+            raise UnsupportedModelError(f"{path}: the module {kind!r:.60}; minillm runs {', '.join(first)} and {last}")
+    return [(kind, path) for kind, path in listed_modules if kind != "Dropout"]
+
+
+def _module_fields(path: Path) -> Fields:
+    """The configuration of a module."""
+    if not path.exists():
+        raise UnsupportedModelError(f"{path} is missing, and modules.json lists this module")
+    return Fields(read_json(path), str(path))
+
+
+class _Reader:
+    """The files of one folder, and the names of their fields that are not read."""
+
+    def __init__(self, folder: Path, config: ModelConfig, template: str | None) -> None:
+        self.folder, self.config, self.template = folder, config, template
+        self.unread: list[str] = []
+
+    def settings(self, settings: EmbeddingSettings, modules: list[tuple[str, Path]]) -> EmbeddingSettings:
+        """The settings by these modules."""
+        kinds, output = [kind for kind, _ in modules], self.config.output
+        if kinds == ["Transformer"] and output == "labels":
+            task, own = "sequence-classification", dict[str, Any]()
+        elif kinds == ["Transformer", "LogitScore"] and output == "tokens" and not self.config.encoder_layers:
+            task, own = "text-generation", {"logit_score": self.logit_score(modules[1][1])}
+        elif _ORDER.fullmatch(" ".join(kinds)):
+            task, own = "feature-extraction", {"strip": True} | self.steps(modules)
+        else:
+            raise UnsupportedModelError(
+                f"{self.folder / 'modules.json'}: {', '.join(kinds)}; minillm runs Transformer, Pooling, then Dense, "
+                "then Normalize; Transformer alone if it classifies texts; Transformer, LogitScore if it generates them"
+            )
+        settings = replace(settings, **self.model(task), **own)
+        settings = replace(settings, **self.texts(task, settings.max_tokens))
+        if self.unread:
+            logger.warning(
+                "%s: minillm does not read %s; results may differ from those of sentence-transformers",
+                self.folder,
+                ", ".join(self.unread),
+            )
+        return settings
+
+    def not_read(self, where: str, raw: Mapping[str, Any], known: set[str]) -> None:
+        """Note the fields of a table that say something and are not known."""
+        self.unread += [f"{where}: {name}" for name in raw if name not in known and raw[name] not in (None, {}, [])]
+
+    # --- modules ------------------------------------------------------------------------------------------------------
+
+    def steps(self, modules: list[tuple[str, Path]]) -> dict[str, Any]:
+        """Pooling, projections and normalisation."""
+        fields: dict[str, Any] = {}
+        dense: list[Dense] = []
+        for kind, path in modules:
+            if kind == "Pooling":
+                fields |= self.pooling(path / "config.json")
+            elif kind == "Dense":
+                dense.append(self.dense(path, dense[-1].weight.shape[0] if dense else self.config.hidden_size))
+            elif kind == "Normalize":
+                self.of_vectors(Fields(read_optional_json(path / "config.json"), str(path / "config.json")))
+                fields["normalize"] = True
+        return fields | {"dense": tuple(dense)}
+
+    def pooling(self, path: Path) -> dict[str, Any]:
+        """The settings in the configuration of a Pooling module: flags, or one word in newer releases."""
+        fields = _module_fields(path)
+        word = fields.raw.get("pooling_mode")
+        words = word if isinstance(word, list) else [word] if word else []
+        flags = [name for name in fields.raw if name.startswith("pooling_mode_") and fields.raw[name]]
+        modes, known = (words, _WORDS) if words else (flags or ["pooling_mode_mean_tokens"], _MODES)
+        if len(modes) != 1 or str(modes[0]) not in known:
+            raise UnsupportedModelError(
+                f"{path}: pooling by {', '.join(map(str, modes))!r:.80}; minillm runs one of {', '.join(known)}"
+            )
+        read = {"pooling_mode", "include_prompt", "word_embedding_dimension", "embedding_dimension"}
+        self.not_read(str(path), fields.raw, read | {name for name in fields.raw if name.startswith("pooling_mode_")})
+        return {"pooling": known[str(modes[0])], "include_prompt": fields.get("include_prompt", True)}
+
+    def dense(self, folder: Path, width: int) -> Dense:
+        """A Dense module for vectors of some width: its configuration and its tensors."""
+        fields = _module_fields(folder / "config.json")
+        self.of_vectors(fields)
+        inputs, outputs, bias = fields.size("in_features"), fields.size("out_features"), fields.get("bias", True)
+        if inputs != width:
+            raise CheckpointError(
+                f"{fields.source}: in_features should be {width}, the width before it; found {inputs}"
+            )
+        if fields.get("use_residual", False):
+            raise UnsupportedModelError(f"{fields.source}: use_residual is true; minillm runs projections without it")
+        activation = fields.choice("activation_function", "torch.nn.modules.activation.Tanh", tuple(ACTIVATIONS))
+        names = {"module_input_name", "module_output_name", "in_features", "out_features", "bias", "use_residual"}
+        self.not_read(fields.source, fields.raw, names | {"activation_function"})
+        stored = open_checkpoint(folder)
+        shapes = {"linear.weight": (outputs, inputs)} | ({"linear.bias": (outputs,)} if bias else {})
+        if {name: tensor.shape for name, tensor in stored.items()} != shapes:
+            raise CheckpointError(f"{folder} should hold {shapes} by its config.json, found {sorted(stored)!s:.100}")
+        arrays = {name: np.array(tensor.load(), np.float32) for name, tensor in stored.items()}
+        return Dense(arrays["linear.weight"], arrays.get("linear.bias"), activation)
+
+    def of_vectors(self, fields: Fields) -> None:
+        """Refuse a module that computes something else from something else than the pooled vector."""
+        for name in ("module_input_name", "module_output_name"):
+            fields.choice(name, "sentence_embedding", ("sentence_embedding",))
+
+    def logit_score(self, folder: Path) -> LogitScore:
+        """A LogitScore module."""
+        fields = _module_fields(folder / "config.json")
+        fields.choice("module_input_name", "causal_logits", ("causal_logits",))
+        self.not_read(fields.source, fields.raw, {"true_token_id", "false_token_id", "module_input_name"})
+        true, false = fields.token_id("true_token_id"), fields.token_id("false_token_id")
+        if true is None or max(true, false or 0) >= self.config.vocab_size:
+            raise CheckpointError(
+                f"{fields.source}: true_token_id and false_token_id should be below {self.config.vocab_size}, the size "
+                f"of the vocabulary; found {true} and {false}"
+            )
+        return LogitScore(true, false)
+
+    # --- files of the whole -------------------------------------------------------------------------------------------
+
+    def model(self, task: str) -> dict[str, Any]:
+        """config_sentence_transformers.json: prompts, the comparison of vectors, the function of logits."""
+        fields = Fields(read_optional_json(self.folder / MODEL_FILE), MODEL_FILE)
+        prompts: dict[str, Any] = {name: text for name, text in fields.get("prompts", {}).items() if text is not None}
+        if not all(isinstance(text, str) for text in prompts.values()):
+            raise CheckpointError(f"{MODEL_FILE}: prompts should be texts, found {prompts!r:.60}")
+        default = fields.get("default_prompt_name", "") or None
+        if default is not None and default not in prompts:
+            raise CheckpointError(f"{MODEL_FILE}: default_prompt_name is {default!r:.60}, and there is no such prompt")
+        found: dict[str, Any] = {"prompts": prompts, "default_prompt": default}
+        read = {"prompts", "default_prompt_name"} | _WITHOUT_EFFECT[MODEL_FILE]
+        if task == "feature-extraction":
+            read |= {"truncate_dim", "activation_fn"}
+            if fields.raw.get("truncate_dim") is not None:
+                found["truncate_dim"] = fields.size("truncate_dim")
+            if fields.raw.get("similarity_fn_name") in SIMILARITIES:
+                read, found["similarity"] = read | {"similarity_fn_name"}, fields.raw["similarity_fn_name"]
+        else:
+            read |= {"similarity_fn_name", "truncate_dim", "activation_fn"}
+            found["score_function"] = self.score_function(fields, task)
+        self.not_read(MODEL_FILE, fields.raw, read)
+        return found
+
+    def score_function(self, fields: Fields, task: str) -> Any:
+        """The function of a cross-encoder's logits: that of the file, of config.json, else sigmoid for one label."""
+        single = task == "text-generation" or len(self.config.labels) == 1
+        named = read_score_function(fields, "activation_fn")
+        named = named or read_score_function(Fields(read_optional_json(self.folder / "config.json")))
+        return named or ("sigmoid" if single else "none")
+
+    def texts(self, task: str, max_tokens: int | None) -> dict[str, Any]:
+        """sentence_bert_config.json: how texts are read."""
+        paths = [path for name in TEXTS_FILES if (path := self.folder / name).exists()]
+        raw = next((raw for path in paths if (raw := read_json(path))), {})
+        name = next((path.name for path in paths), TEXTS_FILES[0])
+        fields = Fields(raw, name)
+        result, key = _RESULTS[task]
+        fields.choice("transformer_task", task, (task,))
+        fields.choice("module_output_name", key, (key,))
+        modalities = fields.get("modality_config", {})
+        if isinstance(of_text := modalities.get("text"), dict):
+            Fields(of_text, f"{name}: modality_config.text").choice("method_output_name", result, (result,))
+        calls = Fields(fields.get("processing_kwargs", {}), f"{name}: processing_kwargs")
+        of_texts = Fields(calls.get("text", {}), f"{name}: processing_kwargs.text")
+        self.not_read(of_texts.source, of_texts.raw, _WITHOUT_EFFECT["text"] | {"max_length"})
+        self.not_read(calls.source, calls.raw, {"text", "chat_template", "image", "audio", "video"})
+        read = {"transformer_task", "module_output_name", "modality_config", "processing_kwargs"}
+        self.not_read(name, raw, read | {"max_seq_length", "do_lower_case"} | _WITHOUT_EFFECT[TEXTS_FILES[0]])
+        if raw.get("max_seq_length") is not None:
+            max_tokens = fields.size("max_seq_length")
+        if of_texts.raw.get("max_length") is not None:
+            max_tokens = of_texts.size("max_length")
+        found: dict[str, Any] = {"max_tokens": max_tokens, "lowercase": fields.get("do_lower_case", False)}
+        if "message" in modalities:
+            found |= {"messages": self.messages(modalities["message"], calls), "strip": False}
+        return found
+
+    def messages(self, modality: Any, calls: Fields) -> AsMessages:
+        """How the chat template writes texts."""
+        if self.template is None:
+            raise CheckpointError(f"{self.folder} has no chat template, and its texts are messages")
+        variables = dict(calls.get("chat_template", {}))
+        keep_end = variables.pop("restore_suffix", True) is not False
+        calls_tokenizer = {name: variables.pop(name) for name in _OF_TOKENIZERS if name in variables}
+        self.not_read(f"{calls.source}.chat_template", calls_tokenizer, set())
+        said = modality.get("format", "auto") if isinstance(modality, dict) else "auto"
+        parts = said == "structured" or (said == "auto" and any(text in self.template for text in _PARTS))
+        return AsMessages(parts, variables, keep_end)

@@ -1,0 +1,143 @@
+"""A model's memory: weights by place, K/V cache, activations; the largest batch and context that fit."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from ...backends.weights import Experts
+from ...config import ModelConfig
+from ...models import shape_model
+from ...models.base import weight_paths
+from ...reference.experts import expected_experts
+from .costs import place_of, run, shape_backend
+from .schedule import Part, Step
+from .storage import Storage
+
+CHUNK = 512
+"""The engine's prefill chunk in tokens, which bounds a prefill's activations"""
+
+
+class Held(NamedTuple):
+    """Parameters and bytes of the weights in one place of the model, summed over all layers."""
+
+    name: str
+    parameters: int
+    bytes: int
+    active: int = 0
+    """Parameters that a token uses: of experts those of k; of all others, and of tables, all"""
+
+
+@lru_cache(maxsize=64)
+def parts_held(config: ModelConfig, storage: Storage) -> tuple[Held, ...]:
+    """Parameters and bytes of every place of the model that has some; those of a tied head are the embedding's."""
+    backend = shape_backend(storage)
+    held: dict[str, Held] = {}
+    for path, found in weight_paths(shape_model(config, backend)):
+        weight = backend.loader.prepared.pop(found.name, None)  # None: a constant, or a tied head
+        if weight is not None:
+            place = place_of(path)
+            before = held.get(place, Held(place, 0, 0))
+            parameters = math.prod(weight.shape) + (0 if weight.bias is None else len(weight.bias))
+            active = parameters
+            if isinstance(weight.data, Experts):
+                active = parameters // config.num_experts * config.experts_per_token
+            sums = before.parameters + parameters, before.bytes + weight.nbytes, before.active + active
+            held[place] = Held(place, *sums)
+    return tuple(held.values())
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Number of parameters; a tied head counts once, as the token embedding."""
+    return sum(held.parameters for held in parts_held(config, Storage()))
+
+
+def active_parameter_count(config: ModelConfig) -> int:
+    """Number of parameters that one token uses: all but those of the experts that it does not choose."""
+    return sum(held.active for held in parts_held(config, Storage()))
+
+
+def experts_read(config: ModelConfig, tokens: int) -> float:
+    """Experts of a layer that a step of so many tokens reads: the expected number, if each chooses at random."""
+    return expected_experts(tokens, config.num_experts, config.experts_per_token) if config.num_experts else 0.0
+
+
+def weights_bytes(config: ModelConfig, storage: Storage) -> int:
+    """Bytes of all weights."""
+    return sum(held.bytes for held in parts_held(config, storage))
+
+
+def looked_up(config: ModelConfig, storage: Storage | None = None) -> Held:
+    """Parameters and bytes of the tables of which a step reads only a row for each token.
+
+    They are the positions, the token types, and the tokens where no head shares them.
+    """
+    names = ("embedding.positions", "embedding.types", "embedding.tokens")[: 2 if config.tied_head else 3]
+    tables = [held for held in parts_held(config, storage or Storage()) if held.name in names]
+    return Held("tables", sum(table.parameters for table in tables), sum(table.bytes for table in tables))
+
+
+def cache_bytes_per_token(config: ModelConfig, storage: Storage) -> int:
+    """Bytes of one token in the K/V cache: keys and values of one position in L layers.
+
+    An encoder keeps none: during a pass its layers take turns in the memory of one.
+    """
+    layers = 1 if config.bidirectional else config.num_layers
+    return layers * shape_backend(storage).memory.position_bytes(config.num_kv_heads, config.head_dim)
+
+
+@lru_cache(maxsize=256)
+def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> int:
+    """Bytes of a forward pass's results in minillm's arena.
+
+    If the results of all layers have the same shapes, two layers stand for all, between which the arena takes turns. Of
+    an encoder-decoder it is that of a decoder pass and of an encoder pass with as many tokens, which share it.
+
+    Args:
+        config: the model
+        storage: format of activations
+        T: new tokens of all sequences
+        R: rows that go through the head
+    """
+    backend = shape_backend(storage)
+    few = config if config.mixed_layers else replace(config, num_layers=min(config.num_layers, 2))
+    source = 1 if config.encoder_layers else 0
+    model = shape_model(replace(few, encoder_layers=min(few.encoder_layers, 2)), backend)
+    run(model, backend, Step((Part(T, T, source=source),), R))
+    if config.encoder_layers:
+        backend.memory.arena.restart()
+        run(model, backend, Step((Part(T, T),), 0))
+    return backend.memory.arena.nbytes
+
+
+def needed(config: ModelConfig, storage: Storage, batch: int, context: int) -> int:
+    """Bytes needed to run `batch` sequences of `context` tokens: weights, cache, and the activations of one step.
+
+    With chunked prefill a step has at most as many new tokens as a chunk or the batch. An encoder-decoder has a source
+    of as many tokens beside the decoder's text, which its encoder reads in one pass.
+    """
+    T = max(batch, context if config.encoder_layers else min(CHUNK, context))
+    cache = batch * context * cache_bytes_per_token(config, storage) * (2 if config.encoder_layers else 1)
+    return weights_bytes(config, storage) + cache + activation_bytes(config, storage, T, batch)
+
+
+def largest(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest number from 0 to `limit` that fits, by bisection; if n fits, n - 1 must."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def largest_batch(config: ModelConfig, storage: Storage, context: int, memory: int) -> int:
+    """The most sequences of `context` tokens that fit into `memory` bytes; 0 if not even one does."""
+    limit = memory // (context * cache_bytes_per_token(config, storage)) + 1
+    return largest(lambda batch: needed(config, storage, batch, context) <= memory, limit)
+
+
+def largest_context(config: ModelConfig, storage: Storage, batch: int, memory: int) -> int:
+    """The longest context of `batch` sequences that fits into `memory` bytes, not limited by the model's positions."""
+    limit = memory // (batch * cache_bytes_per_token(config, storage)) + 1
+    return largest(lambda context: needed(config, storage, batch, context) <= memory, limit)

@@ -1,0 +1,201 @@
+"""Runs a forward pass over pending tokens, the same for prefill and decode."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backends.low_rank import AdapterWeights, adapted
+from ..backends.observe import CheckingBackend
+from ..backends.operations import Backend
+from ..backends.recording import sealed
+from ..batch import Batch, TokenSequence
+from ..cache import PagedCache
+from ..decoding.strategy import Feed
+from ..errors import NumericalError
+from ..models.base import Model
+from ..models.heads import without_head
+from ..reference.sampling import Draw
+from .encoder_pass import encode_sources, encoded
+
+
+class Output(NamedTuple):
+    """Output of a forward pass, valid until the next one."""
+
+    logits: Any
+    """[R, V], float32; None of a stage that is not the model's last"""
+    hidden: Any
+    """[R, W], the hidden states that the language model head multiplied; [T, E] of a stage that is not the last"""
+
+
+class Slice(NamedTuple):
+    """One feed's rows of a forward pass."""
+
+    output: Output
+    first: int
+    stop: int
+    own: bool = False
+    """True if the output is a copy with only these rows"""
+
+    def copy(self) -> "Slice":
+        """A copy of the rows, which outlives the next forward pass."""
+        if self.own:
+            return self
+        rows = slice(self.first, self.stop)
+        output = Output(self.output.logits[rows].copy(), self.output.hidden[rows].copy())
+        return Slice(output, 0, self.stop - self.first, own=True)
+
+
+class Runner:
+    """A model or a range of its layers (a pipeline stage), the backend that runs it, and its K/V cache."""
+
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        cache: PagedCache,
+        layers: range | None = None,
+        adapters: Mapping[str, AdapterWeights] | None = None,
+    ) -> None:
+        """`layers`, by default all, are those that are run, which `cache` must hold; `adapters` those of sequences."""
+        self.model = model
+        self.cache = cache
+        self.backend = backend
+        self.adapters = adapters or {}
+        self.layers = layers or range(model.config.num_layers)
+        self.replays = len(self.layers) == model.config.num_layers  # a stage reads x, which may be anywhere
+
+    @property
+    def backend(self) -> Backend:
+        """The backend; while one that may change results is in its place, texts share no pages."""
+        return self._backend
+
+    @backend.setter
+    def backend(self, backend: Backend) -> None:
+        self._backend = backend
+        self.cache.apart = backend.changes_results
+
+    def apart(self, cache: PagedCache, backend: Backend | None = None) -> "Runner":
+        """A runner of the same model with another cache, and with another backend if one is given."""
+        return Runner(self.model, backend or self.backend, cache, self.layers, self.adapters)
+
+    def over_texts(self, pages: int, *, head: bool) -> "Runner":
+        """A runner of whole texts with a cache of its own; without the model's head its results are hidden states."""
+        return Runner(
+            self.model if head else without_head(self.model),
+            self.backend,
+            PagedCache(self.model.config, self.backend, pages, shared=self.model.config.bidirectional),
+            adapters=self.adapters,
+        )
+
+    def prefill(self, sequence: TokenSequence) -> Output:
+        """Compute all pending tokens of one sequence; logits of the last, [1, V]."""
+        return self.forward([sequence], [sequence.pending])
+
+    def decode(self, sequences: Sequence[TokenSequence]) -> Output:
+        """Compute one pending token of each sequence; logits [N, V]."""
+        return self.forward(sequences, [1] * len(sequences))
+
+    def forward(
+        self,
+        sequences: Sequence[TokenSequence],
+        counts: Sequence[int],
+        rows: Sequence[int] | None = None,
+        draws: Sequence[Draw | None] = (),
+        x: Any = None,
+    ) -> Output:
+        """Compute the next `counts[i]` pending tokens of each sequence; their K/V are in the cache afterwards.
+
+        Args:
+            sequences: N of them, each with at least `counts[i]` pending tokens
+            counts: at least 1 each; T in all
+            rows: rows of the flat batch whose logits to compute; by default each sequence's last
+            draws: as in `Memory.run`
+            x: the hidden state [T, E] that the stage before handed over, if this is not the first; it must not be a
+                result of this runner's own backend, which reuses their memory
+
+        Raises:
+            CacheFullError: the cache cannot take the new tokens; nothing was computed.
+            NumericalError: NaN or infinity among the logits, or among the hidden states where others may use the keys
+                and values; the message names the operation that produced it.
+        """
+        for sequence, count in zip(sequences, counts, strict=True):
+            self.cache.reserve(sequence, sequence.cached + count)
+        encode_sources(self.backend, self.cache, sequences, self.encode)
+        batch = Batch.of(sequences, counts, self.cache.page_size)
+        wanted = [span.stop - 1 for span in batch.spans] if rows is None else rows
+        output, finite = self._run(self.backend, batch, wanted, draws, x)
+        if not finite:
+            checking = CheckingBackend(self.backend)
+            self._run(checking, batch, wanted, x=x)  # once more
+            raise checking.found or NumericalError(
+                "NaN or infinity among the logits; computed once more, every operation was finite"
+            )
+        for sequence, count in zip(sequences, counts, strict=True):
+            sequence.private = sequence.private or self.cache.apart
+            self.cache.advance(sequence, count)
+        return output
+
+    def _run(
+        self, backend: Backend, batch: Batch, rows: Any, draws: Sequence[Draw | None] = (), x: Any = None
+    ) -> tuple[Output, bool]:
+        """The forward pass itself, and whether its results are finite. Empty `rows`: it only fills the K/V cache."""
+        last = self.layers.stop == self.model.config.num_layers
+
+        body, head = adapted(backend, self.adapters, batch, rows)
+        finite = True
+
+        def compute(batch: Batch, rows: Any) -> Output:
+            nonlocal finite
+            with np.errstate(all="ignore"):  # NaN is reported as an error with the operation's name, not as a warning
+                pages, before = self.cache.storage, sealed(x)
+                hidden = self.model.forward(body, batch, pages, layers=self.layers, x=before)  # -> [T, E]
+                if not last:
+                    return Output(None, hidden)
+                if len(rows) < batch.num_tokens:
+                    finite = not self.cache.prefix_cache or bool(np.isfinite(backend.chooser.to_host(hidden)).all())
+                    hidden = body.take_rows(hidden, rows)  # [T, E] -> [R, E]
+                hidden = self.model.states(head, hidden)  # [R, E] -> [R, W]
+                return Output(self.model.logits(head, hidden), hidden)  # [R, W] -> [R, V]
+
+        if self.replays and body.replays:
+            output = backend.memory.run(self, batch, rows, compute, draws)
+        else:
+            output = compute(*backend.memory.upload(batch, rows))
+        return output, finite and (output.logits is None or backend.chooser.finite(output.logits))
+
+    def encode(self, backend: Backend, batch: Batch) -> bool:
+        """Run the encoder over a batch of sources, and whether its result is finite."""
+        return encoded(self.model, backend, self.cache, batch, self.adapters)
+
+    def place(self, live: list[TokenSequence], feeds: Sequence[Feed]) -> list[TokenSequence]:
+        """Turn a request's sequences into those of its feeds: fork, truncate, free, and append the tokens.
+
+        A parent that several feeds name is forked for all but the last of them, which reuses it.
+        """
+        parents = [feed.parent for feed in feeds]
+        spares = [sequence for i, sequence in enumerate(live) if i not in parents]
+        placed = []
+        for i, feed in enumerate(feeds):
+            placed.append(self._continue(live, feed, spares, last_use=feed.parent not in parents[i + 1 :]))
+        for sequence in spares:
+            self.cache.free(sequence)
+        return placed
+
+    def _continue(
+        self, live: list[TokenSequence], feed: Feed, spares: list[TokenSequence], *, last_use: bool
+    ) -> TokenSequence:
+        if feed.parent is None:
+            return TokenSequence(list(feed.tokens), tree=tuple(feed.tree))
+        sequence = live[feed.parent]
+        keep = sequence.line if feed.keep is None else feed.keep
+        if last_use:
+            self.cache.truncate(sequence, keep)
+        else:
+            sequence = self.cache.fork(sequence, keep, spares)
+        sequence.token_ids += feed.tokens
+        sequence.tree = tuple(feed.tree)
+        longest = self.model.config.keys_change_beyond
+        if longest is not None and sequence.cached <= longest < len(sequence.token_ids):
+            self.cache.forget(sequence)
+        return sequence

@@ -1,0 +1,459 @@
+"""Texts to vectors and to labels: whole texts go through the model once, several in a pass, and nothing is generated.
+
+Texts are encoded, sorted by length and packed into passes of a bounded number of tokens. A pass is ragged: texts are
+never padded, so a text has the same result in any company. All layers of an encoder take turns in the memory of one
+(`Pages.shared`); a decoder's text may take several passes.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..batch import TokenSequence
+from ..config import ModelConfig, ScoreFunction
+from ..decoding.request import Prompt, encode_prompt, is_prompt, need_tokenizer
+from ..errors import ParameterError, PromptError, TaskError, shown
+from ..progress import work
+from ..runner.runner import Runner
+from ..text.chat import ChatTemplate
+from ..text.tokenizer import EncodedText, Tokenizer
+from .pooling import POOLINGS, EmbeddingSettings, Pooling, pooled
+from .text_messages import TextMessages
+
+logger = logging.getLogger("minillm")
+
+Turn = Callable[[], AbstractContextManager[None]]
+"""Makes a `with` block with exclusive use of the backend; between an engine's blocks other calls may step."""
+Text = Prompt | EncodedText
+"""A text to embed: text, its token ids, or what `Engine.encode` made of it"""
+Pair = tuple[str, str]
+"""Two texts of which one is judged with the other, as rerankers do: a query and a document"""
+
+MOST_SEQUENCES = 64
+"""Texts of a pass at most"""
+
+
+@dataclass(frozen=True)
+class Label:
+    """A label of a classification."""
+
+    label: str
+    """Its name"""
+    score: float
+    """Its logit after the score function: a probability, unless the function is "none" """
+    index: int
+    """Its row in the classification head"""
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The labels of a text.
+
+    Example:
+        >>> engine.classify("An excellent film").label  # doctest: +SKIP
+        'POSITIVE'
+    """
+
+    labels: list[Label]
+    """Best first: all of them, or as many as were asked for"""
+    logits: NDArray[np.float32] = field(compare=False, repr=False)
+    """Of all labels, in the order of the head. [labels]"""
+    prompt_tokens: int = 0
+    """Number of tokens of the text"""
+
+    @property
+    def label(self) -> str:
+        """Name of the best label."""
+        return self.labels[0].label
+
+    @property
+    def score(self) -> float:
+        """Score of the best label."""
+        return self.labels[0].score
+
+
+class TextPasses:
+    """Runs whole texts through a model."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer | None,
+        settings: EmbeddingSettings,
+        budget: int,
+        turn: Turn = nullcontext,
+        template: ChatTemplate | None = None,
+    ) -> None:
+        """Set the model.
+
+        Args:
+            runner: has the model and its backend; its cache is not used
+            tokenizer: for texts
+            settings: how texts are embedded
+            budget: tokens of a pass, which a longer text of an encoder exceeds
+            turn: in which each pass is computed
+            template: for texts that are messages
+        """
+        self.config: ModelConfig = runner.model.config
+        self.settings = settings
+        self._tokenizer, self._budget, self._turn, self._template = tokenizer, budget, turn, template
+        self._runner = runner
+        self._runners: dict[bool, Runner] = {}
+        """With the model's head, and without: each with a cache of its own, made when it is first needed"""
+        self._lock = threading.Lock()
+        self._told = False
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest text."""
+        longest = self.settings.max_tokens
+        return self.config.max_positions if longest is None else min(longest, self.config.max_positions)
+
+    # --- texts --------------------------------------------------------------------------------------------------------
+
+    def encode(self, text: Text | Pair, *, prompt: str = "", truncate: bool = True) -> EncodedText:
+        """Token ids and types of a text or a pair of texts as the model reads them; `prompt` goes before the first.
+
+        Raises:
+            PromptError: it is empty, of another type, has ids outside the vocabulary, or is too long and `truncate` is
+                False; or a text, and there is no tokenizer.
+            UnsupportedModelError: as `EmbeddingSettings.check`.
+        """
+        self.settings.check()
+        if isinstance(text, EncodedText):
+            encoded = self._checked(text)
+        elif isinstance(text, str) or _is_pair(text):
+            first, *more = [text] if isinstance(text, str) else [str(each) for each in text]
+            encoded = self._encoded(first, more[0] if more else None, prompt, truncate=truncate)
+        else:
+            if prompt:
+                raise ParameterError("a prompt goes before text, and token ids were given: put its ids before them")
+            ids = self._given_ids(text, truncate=truncate)
+            encoded = EncodedText(ids, [0] * len(ids), len(ids) < len(text))
+        if not encoded.token_ids:
+            raise PromptError("the text is empty: give at least one token")
+        if encoded.truncated and not self._told:
+            self._told = True
+            logger.warning("a text was cut to %d tokens, the most that this model reads; told once", self.context)
+        return encoded
+
+    def _encoded(self, first: str, second: str | None, prompt: str, *, truncate: bool) -> EncodedText:
+        tokenizer, settings = need_tokenizer(self._tokenizer), self.settings
+        texts = [first] if second is None else [first, second]
+        if settings.messages is None:
+            texts[0] = prompt + texts[0]
+        if settings.strip:
+            texts = [text.strip() for text in texts]
+        if settings.lowercase:
+            texts = [text.lower() for text in texts]
+        if self._messages is not None:
+            encoded = self._messages.encode(texts, prompt, self.context)
+        else:
+            ended = second is None and settings.pooling == "last" and self.config.output != "labels"
+            encoded = tokenizer.encode_texts(*texts, limit=self.context, ended=ended)
+            if prompt and second is None and not settings.include_prompt:
+                encoded = encoded._replace(prompt_tokens=self._prompt_tokens(prompt))
+        if encoded.truncated and not truncate:
+            raise PromptError(f"the text has more than {self.context} tokens, the most that this model reads")
+        return encoded
+
+    @cached_property
+    def _messages(self) -> TextMessages | None:
+        """The writer of texts as messages; None if they are read as they are."""
+        if self.settings.messages is None or self._template is None:
+            return None
+        return TextMessages(self.settings.messages, self._template, need_tokenizer(self._tokenizer))
+
+    def _checked(self, text: EncodedText) -> EncodedText:
+        """A text that is already encoded, perhaps by another model's tokenizer."""
+        if len(text.types) != len(text.token_ids) or any(kind < 0 for kind in text.types):
+            raise PromptError(
+                f"an encoded text should have a type from 0 on for each of its {len(text.token_ids)} tokens, found "
+                f"{shown(text.types)}"
+            )
+        self._given_ids(text.token_ids, truncate=False)
+        return text
+
+    def _given_ids(self, ids: Any, *, truncate: bool) -> list[int]:
+        is_series = isinstance(ids, Sequence) or (isinstance(ids, np.ndarray) and ids.ndim > 0)
+        kept = ids[: self.context] if truncate and is_series else ids
+        return encode_prompt(kept, None, replace(self.config, max_positions=self.context), begin=False)
+
+    def _prompt_tokens(self, prompt: str) -> int:
+        """Leading tokens that a prompt makes: all but a special one at its end."""
+        tokenizer = need_tokenizer(self._tokenizer)
+        ids = tokenizer.encode_texts(prompt, limit=self.context).token_ids
+        return len(ids) - (bool(ids) and ids[-1] in tokenizer.special_ids)
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def embed(
+        self,
+        texts: Sequence[EncodedText],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        lora: str | None = None,
+    ) -> NDArray[np.float32]:
+        """The vectors of texts. [N, E]
+
+        Raises:
+            ParameterError: an argument is impossible.
+            NumericalError: the hidden states contain NaN or infinity.
+        """
+        self.settings.check()
+        how = self.settings.pooling if pooling is None else pooling
+        if how not in POOLINGS:
+            raise ParameterError(f"pooling {shown(pooling)} is not known: expected one of {', '.join(POOLINGS)}")
+        if dimensions is not None and not _is_count(dimensions):
+            raise ParameterError(f"dimensions should be a whole number of at least 1, found {shown(dimensions)}")
+
+        def wanted(text: EncodedText) -> range:
+            n = len(text.token_ids)
+            return range(n) if how == "mean" else range(1) if how == "cls" else range(n - 1, n)
+
+        def vector(i: int, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+            return pooled(rows, how, min(texts[i].prompt_tokens, len(rows) - 1))
+
+        vectors = self._run(texts, False, wanted, vector, "embedding", lora)
+        width = self.width
+        stacked = np.stack(vectors) if vectors else np.empty((0, width), np.float32)  # N x [E] -> [N, E]
+        return self.settings.finished(stacked, normalize=normalize, dimensions=dimensions)
+
+    @property
+    def width(self) -> int:
+        """Dimensions of a pooled vector, before the projections of `EmbeddingSettings`."""
+        return self.config.hidden_size
+
+    def hidden_states(self, texts: Sequence[EncodedText], *, lora: str | None = None) -> list[NDArray[np.float32]]:
+        """The hidden states of the tokens of each text. [T, E] each
+
+        Raises:
+            NumericalError: they contain NaN or infinity.
+        """
+        return self._run(texts, False, _every_position, lambda i, rows: rows, "embedding", lora)
+
+    def classify(
+        self,
+        texts: Sequence[EncodedText],
+        *,
+        top_k: int | None = None,
+        function: ScoreFunction | None = None,
+        lora: str | None = None,
+    ) -> list[Classification]:
+        """The labels of texts.
+
+        Raises:
+            ParameterError: an argument is impossible.
+            NumericalError: the logits contain NaN or infinity.
+        """
+        chosen = (self.settings.score_function or self.config.score_function) if function is None else function
+        if chosen not in SCORES:
+            raise ParameterError(f"function {shown(function)} is not known: expected one of {', '.join(SCORES)}")
+        if top_k is not None and not _is_count(top_k):
+            raise ParameterError(f"top_k should be a whole number of at least 1, or None for all, found {shown(top_k)}")
+        score, names = self.settings.logit_score, self.settings.labels(self.config.labels)
+
+        def logits_of(i: int, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+            return rows[0] if score is None else score(rows[0])  # [V] -> [1]
+
+        results = self._run(texts, True, self._judged, logits_of, "classifying", lora)
+        found = []
+        for text, logits in zip(texts, results, strict=True):
+            scores = SCORES[chosen](logits)
+            order = np.argsort(-scores, kind="stable")[:top_k].tolist()
+            labels = [Label(names[i], float(scores[i]), i) for i in order]
+            found.append(Classification(labels, logits, len(text.token_ids)))
+        return found
+
+    def _judged(self, text: EncodedText) -> range:
+        """The position whose hidden state the head reads: the first of an encoder, of a decoder the last.
+
+        As in transformers, a padding token at the end of a classified text does not count.
+        """
+        if self.config.bidirectional:
+            return range(1)
+        if self.settings.logit_score is not None:
+            return range(len(text.token_ids) - 1, len(text.token_ids))
+        padding = self.config.pad_token_id
+        real = [i for i, token in enumerate(text.token_ids) if token != padding]
+        last = (real[-1] if real else 0) if padding is not None else len(text.token_ids) - 1
+        return range(last, last + 1)
+
+    # --- passes -------------------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        texts: Sequence[EncodedText],
+        head: bool,
+        wanted: Callable[[EncodedText], range],
+        finish: Callable[[int, NDArray[np.float32]], NDArray[np.float32]],
+        title: str,
+        lora: str | None,
+    ) -> list[Any]:
+        """Compute all texts, in passes of texts of about the same length.
+
+        Args:
+            texts: N of them
+            head: run the model's head; else the results are hidden states
+            wanted: the positions of a text whose results are wanted
+            finish: makes a text's result from its number and these rows [k, W], which are a copy
+            title: for the report of progress
+            lora: the adapter that computes them
+        """
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i].token_ids))
+        results: list[Any] = [None] * len(texts)
+        with work(title, len(texts), "texts") as progress:
+            for pack in self._packs(texts, order):
+                sequences = [self._sequence(texts[i], lora) for i in pack]
+                with self._lock:
+                    rows = self._pass(self._runner_for(sequences, head), sequences, [wanted(texts[i]) for i in pack])
+                for i, found in zip(pack, rows, strict=True):
+                    results[i] = finish(i, found)
+                progress.advance(len(pack))
+        return results
+
+    def _packs(self, texts: Sequence[EncodedText], order: Sequence[int]) -> Iterator[list[int]]:
+        """Texts that share a pass: as many as fit in the budget, at least one."""
+        pack: list[int] = []
+        tokens = 0
+        for i in order:
+            count = len(texts[i].token_ids)
+            if pack and (tokens + count > self._budget or len(pack) == MOST_SEQUENCES):
+                yield pack
+                pack, tokens = [], 0
+            pack.append(i)
+            tokens += count
+        if pack:
+            yield pack
+
+    def _sequence(self, text: EncodedText, lora: str | None) -> TokenSequence:
+        types: Sequence[int] = ()
+        if count := self.config.token_types:
+            types = text.types if max(text.types) < count else [0] * len(text.types)
+        return TokenSequence(list(text.token_ids), types=types, adapter=lora)
+
+    def _runner_for(self, sequences: Sequence[TokenSequence], head: bool) -> Runner:
+        """A runner whose cache holds these texts."""
+        found = self._runners.get(head)
+        runner = self._runner
+        size = runner.backend.memory.page_size
+        pages = sum(-(-len(sequence.token_ids) // size) for sequence in sequences)
+        if found is None or found.cache.num_pages < pages:
+            pages = max(pages, -(-self._budget // size), 0 if found is None else 2 * found.cache.num_pages)
+            with self._turn():
+                found = self._runners[head] = runner.over_texts(pages, head=head)
+        found.backend = runner.backend  # another one may have been put in its place since
+        return found
+
+    def _pass(
+        self, runner: Runner, sequences: Sequence[TokenSequence], wanted: Sequence[range]
+    ) -> list[NDArray[np.float32]]:
+        """The results at some positions of texts that share a pass, or of one in chunks. [k, W] each"""
+        parts: list[list[NDArray[np.float32]]] = [[] for _ in sequences]
+        try:
+            while any(sequence.pending for sequence in sequences):
+                counts = [sequence.pending for sequence in sequences]
+                if not self.config.bidirectional and sum(counts) > self._budget:
+                    counts = [min(self._budget, counts[0])]  # one long text
+                spans, rows, start = [], list[int](), 0
+                for sequence, count, places in zip(sequences, counts, wanted, strict=True):
+                    first = max(places.start, sequence.cached)
+                    here = range(first, max(first, min(places.stop, sequence.cached + count)))
+                    spans.append(len(here))
+                    rows += range(start + here.start - sequence.cached, start + here.stop - sequence.cached)
+                    start += count
+                with self._turn():
+                    output = runner.forward(sequences, counts, rows=rows)
+                    found = np.array(runner.backend.chooser.to_host(output.logits), np.float32)  # [R, W], a copy
+                stops = np.cumsum(spans).tolist()
+                for part, stop, count in zip(parts, stops, spans, strict=True):
+                    part.append(found[stop - count : stop])
+        finally:
+            runner.cache.clear()
+        return [part[0] if len(part) == 1 else np.concatenate(part) for part in parts]
+
+
+def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    exponentials = np.exp(logits - logits.max())
+    return np.asarray(exponentials / exponentials.sum(), np.float32)
+
+
+def _sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))), np.float32)
+
+
+SCORES: Mapping[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
+    "softmax": _softmax,
+    "sigmoid": _sigmoid,
+    "none": lambda logits: logits,
+}
+"""Functions of logits by their names in `Engine.classify`. [labels] -> [labels]"""
+
+
+def _every_position(text: EncodedText) -> range:
+    return range(len(text.token_ids))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether a value is a pair of texts rather than a list of two."""
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(each, str) for each in value)
+
+
+def is_one_text(value: Any, *, pairs: bool) -> bool:
+    """Whether a value is one text to embed or classify, rather than a list of such; `pairs`: a pair is one too."""
+    return isinstance(value, EncodedText) or (pairs and _is_pair(value)) or is_prompt(value)
+
+
+def refuse_two_stacks(config: ModelConfig, call: str) -> None:
+    """Refuse a call that is for an encoder or a decoder alone.
+
+    Raises:
+        TaskError: the model is an encoder-decoder.
+    """
+    if config.encoder_layers:
+        raise TaskError(
+            f"{call} needs an encoder or a decoder alone; this {config.model_type} model is an encoder-decoder: it "
+            "generates text"
+        )
+
+
+def listed_texts(texts: Any, *, single: bool) -> list[Any]:
+    """The texts of a call as a list."""
+    return [texts] if single else list(texts)
+
+
+def refuse_task(config: ModelConfig, wanted: str, call: str) -> None:
+    """Refuse a call that needs another kind of model.
+
+    Args:
+        config: the model's
+        wanted: what the call needs, "tokens" or "labels"
+        call: its name
+
+    Raises:
+        TaskError: the model's head computes something else.
+    """
+    if config.output == wanted:
+        return
+    kind = f"{config.model_type} model"
+    if config.output == "labels":
+        has = f"this {kind} classifies texts: use classify"
+    elif config.output == "states":
+        has = f"this {kind} has no head: it embeds texts, use embed"
+    else:
+        has = f"this {kind} generates text, and has no head of labels"
+    needs = "a model that generates text" if wanted == "tokens" else "a checkpoint for sequence classification"
+    raise TaskError(f"{call} needs {needs}; {has}")

@@ -1,0 +1,322 @@
+"""The tokenizer in a GGUF file's metadata -> an object of the `tokenizers` library.
+
+`tokenizer.ggml.model` says its kind:
+
+- "gpt2": byte-level BPE with merges. `tokenizer.ggml.pre` names the rules by which a text is split before; `RULES` has
+  those of llama.cpp that belong to models run here. A file without that entry is split as llama.cpp splits it, by
+  "default", with a warning; a name that is not in the table is refused, as there.
+- "llama": a SentencePiece BPE model. Its pieces have scores instead of merges: of all neighbours that make a piece
+  together, those whose piece has the best score are merged first.
+
+Token ids are llama.cpp's for a text in which special tokens are parsed, with three exceptions: "qwen2" normalises to
+NFC, as its published tokenizer (and transformers) does and llama.cpp does not; likewise letters and white space beyond
+ASCII have their class in Unicode, where llama.cpp takes some for others ("gpt-4o", "tekken", "deepseek-llm"); and a
+special token takes no white space beside it, which files do not say. Any of a token's types but normal text is split
+off before, the longest first.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import CheckpointError, UnsupportedModelError, listed
+from .guarded import call
+from .layouts import BYTE_SYMBOLS, frame
+from .sentencepiece import merges_by_score, spaces_decoder
+from .settings import SPACE
+from .turn_ends import turn_ends
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_log = logging.getLogger("minillm")
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""`tokenizer.ggml.token_type`"""
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + _SYMBOLS
+_SEED = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN2 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + _SYMBOLS
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CAMEL = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s|"
+_CASED = """
+41-5a 61-7a b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376-377 37b-37d 37f 386 388-38a 38c 38e-3a1 3a3-3f5
+3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba 1cbd-1cbf 1d00-1d2b 1d6b-1d77 1d79-1d9a 1e00-1f15
+1f18-1f1d 1f20-1f45 1f48-1f4d 1f50-1f57 1f59 1f5b 1f5d 1f5f-1f7d 1f80-1fb4 1fb6-1fbc 1fbe 1fc2-1fc4 1fc6-1fcc 1fd0-1fd3
+1fd6-1fdb 1fe0-1fec 1ff2-1ff4 1ff6-1ffc 2102 2107 210a-2113 2115 2119-211d 2124 2126 2128 212a-212d 212f-2134 2139
+213c-213f 2145-2149 214e 2183-2184 2c00-2c7b 2c7e-2ce4 2ceb-2cee 2cf2-2cf3 a640-a66d a680-a69b a722-a76f a771-a787
+a78b-a78e ab70-abbf fb00-fb06 fb13-fb17 ff21-ff3a ff41-ff5a 10400-1044f 104b0-104d3 104d8-104fb 10c80-10cb2 10cc0-10cf2
+118a0-118df 1e900-1e943
+"""
+"""Letters with case, as DeepSeek's first tokenizer lists them"""
+_CASED_CLASS = "".join(rf"\x{{{ends.replace('-', '}-' + chr(92) + 'x{')}}}" for ends in _CASED.split())
+_HAN = r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+"
+_DEEPSEEK_SIGNS = r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+"
+_PATHS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+class Rules(NamedTuple):
+    """How a text is split before merging, and what goes with it."""
+
+    patterns: tuple[str, ...]
+    """Each splits what the one before has left whole"""
+    whole: bool = False
+    """A part that is a token is one, whatever the merges (`ignore_merges`)"""
+    begins: bool = False
+    """Texts begin with BOS unless the file says otherwise"""
+    nfc: bool = False
+    """The text is normalised before"""
+
+
+_DIGITS = Rules((r"\p{N}", _GPT2))
+_BY_RULES = {
+    Rules((_GPT2,)): """gpt-2 phi-2 jina-es jina-de mpt olmo jais trillion granite-docling gigachat mellum modern-bert
+    jina-v2-es jina-v2-de a.x-4.0 exaone4""",
+    _DIGITS: "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
+    Rules((_LLAMA3,), whole=True, begins=True): """llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2
+    jina-v5-nano""",
+    Rules((_LLAMA3,)): "dbrx smaug-bpe chatglm-bpe glm4",
+    Rules((_QWEN2,), nfc=True): "qwen2",
+    Rules((_QWEN2,)): "deepseek-r1-qwen stablelm2 kormo f2llmv2 megrez hunyuan solar-open grok-2",
+    Rules((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")): "default",
+    Rules((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")): "falcon",
+    Rules((r" ?[^(\s|.,!?…。，、।۔،)]+",)): "bloom gpt3-finnish poro-chat",
+    Rules((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}")): "viking",
+    Rules((_CAMEL % ("", "") + r"\p{N}|" + _PATHS,), whole=True, begins=True): "tekken",
+    Rules((_CAMEL % ((_ENDINGS + "?",) * 2) + r"\p{N}{1,3}|" + _PATHS,)): "gpt-4o llama4 kanana2 talkie minimax-m2",
+    Rules((r"[\r\n]", rf"\s?[{_CASED_CLASS}]+", _DEEPSEEK_SIGNS, r"\s+$", _HAN, r"\p{N}+")): "deepseek-llm",
+    Rules((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")): "deepseek-coder",
+    Rules((_SEED,)): "seed-coder",
+    Rules((r"\p{N}{1,3}", _LLAMA3.replace("{1,3}", "+")), whole=True): "minicpm5",
+}
+RULES = {name: rules for rules, names in _BY_RULES.items() for name in names.split()}
+"""`tokenizer.ggml.pre` -> its rules"""
+
+DEFAULT = "default"
+"""The rules of a file that names none, as in llama.cpp"""
+
+
+_HONOURED = """
+model pre tokens token_type scores merges add_bos_token add_eos_token add_space_prefix suppress_tokens
+bos_token_id eos_token_id eot_token_id eom_token_id unknown_token_id padding_token_id
+"""
+_WITHOUT_EFFECT = """
+token_type_count remove_extra_whitespaces precompiled_charsmap seperator_token_id cls_token_id mask_token_id
+fim_pre_token_id fim_suf_token_id fim_mid_token_id fim_pad_token_id fim_rep_token_id fim_sep_token_id
+prefix_token_id suffix_token_id middle_token_id
+"""
+_KEYS = frozenset(f"tokenizer.ggml.{name}" for name in (_HONOURED + _WITHOUT_EFFECT).split())
+"""The entries that are read, and those without effect on the kinds of tokenizers that are read: names of tokens of no
+use here, and what llama.cpp reads for Unigram and WordPiece models"""
+_SWITCHES = frozenset(
+    f"tokenizer.ggml.{name}" for name in ("add_sep_token", "normalizer.lowercase", "normalizer.strip_accents")
+)
+"""Entries that change something where they are true"""
+
+
+class Metadata(Protocol):
+    """The header of a GGUF file (`checkpoint.gguf.GGUF`)."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+    def get(self, key: str, kind: type, default: Any = None) -> Any: ...
+
+    def strings(self, key: str) -> list[str] | None: ...
+
+    def numbers(self, key: str) -> NDArray[Any] | None: ...
+
+
+class Vocabulary(NamedTuple):
+    """The tokens of a file."""
+
+    where: str
+    """The file, for error messages"""
+    tokens: list[str]
+    types: NDArray[Any]
+
+    def of(self, *types: int) -> list[int]:
+        """The ids of tokens of these types."""
+        ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
+        return ids
+
+
+def read_gguf_tokenizer(metadata: Metadata) -> "tuple[tokenizers.Tokenizer, dict[str, int], list[int]] | None":
+    """The tokenizer, the ids of its "bos_token" and so on, and the ids that end a text or a turn; None without one.
+
+    Raises:
+        CheckpointError: the metadata contradict each other or are of the wrong type.
+        UnsupportedModelError: another kind of tokenizer, or unknown rules.
+    """
+    kind = metadata.get("tokenizer.ggml.model", str)
+    if kind is None or kind in ("none", "no_vocab"):
+        return None
+    if kind not in ("gpt2", "llama"):
+        raise UnsupportedModelError(
+            f"{metadata.path}: tokenizer.ggml.model is {kind!r:.60}; minillm runs 'gpt2' (byte-level BPE) and 'llama' "
+            "(SentencePiece); tokenizer= names another tokenizer"
+        )
+    _warn_of_other_keys(metadata)
+    return call(str(metadata.path), _read, metadata, kind)
+
+
+def _warn_of_other_keys(metadata: Metadata) -> None:
+    """Name the entries that are not known, and change nothing."""
+    others = {key for key in metadata.metadata if key.startswith("tokenizer.ggml.")} - _KEYS
+    named = sorted(key for key in others if key not in _SWITCHES or metadata.metadata[key])
+    if named:
+        _log.warning("%s: not read: %s", metadata.path, listed(named))
+
+
+def _read(metadata: Metadata, kind: str) -> "tuple[tokenizers.Tokenizer, dict[str, int], list[int]]":
+    from tokenizers import AddedToken
+
+    vocabulary = _vocabulary(metadata)
+    ids = _role_ids(metadata, kind, len(vocabulary.tokens))
+    backend, begins = _byte_level(metadata, vocabulary) if kind == "gpt2" else _sentencepiece(metadata, vocabulary)
+    special = sorted({*vocabulary.of(UNKNOWN, CONTROL), *ids.values()} - set(vocabulary.of(BYTE)))
+    backend.add_special_tokens([AddedToken(vocabulary.tokens[i], normalized=False, special=True) for i in special])
+    others = [i for i in vocabulary.of(USER_DEFINED) if i not in ids.values()]
+    backend.add_tokens([AddedToken(vocabulary.tokens[i], normalized=False, special=False) for i in others])
+    settings = {
+        "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", bool, begins),
+        "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", bool, False),
+    }
+    frame(backend, vocabulary.where, ids, settings, "its metadata name none")
+    ends = turn_ends({vocabulary.tokens[i]: i for i in special})
+    named = [ids[name] for name in ("eos_token", "eot_token", "eom_token") if name in ids]
+    return backend, ids, list(dict.fromkeys(named + ends))
+
+
+def _vocabulary(metadata: Metadata) -> Vocabulary:
+    tokens = metadata.strings("tokenizer.ggml.tokens")
+    if not tokens:
+        raise CheckpointError(f"{metadata.path} has a tokenizer without tokens: tokenizer.ggml.tokens is missing")
+    if "" in tokens:
+        tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
+    if len(set(tokens)) < len(tokens):
+        [(twice, _)] = Counter(tokens).most_common(1)
+        raise CheckpointError(f"{metadata.path}: tokenizer.ggml.tokens has the token {twice!r:.60} twice")
+    types = metadata.numbers("tokenizer.ggml.token_type")
+    if types is not None and len(types) != len(tokens):
+        raise CheckpointError(
+            f"{metadata.path}: tokenizer.ggml.token_type should have {len(tokens)} numbers, found {len(types)}"
+        )
+    return Vocabulary(str(metadata.path), tokens, np.full(len(tokens), NORMAL) if types is None else types)
+
+
+def _role_ids(metadata: Metadata, kind: str, count: int) -> dict[str, int]:
+    """Ids of named tokens, of `count` that there are.
+
+    SentencePiece's own ids stand for those that the file does not name, or names wrongly, as in llama.cpp.
+    """
+    keys = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "eot": "eot", "eom": "eom"}
+    usual = {"bos": 1, "eos": 2, "unk": 0} if kind == "llama" else {}
+    stored = {name: metadata.get(f"tokenizer.ggml.{key}_token_id", int) for name, key in keys.items()}
+    ids = {name: i for name, i in stored.items() if i is not None and 0 <= i < count}
+    unknown = [f"{keys[name]}_token_id {i}" for name, i in stored.items() if i is not None and name not in ids]
+    if unknown:
+        _log.warning("%s: not among its %d tokens, and left out: %s", metadata.path, count, ", ".join(unknown))
+    return {f"{name}_token": i for name, i in (usual | ids).items() if i < count}
+
+
+def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokenizer, bool]":
+    """A byte-level BPE tokenizer, and whether its texts begin with BOS."""
+    from tokenizers import Tokenizer, decoders, models
+
+    name = metadata.get("tokenizer.ggml.pre", str)
+    if name is None:
+        _log.warning(
+            "%s does not say how a text is split (tokenizer.ggml.pre): read as 'default', as llama.cpp does; "
+            "tokens may differ from those of training",
+            metadata.path,
+        )
+        name = DEFAULT
+    if name not in RULES:
+        raise UnsupportedModelError(
+            f"{metadata.path}: tokenizer.ggml.pre is {name!r:.60}; minillm has the rules of "
+            f"{', '.join(sorted(RULES))}; tokenizer= names another tokenizer"
+        )
+    vocab = {token: i for i, token in enumerate(vocabulary.tokens)}
+    lacking = sum(symbol not in vocab for symbol in BYTE_SYMBOLS)
+    if lacking == len(BYTE_SYMBOLS):
+        raise CheckpointError(f"{metadata.path}: tokenizer.ggml.tokens has none of the 256 symbols of bytes")
+    listed = metadata.strings("tokenizer.ggml.merges")
+    if listed is None:
+        raise CheckpointError(
+            f"{metadata.path} has a byte-level BPE tokenizer without merges: tokenizer.ggml.merges is missing, and "
+            "without it every text falls into single bytes: convert the model again, or name another tokenizer "
+            "(tokenizer=)"
+        )
+    parts = (merge.partition(" ") if merge[:1] != " " else _after_a_space(merge) for merge in listed)
+    merges = [(left, right) for left, _, right in parts]
+    try:
+        backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    except Exception:  # the library's own kind
+        unmade = (i for i, (a, b) in enumerate(merges) if not {a, b, a + b} <= vocab.keys())
+        if (i := next(unmade, None)) is None:
+            raise
+        raise CheckpointError(
+            f"{metadata.path}: tokenizer.ggml.merges, {i}: {listed[i]!r:.60} does not make a token"
+        ) from None
+    backend.decoder = decoders.ByteLevel()
+    split_by(backend, metadata, byte_level=True)
+    return backend, RULES[name].begins
+
+
+def _after_a_space(merge: str) -> tuple[str, str, str]:
+    """The parts of a merge whose first token begins with a space."""
+    head, space, right = merge[1:].partition(" ")
+    return merge[:1] + head, space, right
+
+
+def split_by(backend: "tokenizers.Tokenizer", metadata: Metadata, *, byte_level: bool) -> None:
+    """Set what is done to a text before merging, by `tokenizer.ggml.pre` or `tokenizer.ggml.add_space_prefix`."""
+    from tokenizers import Regex, normalizers, pre_tokenizers
+
+    if not byte_level:
+        spaced = metadata.get("tokenizer.ggml.add_space_prefix", bool, True)
+        steps: list[Any] = [normalizers.Prepend(SPACE)] if spaced else []
+        backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+        return
+    rules = RULES[metadata.get("tokenizer.ggml.pre", str, DEFAULT)]
+    backend.model.ignore_merges = rules.whole
+    backend.normalizer = normalizers.NFC() if rules.nfc else None
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules.patterns]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
+
+
+def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokenizer, bool]":
+    """A SentencePiece BPE tokenizer, and whether its texts begin with BOS: yes."""
+    from tokenizers import Tokenizer, models
+
+    scores = metadata.numbers("tokenizer.ggml.scores")
+    if scores is None or len(scores) != len(vocabulary.tokens):
+        raise CheckpointError(
+            f"{metadata.path}: tokenizer.ggml.scores should have {len(vocabulary.tokens)} numbers, found "
+            f"{'none' if scores is None else len(scores)}"
+        )
+    vocab = {token: i for i, token in enumerate(vocabulary.tokens)}
+    pieces = {vocabulary.tokens[i]: i for i in vocabulary.of(NORMAL, USER_DEFINED, UNUSED)}
+    unknown = next((vocabulary.tokens[i] for i in vocabulary.of(UNKNOWN)), None)
+    byte_fallback = bool(vocabulary.of(BYTE))
+    merges = merges_by_score(pieces, scores)
+    backend = Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
+    )
+    split_by(backend, metadata, byte_level=False)
+    spaced = metadata.get("tokenizer.ggml.add_space_prefix", bool, True)
+    backend.decoder = spaces_decoder(byte_fallback, leading_space=spaced)
+    return backend, True

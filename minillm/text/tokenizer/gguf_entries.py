@@ -1,0 +1,147 @@
+"""A tokenizer as the entries of a GGUF file's metadata: the inverse of `gguf.py`.
+
+Nothing is written that llama.cpp would read as another tokenizer: what the entries say is read again by `gguf.py`, and
+must split `PROBES` as the tokenizer itself does. By the same texts the rules are found by which a text is split before
+merging (`tokenizer.ggml.pre`), whatever a tokenizer.json calls them.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import CheckpointError, UnsupportedModelError
+from .gguf import BYTE, CONTROL, NORMAL, RULES, UNKNOWN, UNUSED, USER_DEFINED, read_gguf_tokenizer, split_by
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from .encoding import Tokenizer
+
+PROBES = (
+    "Hello, world! It's 12345 o'clock; I'LL pay $3.50 (or €4) for 1/2 of it.",
+    "def f(x_1):\n\treturn {'a': [x ** 2, 0xFF]}  # comment\r\n\r\n\n  end",
+    "camelCase MixedCASE HTTPServer naïve Ångström straße Ωmega жизнь 日本語 テスト 한국어 हिन्दी العربية",
+    "🙂👩‍👩‍👧 x   y \u00a0z ٣٤٥ Ⅷ² … — “quoted” a.b,c;d:e!f?g。、 3rd 2nd 1000000 http://a.b/c?d=e&f#g",
+    "   leading and trailing   ",
+)
+"""Texts on which two ways of splitting are told apart"""
+
+
+class Entries:
+    """Entries as `gguf.py` reads them from a file's header."""
+
+    def __init__(self, entries: Mapping[str, Any], path: Path) -> None:
+        self.metadata, self.path = entries, path
+
+    def get(self, key: str, kind: type, default: Any = None) -> Any:
+        """The entry of this key."""
+        return self.metadata.get(key, default)
+
+    def strings(self, key: str) -> list[str] | None:
+        """The strings of this key."""
+        return self.metadata.get(key)
+
+    def numbers(self, key: str) -> NDArray[Any] | None:
+        """The numbers of this key."""
+        return np.array(self.metadata[key]) if key in self.metadata else None
+
+
+def gguf_entries(tokenizer: "Tokenizer", vocab_size: int, where: Path) -> dict[str, Any]:
+    """The metadata entries of a tokenizer, for a model whose embedding has `vocab_size` rows.
+
+    Args:
+        tokenizer: the tokenizer
+        vocab_size: tokens are added up to that number, of which none occurs in a text
+        where: its folder, for error messages
+
+    Raises:
+        UnsupportedModelError: GGUF files have no such tokenizer, or llama.cpp would split texts otherwise.
+    """
+    found = json.loads(tokenizer.to_json())
+    model = found["model"]
+    if model["type"] != "BPE":
+        raise UnsupportedModelError(
+            f"{where}: the tokenizer is of type {model['type']}; GGUF files are written with BPE"
+        )
+    byte_level = _holds(found.get("decoder"), "ByteLevel")
+    tokens, types = _tokens(found, vocab_size, byte_level=byte_level)
+    if len(tokens) > vocab_size:
+        raise CheckpointError(f"{where}: the tokenizer has {len(tokens)} tokens, the model {vocab_size} rows")
+    merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
+    entries: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
+    entries |= {f"tokenizer.ggml.{role}_token_id": i for role, i in ids.items() if i is not None}
+    plain, framed = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
+    extra = len(framed) - len(plain)
+    begins = bool(extra) and framed[0] == ids["bos"]
+    entries["tokenizer.ggml.add_bos_token"] = begins
+    entries["tokenizer.ggml.add_eos_token"] = extra > begins and framed[-1] == ids["eos"]
+    candidates: list[dict[str, Any]]
+    if byte_level:
+        entries |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": merges}
+        different = {rules: name for name, rules in reversed(RULES.items())}  # the first name of each
+        candidates = [{"tokenizer.ggml.pre": name} for name in RULES if different[RULES[name]] == name]
+    else:
+        unknown = tokens.index(model["unk_token"]) if model.get("unk_token") in tokens else None
+        if unknown is not None:
+            types[unknown] = UNKNOWN
+            entries["tokenizer.ggml.unknown_token_id"] = unknown
+        entries["tokenizer.ggml.scores"] = _scores(tokens, merges)
+        entries |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}
+        candidates = [{"tokenizer.ggml.add_space_prefix": prefix} for prefix in (True, False)]
+    written = read_gguf_tokenizer(Entries(entries | candidates[0], where))
+    assert written is not None
+    for each in candidates:
+        split_by(written[0], Entries(each, where), byte_level=byte_level)
+        if _same(tokenizer, written[0]):
+            return entries | each
+    raise UnsupportedModelError(
+        f"{where}: llama.cpp has no rules that split texts as this tokenizer does: it cannot be written to a GGUF file"
+    )
+
+
+def _same(tokenizer: "Tokenizer", written: "tokenizers.Tokenizer") -> bool:
+    """True if both have the same tokens for all probes."""
+    names = [] if tokenizer.splits_special else sorted(tokenizer.special_ids)[:2]  # which a GGUF file cannot say
+    special = [tokenizer.token(i) for i in names]
+    probes = (*PROBES, *(f"a{text}b {text} c" for text in special))
+    return all(written.encode(text).ids == tokenizer.encode(text) for text in probes)
+
+
+def _tokens(found: Mapping[str, Any], vocab_size: int, *, byte_level: bool) -> tuple[list[str], list[int]]:
+    """Text and type of every token, of a tokenizer.json."""
+    vocab = {i: token for token, i in found["model"]["vocab"].items()}
+    added = {token["id"]: token for token in found.get("added_tokens", [])}
+    vocab |= {i: token["content"] for i, token in added.items()}
+    size = max(vocab_size, 1 + max(vocab, default=-1))
+    tokens, types = [], []
+    for i in range(size):
+        tokens.append(vocab.get(i, f"[PAD{i}]"))
+        if i not in vocab:
+            types.append(UNUSED)
+        elif i in added:
+            types.append(CONTROL if added[i].get("special") else USER_DEFINED)
+        else:
+            is_byte = not byte_level and len(vocab[i]) == 6 and vocab[i].startswith("<0x") and vocab[i].endswith(">")
+            types.append(BYTE if is_byte else NORMAL)
+    return tokens, types
+
+
+def _scores(tokens: list[str], merges: list[str]) -> list[float]:
+    """Scores by which neighbours are merged in the order of the merges."""
+    rank: dict[str, int] = {}
+    for i, merge in enumerate(merges):
+        rank.setdefault(merge.replace(" ", "", 1), i)
+    return [-float(rank.get(token, len(merges))) for token in tokens]
+
+
+def _holds(part: Any, kind: str) -> bool:
+    """True if a part of a tokenizer.json has a step of this kind."""
+    if not isinstance(part, dict):
+        return False
+    inside = [step for name in ("decoders", "pretokenizers", "normalizers") for step in part.get(name, [])]
+    return part.get("type") == kind or any(_holds(step, kind) for step in inside)

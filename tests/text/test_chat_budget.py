@@ -1,0 +1,197 @@
+"""Chat templates that would never end, fill the memory or crash the interpreter: each ends in one line.
+
+They run in a process of their own, whose memory and time the system bounds: one that is let through does no harm.
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from minillm.errors import CheckpointError
+from minillm.text.chat import ChatTemplate
+
+from ..conversations import user
+
+NS = "{% set ns = namespace(x='a', t=(), n=2) %}"
+
+
+def nested(body: str = "", depth: int = 3) -> str:
+    for i in range(depth):
+        body = f"{{% for i{i} in range(99999) %}}{body}{{% endfor %}}"
+    return body
+
+
+def repeated(assignment: str, times: int = 99999) -> str:
+    return f"{NS}{{% for i in range({times}) %}}{{% set {assignment} %}}{{% endfor %}}"
+
+
+HOSTILE: dict[str, list[str]] = {
+    "loops": [
+        nested(),
+        nested("a"),
+        nested("{{ i0 }}"),
+        nested("{% if i0 %}{% endif %}"),
+        "{% for a in range(99999) if range(99999)|list %}{% endfor %}",
+        "{% for a in range(99999) recursive %}{{ loop(range(99999)) }}{% endfor %}",
+        "{% for a in range(99999)|map('string')|select %}" + nested() + "{% endfor %}",
+        "{% macro f() %}" + nested("x", 2) + "{% endmacro %}{{ f() }}",
+        "{% set z %}" + nested("x" * 9999, 2) + "{% endset %}",
+        "{% filter upper %}" + nested("x" * 9999, 2) + "{% endfilter %}",
+    ],
+    "repetition": [
+        "{{ 'x' * 10**9 }}",
+        "{{ 10**9 * 'x' }}",
+        "{{ ('x'|safe) * 10**9 }}",
+        "{{ [1] * 10**9 }}",
+        "{{ (1,) * 10**9 }}",
+        "{{ messages * 10**8 }}",
+    ],
+    "padding": [
+        *(f"{{{{ 'x'.{name}(10**9) }}}}" for name in ("center", "ljust", "rjust", "zfill")),
+        "{{ 'x'|center(10**9) }}",
+        "{{ ['x']|map('center', 10**9)|list }}",
+        "{{ ('x'|attr('center'))(10**9) }}",
+        "{{ '\t'.expandtabs(10**9) }}",
+        "{{ 'a\nb'|indent(10**9) }}",
+        "{{ [1]|batch(10**9, 0)|list }}",
+        "{{ [1]|slice(10**9)|list }}",
+        "{% filter center(10**9) %}a{% endfilter %}",
+        "{% set x | center(10**9) %}a{% endset %}",
+    ],
+    "refunds": [
+        call + nested()
+        for call in (
+            *(f"{{{{ 'x'.{name}(-10**15) }}}}" for name in ("center", "ljust", "rjust", "zfill")),
+            "{{ 'x'|center(-10**15) }}",
+            "{{ 'x'|indent(-10**15) }}",
+            "{{ [1]|batch(-10**15)|list }}",
+        )
+    ],
+    "formats": [
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d' % (10**9, 1) }}",
+        "{{ '%.1000000000f' % 1.0 }}",
+        "{{ '%(a(b)c)1000000000d' % {'a(b)c': 1} }}",
+        "{{ '%1000000000d'|format(1) }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 10**9) }}",
+        "{{ '{a:1000000000}'.format_map({'a': 1}) }}",
+        "{{ (['{:1000000000}']|map(attribute='format')|first)(1) }}",
+        "{{ ('{0}' * 99999).format('x' * 99999) }}",
+        "{{ '%(a)s' * 99999 % {'a': 'x' * 999999} }}",
+        "{{ strftime_now('%1000000000d') }}",
+        "{{ messages|tojson(indent=10**9) }}",
+        "{{ messages|tojson(separators=('x' * 9999999, 'y')) }}",
+    ],
+    "doubling": [
+        *(
+            repeated(f"ns.x = {how}", 100) + "{{ ns.x }}"
+            for how in (
+                "ns.x ~ ns.x",
+                "ns.x + ns.x",
+                "[ns.x, ns.x]",
+                "(ns.x, ns.x)",
+                "{'a': ns.x, 'b': ns.x}",
+                "dict(a=ns.x, b=ns.x)",
+                "namespace(a=ns.x, b=ns.x)",
+                "ns.x|replace('a', 'aa')",
+                "ns.x.replace('', 'a')",
+                "[ns.x, ns.x]|join(ns.x)",
+                "'%s%s' % (ns.x, ns.x)",
+                "'{0}{0}'.format(ns.x)",
+                "ns.x|tojson|tojson",
+                "[[ns.x], [ns.x]]|sum(start=[])|list",
+            )
+        ),
+        repeated("ns.t = (ns.t, ns.t)", 60) + "{{ {ns.t: 1} }}",
+    ],
+    "nesting": [
+        *(
+            repeated(f"ns.x = {how}") + end
+            for how in ("[ns.x]", "(ns.x,)", "{'a': ns.x}", "ns.x|batch(1)", "namespace(a=ns.x)", "[ns.x]|groupby(0)")
+            for end in ("", "{{ ns.x }}", "{{ ns.x|tojson }}", "{{ {(ns.x,): 1} }}")
+        ),
+        NS + "{% macro f(n) %}{% set n.t = varargs %}{% endmacro %}" + repeated("z = f(ns, ns.t)") + "{{ {ns.t: 1} }}",
+        NS + "{% set ns.x = [ns] %}{{ ns.x }}",
+    ],
+    "recursion": [
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(90) }}",
+        "{% block a %}{{ self.a() }}{% endblock %}",
+        "{% for m in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+    ],
+    "numbers": ["{{ 10**(10**9) }}", "{{ 5|round(-10**9) }}", repeated("ns.n = ns.n * ns.n", 100)],
+    "slow methods": [
+        "{{ ('a' * 9999999).rfind('b' + 'a' * 4999999) }}",
+        "{{ ('a' * 9999999).rsplit('b' + 'a' * 4999999) }}",
+        "{{ ('a ' * 9999999).split() }}",
+        "{{ ('<!---->' * 9999999)|striptags }}",
+        "{{ 'a'.translate({97: 'b' * 9999999}) }}",
+        "{{ (5).to_bytes(10**9, 'little') }}",
+        "{{ 'a'.encode() * 10**9 }}",
+        "{{ lipsum(10**6) }}",
+        "{% set a = range(99999)|list %}" + repeated("z = a == range(99999)|list"),
+    ],
+    "sources": ["x" * 2**17, "{{ " + "[" * 5000 + "]" * 5000 + " }}", "{{ " + "not " * 5000 + "1 }}"],
+}
+
+CHILD = """
+import json, resource, sys, time
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+from minillm.text.chat import ChatTemplate
+from minillm.errors import CheckpointError
+for source in json.load(sys.stdin):
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 30, -1))
+    try:
+        text = ChatTemplate(source).render([{"role": "user", "content": "Hi"}])
+        print(json.dumps(f"{len(text)} characters"))
+    except CheckpointError as error:
+        print(json.dumps("refused" if "\\n" not in str(error) else str(error)))
+    except BaseException as error:
+        print(json.dumps(f"{type(error).__name__}: {error}"))
+    sys.stdout.flush()
+"""
+HARMLESS = {  # of those above: they end by themselves, with a short text or Jinja's own error
+    repeated("ns.x = ns.x|batch(1)"),
+    repeated("ns.x = ns.x|batch(1)") + "{{ ns.x }}",
+    repeated("ns.x = ns.x|batch(1)") + "{{ ns.x|tojson }}",
+    repeated("ns.x = ns.x|batch(1)") + "{{ {(ns.x,): 1} }}",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_template_is_refused_and_the_process_lives_on(kind: str) -> None:
+    sources = HOSTILE[kind]
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], input=json.dumps(sources), capture_output=True, text=True, check=False
+    )
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == len(sources), f"{sources[len(results)]!r:.200} ended the process: {done.stderr[-500:]}"
+    for source, result in zip(sources, results, strict=True):
+        assert result == "refused" or source in HARMLESS, f"{source!r:.200}: {result:.200}"
+
+
+def test_the_budget_grows_with_the_conversation() -> None:
+    """A template that looks back on all messages at each one is quadratic, and fine."""
+    source = (
+        "{% for m in messages %}{% for n in messages %}{% if n is none %}{% endif %}{% endfor %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    conversation: list[dict[str, Any]] = [user("Hello there. " * 10)] * 300
+    assert len(ChatTemplate(source).render(conversation)) == 300 * 130
+    with pytest.raises(CheckpointError, match="steps"):
+        ChatTemplate(nested()).render(conversation[:2])
+
+
+def test_long_messages_are_cut_joined_and_searched() -> None:
+    source = (
+        "{% set ns = namespace(t='') %}{% for m in messages %}"
+        "{% set c = m.content.split('</think>')[-1].lstrip('\\n') %}"
+        "{% if '<x>' not in c %}{% set ns.t = ns.t ~ c[1:] ~ (c|trim|replace('a', 'b')) %}{% endif %}"
+        "{% endfor %}{{ ns.t }}"
+    )
+    assert len(ChatTemplate(source).render([user("a" * 1_000_000)] * 2)) == 4 * 1_000_000 - 2
