@@ -17,7 +17,7 @@ from minillm.text.tokenizer.gguf import BYTE, CONTROL, NORMAL, RULES, UNKNOWN, U
 
 from ..gguf_files import LLAMA, write_llama
 
-CORPUS = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8") * 2
+CORPUS = (Path(__file__).parents[1] / "real" / "alice.txt").read_text(encoding="utf-8") * 2
 UNMERGED, SPECIAL = "Qwxyz", ["<|begin|>", "<|end|>"]
 
 TEXTS = [
@@ -41,7 +41,7 @@ def odd_texts(count: int) -> list[str]:
 
 
 def bpe(size: int = 600) -> dict[str, Any]:
-    """Entries of a byte-level tokenizer trained on the README, a token that no merge makes, and two control tokens."""
+    """Entries of a byte-level tokenizer trained on a page, a token that no merge makes, and two control tokens."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -60,7 +60,7 @@ def bpe(size: int = 600) -> dict[str, Any]:
 
 
 def sentencepiece(**options: Any) -> tuple[Any, dict[str, Any]]:
-    """A SentencePiece BPE model trained on the README, and the entries that llama.cpp's converter makes of it."""
+    """A SentencePiece BPE model trained on a page, and the entries that llama.cpp's converter makes of it."""
     import sentencepiece as spm
 
     model = io.BytesIO()
