@@ -1,4 +1,4 @@
-"""Commands that look inside a model, and the server, under mpiexec and in the README's script for Slurm."""
+"""Commands that look inside a model, and the server, under mpiexec and in the script for Slurm."""
 
 import json
 import os
@@ -16,6 +16,7 @@ import pytest
 from minillm import Engine
 
 from ..adapters import write_adapter
+from ..pages import block
 from ..tiny import write_checkpoint
 from .processes import MPIEXEC, alone, assert_none_is_left, end, ended, output, ranks_of, started, under_mpi
 
@@ -154,6 +155,12 @@ def test_the_server_of_adapters_on_four_ranks(tmp_path: Path) -> None:
     assert_none_is_left(pids)
 
 
+def test_the_python_example() -> None:
+    code = block("minillm/distributed/README.md", "python", "from minillm.parallel import Parallel")
+    text = Engine().generate("Once upon a time").text
+    assert output(2, code=code.replace('"path/to/checkpoint"', "None")).strip() == text.strip()
+
+
 SRUN = """#!{python}
 import os, re, sys
 script = open({script!r}).read()
@@ -167,8 +174,8 @@ os.execv({mpiexec!r}, [{mpiexec!r}, "-n", str(ranks), *words, "--port", "0", "--
 
 
 def test_the_script_for_slurm(tmp_path: Path) -> None:
-    """The README's script as it is, with an `srun` that starts its tasks on this machine, and a model that exists."""
-    [script] = re.findall(r"```sh\n(#!/bin/sh\n#SBATCH.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    """The guide's script as it is, with an `srun` that starts its tasks on this machine, and a model that exists."""
+    script = block("minillm/distributed/README.md", "sh", "#!/bin/sh\n#SBATCH")
     path, srun = tmp_path / "job.sh", tmp_path / "bin" / "srun"
     srun.parent.mkdir()
     path.write_text(script, encoding="utf-8")

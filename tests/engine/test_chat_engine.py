@@ -1,7 +1,6 @@
 """Chat with an engine: answers, arguments, and checkpoints without a template."""
 
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from minillm.engine.results import Completion
 from minillm.errors import CheckpointError, ParameterError, PromptError
 
 from ..conversations import TALK, TEMPLATES, WRITTEN, assistant, user
+from ..pages import block
 from ..tiny import write_checkpoint
 
 
@@ -88,9 +88,8 @@ def test_the_next_turn_finds_the_conversation_in_the_cache(folder: Path, chattin
         assert fresh.chat([*TALK, said, user("And?")], max_new_tokens=4) == second
 
 
-def test_the_readmes_conversation(chatting: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (Path(__file__).parents[1].parent / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(messages = .*?)```", readme, re.DOTALL)
+def test_the_conversation_of_the_guide(chatting: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    code = block("minillm/engine/README.md", "python", "messages = [")
     names: dict[str, Any] = {"engine": chatting}
     exec(code, names)
     answer = chatting.chat(names["messages"], max_new_tokens=20)

@@ -11,6 +11,7 @@ from minillm import Engine
 from minillm.errors import ParameterError
 from minillm.text.chat import FORMATS, Answer, call_grammar, read_calls
 
+from ...pages import block
 from ...tiny import write_checkpoint
 from .conversations import TIME, WEATHER, template
 
@@ -260,9 +261,8 @@ def test_what_calls_as_xml_cannot_hold_is_refused_of_a_strict_tool(engine: Engin
             call_grammar(FORMATS["qwen3-coder"], [{"type": "function", "function": function}], {})
 
 
-def test_the_readmes_call(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(from minillm.text.chat import .*?)```", readme, re.DOTALL)
+def test_the_call_of_the_guide(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    code = block("minillm/engine/README.md", "python", "from minillm.text.chat import")
     engine.chat_template = template("hermes")
     exec(code, {"engine": engine})
     assert re.fullmatch(r'weather \{"city": "(Paris|Rome)".*\}\n', capsys.readouterr().out)
