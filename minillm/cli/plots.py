@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, install, listed
 from ..output_files import write_file
-from .labels import Mark, place_labels
 from .output import number_text, token_text
 
 if TYPE_CHECKING:
@@ -111,6 +110,8 @@ MARKS = (
     "Each mark is one or more operations, all layers together, where they meet the roof: the most that the hardware "
     "can do at their intensity. Its size and the percentages are their share of their phase's floor."
 )
+LINE_INCHES = 0.17
+"""Height of a line in the list of marks"""
 
 
 def marks_of(phase: "Phase", close: float = CLOSE) -> list[list["Operation"]]:
@@ -125,7 +126,7 @@ def marks_of(phase: "Phase", close: float = CLOSE) -> list[list["Operation"]]:
 
 
 def draw_roofline(figure: Any, analysis: "Analysis", title: str = "", inches: float = WIDE) -> None:
-    """Draw the roof and the phases' operations on it: FLOP/s against FLOPs per byte.
+    """Draw the roof and the phases' operations on it: FLOP/s against FLOPs per byte. A list below names the marks.
 
     Args:
         figure: an empty figure
@@ -142,12 +143,17 @@ def draw_roofline(figure: Any, analysis: "Analysis", title: str = "", inches: fl
     beside = (most / least) ** (MARGIN / (1 - 2 * MARGIN))  # the axis is logarithmic
     edges = [least / beside, ridge, most * beside]
     size = 9 if inches > NARROW else 8
-    figure.set_size_inches(inches, 6)
-    axis = figure.subplots()
+    lists = {name: _mark_list(phase, inches) for name, phase in phases.items()}
+    texts = [[line for _, lines in marks for line in lines] for marks in lists.values()]
+    below = LINE_INCHES * (max(map(len, texts)) if inches > NARROW else sum(map(len, texts)) + len(texts) - 1) + 0.15
+    height = 5.2 if inches > NARROW else 4.2
+    figure.set_size_inches(inches, height + below)
+    plot, names = figure.subfigures(2, height_ratios=[height, below])
+    axis = plot.subplots()
     axis.set(xscale="log", xlim=(edges[0], edges[2]))
     axis.set(yscale="log", ylim=(least * bandwidth / 20, peak * 20))
     axis.set_xlabel("arithmetic intensity, FLOPs per byte", fontsize=size)
-    axis.set_title("FLOP/s", fontsize=size, loc="left")
+    axis.set_title(f"FLOP/s, at most {number_text(peak)}FLOP/s", fontsize=size, loc="left")
     axis.xaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_major_formatter(EngFormatter())
     axis.minorticks_off()
@@ -160,23 +166,36 @@ def draw_roofline(figure: Any, analysis: "Analysis", title: str = "", inches: fl
         explained = f"{'Red squares: decode; blue' if 'decode' in phases else 'Blue'} circles: prefill. {MARKS}"
         figure.supxlabel(textwrap.fill(explained, 120), fontsize=8, color=SOFT)
     offset = {"textcoords": "offset points", "fontsize": size, "color": SOFT, "ha": "right"}
-    axis.annotate(f"{number_text(peak)}FLOP/s", (1, peak), (-4, 11), xycoords=("axes fraction", "data"), **offset)
     axis.annotate(f"ridge: {ridge:.0f}", (ridge, 0), (-4, 4), xycoords=("data", "axes fraction"), **offset)
-    marks = []
-    looks: dict[str, tuple[str, str, int]] = {"decode": (DECODE, "s", 135), "prefill": (PREFILL, "o", -45)}
-    for name, (colour, shape, direction) in looks.items():
-        if (phase := phases.get(name)) is None:
-            continue
-        for group in marks_of(phase, CLOSE if inches > NARROW else CLOSE_NARROW):
-            group.sort(key=lambda one: -one.seconds)
+    row = 1.0
+    looks: dict[str, tuple[str, str, int]] = {"prefill": (PREFILL, "o", 1), "decode": (DECODE, "s", -1)}
+    for column, (name, marks) in enumerate(lists.items()):
+        colour, shape, side = looks[name]
+        left, row = (0.02 + 0.5 * column, 1.0) if inches > NARROW else (0.02, row)  # beside or below the other phase
+        for number, (group, lines) in enumerate(marks, 1):
             intensity = group[0].intensity
             point = intensity, min(peak, intensity * bandwidth)
-            area = 30 + 270 * sum(one.seconds for one in group) / phase.seconds
-            axis.scatter(*point, s=area, color=colour, alpha=0.55, marker=shape, zorder=3)
-            names = [one.name if inches > NARROW else one.name.removesuffix(".weight") for one in group]
-            lines = [f"{name} {one.seconds / phase.seconds:.1%}" for name, one in zip(names, group, strict=True)]
-            marks.append(Mark(point, area**0.5 / 2, lines, colour, direction))
-    place_labels(axis, marks, [(one, min(peak, one * bandwidth)) for one in edges], size, PAPER)
+            area = 30 + 270 * sum(one.seconds for one in group) / phases[name].seconds
+            axis.scatter(*point, s=area, color=colour, alpha=0.55, marker=shape, zorder=3 + (side > 0))
+            away = side * ((30 + 270) ** 0.5 / 2 + 0.7 * size)  # clear of the largest mark
+            style = {"color": colour, "fontsize": size, "ha": "center", "va": "center"}
+            axis.annotate(str(number), point, (0, away), textcoords="offset points", **style)
+            names.text(left, row, str(number), color=colour, fontsize=size, va="top")
+            for line in lines:
+                names.text(left + 0.22 / inches, row, line, color=colour, fontsize=size, va="top")
+                row -= LINE_INCHES / below
+        row -= LINE_INCHES / below
+
+
+def _mark_list(phase: "Phase", inches: float) -> list[tuple[list["Operation"], list[str]]]:
+    """The marks of a phase by descending intensity, each with its lines in the list: operations and their shares."""
+    marks = []
+    for group in marks_of(phase, CLOSE if inches > NARROW else CLOSE_NARROW):
+        group.sort(key=lambda operation: -operation.seconds)
+        shares = [f"{operation.name}\u00a0{operation.seconds / phase.seconds:.1%}" for operation in group]
+        lines = textwrap.wrap(", ".join(shares), 62 if inches > NARROW else 48, break_on_hyphens=False)
+        marks.append((group, lines))
+    return marks
 
 
 # --- a profile --------------------------------------------------------------------------------------------------------

@@ -200,12 +200,12 @@ def test_the_page_has_every_operation_and_needs_nothing_from_elsewhere(
     found = analyzed(capsys, "opt-350m", "--batch", "8")
     assert not re.search(r'(?:src|href)="(?!#)|url\((?!#)|<script|@import|{{|{%', html)
     root = ElementTree.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])
-    drawn = texts(root)
+    drawn = "\n".join(texts(root))
     for phase in ("prefill", "decode"):
         seconds = found[phase]["seconds"]
         for name in {op["name"] for op in found[phase]["ops"] if op["flops"]}:
             share = sum(op["seconds"] for op in found[phase]["ops"] if op["name"] == name) / seconds
-            assert f"{name} {share:.1%}" in drawn
+            assert f"{name}\u00a0{share:.1%}" in drawn
     rows = re.findall("<tr>(.*?)</tr>", html)
     shown = ["".join(f"{cell}  " for cell in re.findall("<t[dh]>(.*?)</t[dh]>", row)).split() for row in rows]
     assert shown == [line.split() for line in printed.splitlines() if "  " in line], "the tables are those printed"
@@ -237,7 +237,7 @@ def test_marks_stand_on_the_roof() -> None:
     circles = [one for one in axis.collections if isinstance(one, PathCollection)]
     for phase in (analysis.prefill, analysis.decode):
         groups = marks_of(phase)
-        drawn = [circles.pop() for _ in groups] if phase is analysis.prefill else circles
+        drawn, circles = circles[: len(groups)], circles[len(groups) :]
         points = {tuple(one.get_offsets()[0]): one.get_sizes()[0] for one in drawn}
         assert len(points) == len(groups)
         assert sum(one.seconds for group in groups for one in group) == pytest.approx(phase.seconds, rel=0.05)
