@@ -23,9 +23,9 @@ class AttentionRecorder(WrappedBackend):
         super().__init__(inner)
         self.wanted = layers
         self.maps: dict[int, NDArray[np.float32]] = {}
-        """Of each layer [H, T, S]"""
+        """Layer -> [H, T, S]"""
         self.masked: dict[int, NDArray[np.bool_]] = {}
-        """Of each layer the pairs that its mask hides: a key after its query, or outside its window. [T, S]"""
+        """Layer -> the pairs that its mask hides: a key after its query, or outside its window. [T, S]"""
 
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
         """Recompute the map from the layer's queries and keys."""

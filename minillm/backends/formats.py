@@ -24,13 +24,13 @@ class Format:
 
     kind: Literal["float", "bfloat", "int"]
     bits: int
-    """Of a number"""
+    """Bits of a number"""
     scale_bits: int = 0
-    """Of a scale; 0: there are no scales"""
+    """Bits of a scale; 0: there are no scales"""
     group: int = 0
     """Neighbours in a row that share a scale; 0: the whole row"""
     offset_bits: int = 0
-    """Of a group's offset (16) or zero point (8); 0: there is none"""
+    """Bits of a group's offset (16) or zero point (8); 0: there is none"""
 
     @property
     def name(self) -> str:

@@ -134,7 +134,7 @@ class MemoryUse(NamedTuple):
     workspace: int
     """Results of steps, block tables, scratch memory of kernels"""
     number_bytes: int
-    """Of a weight, a result or a cached number; biases and gains take 4"""
+    """Bytes of a weight, a result or a cached number; biases and gains take 4"""
     largest_tokens: int
     """The most tokens in one forward pass so far"""
     largest_rows: int

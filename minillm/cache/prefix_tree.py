@@ -26,7 +26,7 @@ class Node:
     def __init__(self, parent: "Node | None" = None, tokens: Tokens = (), page: int = -1) -> None:
         self.parent = parent
         self.tokens = tokens
-        """Of the positions computed; fewer than a page has in the last page of a text, which has no children"""
+        """Tokens of the positions computed; fewer than a page has in the last page of a text, which has no children"""
         self.page = page
         self.children: list[Node] = []
         """Sorted by their tokens"""

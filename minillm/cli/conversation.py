@@ -27,7 +27,7 @@ class Message:
     role: str
     content: str
     token_ids: list[int] = field(default_factory=list)
-    """Of raw text: the tokens that were typed or generated. A template writes a conversation anew each time"""
+    """Raw text: the tokens that were typed or generated. A template writes a conversation anew each time"""
 
 
 class Conversation:
@@ -50,14 +50,14 @@ class Conversation:
         self.forgotten = 0
         """Messages at the beginning that the model no longer sees"""
         self.finish_reason: str | None = None
-        """Of the last answer; "abort" if it was stopped"""
+        """Why the last answer ended; "abort" if it was stopped"""
         self.prompt_tokens = 0
-        """Of the last answer"""
+        """Tokens of the last answer's prompt"""
         self.computed_tokens = self.cached_tokens = 0
-        """Of the prompt of the last answer: what was computed, and what the cache held"""
+        """Tokens of the last answer's prompt that were computed, and that the cache held"""
         self.answer_tokens = 0
         self.used_tokens = 0
-        """Of the context: what the model sees of the messages"""
+        """Tokens of the messages that the model sees"""
 
     @property
     def raw(self) -> bool:

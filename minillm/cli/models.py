@@ -42,7 +42,7 @@ class Entry:
     bytes: int
     """On disk"""
     format: str = ""
-    """Of most of its numbers: "bfloat16", "int4", "GPTQ 4 bits", "GGUF" """
+    """Format of most of its numbers: "bfloat16", "int4", "GPTQ 4 bits", "GGUF" """
     family: str | None = None
     parameters: int | None = None
     tokens_per_second: float | None = None

@@ -34,7 +34,7 @@ class PromptScores:
         return len(self.log_probs) == len(self._prompt_ids)
 
     def wanted(self, first: int, count: int) -> range:
-        """Of the positions first : first + count of the prompt, those whose logits are wanted.
+        """The positions among first : first + count of the prompt whose logits are wanted.
 
         These are all that have a token after them, without those that are computed again after a preemption.
         """

@@ -43,7 +43,7 @@ class Rules:
     filters: tuple[LogitsProcessor, ...]
     """Those that mask the row before the draw, which does not support them"""
     draw: Parameters
-    """Of `Chooser.sample`; a temperature of 0 takes the most likely token"""
+    """Parameters of `Chooser.sample`; a temperature of 0 takes the most likely token"""
     top_logprobs: int | None
     """How many log-probabilities are returned beside that of the chosen token; None: not even that"""
 

@@ -88,4 +88,4 @@ class Stats:
     """Forward passes by model in steps without prompts, and their seconds"""
     decode_pass_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     compile_seconds: float = 0.0
-    """Of compiling kernels, while loading and in steps; none of the other times counts it"""
+    """Seconds of compiling kernels, while loading and in steps; none of the other times counts it"""

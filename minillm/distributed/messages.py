@@ -15,7 +15,7 @@ class NewPages(NamedTuple):
     """Reserve the pages of a K/V cache."""
 
     number: int
-    """Of the cache, in the messages that follow"""
+    """The cache's number in the messages that follow"""
     pages: int
     page_size: int
     prefix_cache: bool
@@ -51,7 +51,7 @@ class Pass(NamedTuple):
     """Compute a forward pass."""
 
     number: int
-    """Of its cache"""
+    """Number of its cache"""
     parts: tuple[MicroBatch, ...]
     best: tuple[int, ...]
     """Number of a row's largest logits to send to rank 0, row by row of all parts. [R]"""
@@ -65,7 +65,7 @@ class Encode(NamedTuple):
     """Run the encoder over sources, before the decoder's pass."""
 
     number: int
-    """Of the cache"""
+    """Number of the cache"""
     batch: Batch
 
 

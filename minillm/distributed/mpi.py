@@ -19,7 +19,7 @@ from .communicator import Communicator, Traffic
 STEP = 1
 """Tag of messages from rank 0; that of arrays is 0"""
 PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl: the signal that a process gets when its parent ends"""
+"""Option of Linux's prctl: the signal that a process gets when its parent ends"""
 EAGER_SECONDS = 0.005
 """Time for which a rank waits at full speed for rank 0: longer than the choice of tokens between two passes"""
 IDLE_SECONDS = 0.001

@@ -40,7 +40,7 @@ class Ranks:
     """One rank's place: its stage, and the ranks that share it."""
 
     config: ModelConfig
-    """Of the whole model"""
+    """Configuration of the whole model"""
     layers: range
     """Those of this rank's stage"""
     width: int

@@ -48,7 +48,7 @@ class Parts:
     adapters: Mapping[str, AdapterWeights] = field(default_factory=dict)
     """LoRA adapters for single requests, by name"""
     helper_backend: Backend | None = None
-    """Of the helper models, where ranks share the model"""
+    """Backend of the helper models, where ranks share the model"""
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     """Settings of embedding"""
     path: Path | None = None

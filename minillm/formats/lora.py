@@ -335,7 +335,7 @@ class Merged:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the source."""
+        """The source's shape."""
         return self.source.shape
 
     @property

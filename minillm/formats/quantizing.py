@@ -45,7 +45,7 @@ class Rounding:
     """The error of a matrix whose numbers were rounded."""
 
     name: str
-    """Of the matrix"""
+    """Name of the matrix"""
     format: Format
     squared_error: float = 0.0
     """Sum of the squared differences"""

@@ -41,7 +41,7 @@ class ClassificationHead:
     dense: Weight | None = None
     """[W, E]; None if the hidden state itself is multiplied"""
     activation: str | None = None
-    """Of the projection"""
+    """Activation after the projection"""
 
     def states(self, backend: Backend, x: Any) -> Any:
         """Input of the product with `weight`. [R, E] -> [R, W]"""

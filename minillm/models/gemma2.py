@@ -53,11 +53,11 @@ class GemmaConfig(ModelConfig):
     """Added to the mean square in each norm"""
     activation: str
     bias: bool
-    """Of the four projections of attention"""
+    """Whether the four projections of attention have biases"""
     query_scalar: float
     """Scores are divided by its square root"""
     rotaries: tuple[RotaryConfig, ...]
-    """Of each layer"""
+    """Rotary embedding of each layer"""
     windows: tuple[int | None, ...]
     """Sliding window of each layer: positions that a query sees, its own included; None: no window"""
     head_norms: bool = False

@@ -36,7 +36,7 @@ class ExpertConfig(LlamaConfig):
     normalised: bool
     """The weights of a token's experts sum to one"""
     sparse: tuple[bool, ...]
-    """Of each layer, whether it has experts"""
+    """Whether each layer has experts"""
 
 
 def read_config(raw: Mapping[str, Any]) -> ExpertConfig:

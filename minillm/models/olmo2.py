@@ -41,7 +41,7 @@ class Olmo2Config(ModelConfig):
     """Added to the mean square in each norm"""
     activation: str
     bias: bool
-    """Of the four projections of attention"""
+    """Whether the four projections of attention have biases"""
     rotary: RotaryConfig
 
 

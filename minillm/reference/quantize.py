@@ -47,7 +47,7 @@ class Quantized:
     inputs: int
     """in, without the padding"""
     offsets: NDArray[Any] | None = None
-    """Of 4 bits, [out, in' / group]: float16 offsets, or uint8 zero points; None: all zero points are 8"""
+    """In 4 bits, [out, in' / group]: float16 offsets, or uint8 zero points; None: all zero points are 8"""
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -122,7 +122,7 @@ class GenerationRequest(Struct, kw_only=True):
     use_beam_search: bool | None = None
     """Beam search of width n"""
     priority: int | None = None
-    """Of requests that wait, those with the smaller number run first"""
+    """Waiting requests with smaller numbers run first"""
     timeout: float | None = None
     """Ours: seconds after which the answer ends with what there is and the finish_reason "timeout\""""
     return_token_ids: bool | None = None
@@ -315,7 +315,7 @@ class ModelCard(Struct, kw_only=True):
     owned_by: str = "minillm"
     root: str
     parent: str | None = None
-    """Of a LoRA adapter: the model that it belongs to"""
+    """The model that a LoRA adapter belongs to"""
     max_model_len: int
     """vLLM: positions of the context"""
 

@@ -54,7 +54,7 @@ class Classified(Struct):
     index: int
     label: str
     probs: list[float]
-    """Of all labels, in the model's order"""
+    """Probabilities of all labels, in the model's order"""
     num_classes: int
 
 

@@ -40,11 +40,11 @@ class ToolUse:
     """Definitions for the template"""
     form: CallFormat
     names: frozenset[str]
-    """Of the functions that may be called"""
+    """Names of the functions that may be called"""
     single: bool
     """One call at most"""
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Of the functions' parameters"""
+    """Schemas of the functions' parameters"""
 
     def parser(self) -> CallParser:
         """A parser for one answer."""

@@ -64,7 +64,7 @@ class Classification:
     labels: list[Label]
     """Best first: all of them, or as many as were asked for"""
     logits: NDArray[np.float32] = field(compare=False, repr=False)
-    """Of all labels, in the order of the head. [labels]"""
+    """Logits of all labels, in the order of the head. [labels]"""
     prompt_tokens: int = 0
     """Number of tokens of the text"""
 

@@ -27,7 +27,7 @@ class Bucket(NamedTuple):
     pages: int
     """Columns of the block table"""
     adapters: int = 0
-    """Of steps in which some sequence has a LoRA adapter: how many there are with numbers"""
+    """Number of LoRA adapters with numbers; 0 for steps in which no sequence has one"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,7 +64,7 @@ class StepWorkspace:
         self._parcels = [BatchBuffers(device) for _ in range(parcels)]
         self.arena = Arena(device.xp, dtype, self._empty)
         self.places = Arena(device.xp, np.int32, self._empty)
-        """Of a routing of experts: the next layer's takes its place"""
+        """The routing of experts: the next layer's takes its place"""
         self.choice = Choice(device)
         self._partials = self._empty((0,), "float32")
         self._arrived = self._empty((0,), "int32")

@@ -35,7 +35,7 @@ class CudaLoader(Loader):
         """
         super().__init__(weights, kept=(), xp=device.xp)
         self.storage: Format | None = None
-        """Of activations, and of matrices that are not quantised; None: not settled"""
+        """Type of activations and of matrices that are not quantised; None: not settled"""
         self.uploader = Uploader(device)
         self._device, self._kernels, self._settle = device, kernels, settle
 

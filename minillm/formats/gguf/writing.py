@@ -42,7 +42,7 @@ FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32, "int8": 7, "int4": 2}
 GROUP = 32
 """Weights that share a scale in Q8_0 and Q4_0"""
 QUANTISATION_VERSION = 2
-"""Of the types' layouts, in files that have such tensors"""
+"""Version of the types' layouts, in files that have such tensors"""
 
 
 def check_gguf_request(target: Path, dtype: str, group: int | None) -> None:

@@ -42,7 +42,7 @@ class Matrix:
     """A matrix [out, in]: numbers with scales and zero points."""
 
     name: str
-    """Of the weight"""
+    """Name of the weight"""
     shape: tuple[int, int]
     numbers: Rows
     """[n, in]: integers from -2**(bits - 1) on, or floats"""
@@ -55,7 +55,7 @@ class Matrix:
     columns: Callable[[], NDArray[np.integer[Any]]] | None = None
     """The group of each column [in], where they are no neighbours"""
     bits: int = 0
-    """Of an integer, 8 or 4; 0: the numbers are floats"""
+    """Bits of an integer, 8 or 4; 0: the numbers are floats"""
     group: int = 32
     """Weights that share a scale in `Quantized`"""
     expanded: str = "float32"

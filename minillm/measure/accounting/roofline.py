@@ -50,7 +50,7 @@ class Operation(NamedTuple):
     bytes_written: int
     fusion_saves: int
     bound: str
-    """Of its first call: "compute" or "memory\""""
+    """Bound of its first call: "compute" or "memory\""""
     seconds: float
     """Its floor"""
 

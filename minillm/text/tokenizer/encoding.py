@@ -41,7 +41,7 @@ class EncodedText(NamedTuple):
 
     token_ids: list[int]
     types: list[int]
-    """Of each token 0 if it belongs to the first text, 1 to the second, as the checkpoint's tokenizer numbers them"""
+    """For each token 0 if it belongs to the first text, 1 to the second, as the checkpoint's tokenizer numbers them"""
     truncated: bool = False
     """True if tokens were left out because there were more than the limit"""
     prompt_tokens: int = 0

@@ -99,7 +99,7 @@ class Parts(NamedTuple):
     rows: int = 0
     """Rows of the model's LM head: config.json's `vocab_size`, 0 if absent"""
     languages: Languages | None = None
-    """Of mBART"""
+    """Languages of mBART"""
     manner: Manner = Manner()
     """Further changes to ids and text"""
     fresh: int = 0
