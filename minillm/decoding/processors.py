@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,6 @@ from .functions import UserProcessor, called
 from .history import History
 from .settings import Settings
 from .values import LARGE, ByIdentity
-
-if TYPE_CHECKING:
-    pass
 
 SHORT_MATCH = 16
 """Tokens up to which a match is sought at all positions at once; longer ones are found by `common_suffixes`."""

@@ -19,7 +19,8 @@ pytestmark = under_mpi
 
 PROGRAM = """
 import os, sys, time
-from minillm import Engine, loading
+from minillm import Engine
+from minillm.engine import loading
 from minillm.cli.main import run
 from minillm.distributed.runner import RankRunner
 from minillm.parallel import Parallel

@@ -130,7 +130,7 @@ def test_loading_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     write_checkpoint(write_source(tmp_path / "source", **fields), tmp_path / "out", "int8")
     code = (
         "import sys; from pathlib import Path; from minillm.backends.numpy import NumpyBackend\n"
-        "from minillm.models import load_model\n"
+        "from minillm.formats.load_model import load_model\n"
         "peak = lambda: int(next(l for l in open('/proc/self/status') if 'VmHWM' in l).split()[1])\n"
         "before = peak(); model = load_model(Path(sys.argv[1]), NumpyBackend(weights='auto')); print(peak() - before)"
     )

@@ -29,7 +29,7 @@ from unittest.mock import patch
 import ray
 from ray.cluster_utils import Cluster
 from minillm import Engine
-from minillm import batches, replicas
+from minillm.server import batches, replicas
 from minillm.errors import MinillmError
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s")

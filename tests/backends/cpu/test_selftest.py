@@ -20,7 +20,7 @@ def avx512() -> bool:
 
 
 CHOICE = """
-from minillm.engine.loading import Placement, choose_backend
+from minillm.backends.placement import Placement, choose_backend
 from minillm.errors import DeviceError
 print(choose_backend(Placement(), 4).name)
 try:
