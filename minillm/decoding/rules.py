@@ -41,7 +41,7 @@ class Rules:
     processors: tuple[tuple[int, LogitsProcessor], ...]
     """Each with its place in the order"""
     filters: tuple[LogitsProcessor, ...]
-    """Those that mask the row before the draw, which does not support them"""
+    """Filters that mask the row before the draw, which does not support them"""
     draw: Parameters
     """Parameters of `Chooser.sample`; a temperature of 0 takes the most likely token"""
     top_logprobs: int | None

@@ -72,7 +72,7 @@ class Stats:
     prompt_tokens: int = 0
     """Tokens of the prompts computed so far"""
     cached_tokens: int = 0
-    """Those of them that were found in the prefix cache"""
+    """Prompt tokens found in the prefix cache"""
     prefill_tokens: int = 0
     """Prompt tokens computed, and tokens recomputed after a preemption; those found in the cache are not counted"""
     prefill_seconds: float = 0.0
