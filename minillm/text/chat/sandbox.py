@@ -12,9 +12,9 @@ A request is an object {"source": ..., "variables": {...}, "seconds": ...}, a li
     {"error": <kind>, "message": ..., "line": ...}       kinds: ERRORS
 """
 
+import contextlib
 import faulthandler
 import json
-import signal
 import sys
 from collections.abc import Mapping
 from datetime import datetime
@@ -166,15 +166,12 @@ def serve() -> None:
 
     A timer that needs no interpreter lock ends the process with status 1 when a request takes longer than its seconds.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent
-    try:
+    with contextlib.suppress(ImportError):  # Windows has no such limits
         import resource
 
-        limits = {resource.RLIMIT_AS: MEMORY, resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}
-        for limit, most in limits.items():
-            resource.setrlimit(limit, (most, most))
-    except (ImportError, OSError, ValueError):  # Windows has no such limits, macOS none of memory
-        pass
+        for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
+            with contextlib.suppress(OSError, ValueError):  # macOS limits no memory
+                resource.setrlimit(limit, (most, most))
     print(flush=True)  # ready
     for line in sys.stdin:
         request = json.loads(line)
