@@ -7,6 +7,7 @@ A module's matrix W [out, in] becomes W + scale B A, with scale = lora_alpha / r
 base model's published tensors have, so that merging happens by name, before tensors are fused or rearranged.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,100 +18,25 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.formats import BFLOAT16, FLOAT16, FORMATS, Role
+from ..backends.formats import BFLOAT16, FLOAT16, FORMATS
 from ..backends.low_rank import AdapterWeights, LowRankWeight
 from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
-from ..backends.weights import RandomTensor, Rearranged, Tensor, Weight, narrow
+from ..backends.weights import Rearranged, Tensor, narrow
 from ..config import ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
-from ..models.sources import Build, Names, Split, Weights, rows_by_block
-from . import ADAPTER_CONFIG, StoredTensor, open_adapter
+from ..models import build_of, family_named
+from ..models.sources import Build, Names, Parameter, Weights, parameters_of
 from .lora_config import LoraConfig, read_lora_config
+from .tensors import StoredTensor
+from .weight_files import ADAPTER_CONFIG, open_adapter
+
+logger = logging.getLogger("minillm")
 
 PREFIX = "base_model.model."
 """PEFT's prefix of every tensor."""
 
-# --- the modules of a model ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Module:
-    """A matrix of the model as the checkpoint has it, and its place in the model's own weight."""
-
-    weight: str
-    """The weight that it is a part of: "layers.3.self_attn.qkv" """
-    outputs: int
-    inputs: int
-    first: int
-    """Its first row in the weight"""
-    role: Role
-    blocks: int = 1
-    heads: int | None = None
-    """Rows are stored head by head (`Weights.linear`)"""
-    transposed: bool = False
-    """Published as [inputs, outputs]"""
-    is_expert: bool = False
-    """One of several experts' matrices"""
-
-    def arranged(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Rows in the checkpoint's order as the model has them. [outputs, ...]"""
-        return rows if self.heads is None else rows_by_block(rows, self.heads, self.blocks)
-
-
-class _Modules(Weights):
-    """Takes up the modules for which a family's `build` asks."""
-
-    def __init__(self, backend: ShapeBackend) -> None:
-        super().__init__(lambda name, shape: RandomTensor(name, shape, seed=0, std=0), backend, as_built=True)
-        self.found: dict[str, Module] = {}
-
-    def linear(
-        self,
-        name: str,
-        outputs: int | Mapping[str, int],
-        *,
-        inputs: int,
-        bias: bool = False,
-        split: Split | None = None,
-        blocks: int | tuple[int, ...] = 1,
-        heads: int | None = None,
-        units: Sequence[int] | None = None,
-        transposed: bool = False,
-        role: Role = "projection",
-    ) -> Weight:
-        first = 0
-        for part, rows in (outputs if isinstance(outputs, Mapping) else {name: outputs}).items():
-            weight, order = self._prefix + name, (blocks if isinstance(blocks, int) else 1, heads, transposed)
-            self.found[self._prefix + part] = Module(weight, rows, inputs, first, "projection", *order)
-            first += rows
-        return super().linear(name, outputs, inputs=inputs, bias=bias, split=split, role=role)
-
-    def experts(
-        self, name: str, outputs: Mapping[str, int], *, inputs: int, count: int, split: Split | None = None
-    ) -> Weight:
-        for expert in range(count):
-            first = 0
-            for part, rows in outputs.items():
-                module = Module(f"{self._prefix}{name}.{expert}", rows, inputs, first, "projection", is_expert=True)
-                self.found[self._prefix + part.replace("*", str(expert))] = module
-                first += rows
-        return super().experts(name, outputs, inputs=inputs, count=count, split=split)
-
-    def table(
-        self, name: str, rows: int, width: int, role: Role, *, bias: str | None = None, split: Split | None = None
-    ) -> Weight:
-        kind: Role = "projection" if role == "router" else role  # a linear layer, as PEFT sees it
-        self.found[self._prefix + name] = Module(self._prefix + name, rows, width, 0, kind)
-        return super().table(name, rows, width, role, bias=bias, split=split)
-
-
-def modules_of(build: Build, config: ModelConfig) -> dict[str, Module]:
-    """The matrices of a model by the names of its published tensors, without ".weight"."""
-    backend = ShapeBackend()
-    modules = _Modules(backend)
-    build(config, modules, backend)
-    return modules.found
+# --- shares of ranks --------------------------------------------------------------------------------------------------
 
 
 class Share(NamedTuple):
@@ -123,7 +49,6 @@ class Share(NamedTuple):
 class _Place(NamedTuple):
     """The place of a part of a tensor in the whole, which stands for the tensor."""
 
-    name: str
     extents: tuple[range, ...]
     """Its rows, and columns if it has any"""
 
@@ -136,34 +61,25 @@ class _Place(NamedTuple):
         """Rows or columns `first` to `stop`."""
         extents = list(self.extents)
         extents[axis] = extents[axis][first:stop]
-        return self._replace(extents=tuple(extents))
+        return _Place(tuple(extents))
 
 
-class _Shares(Weights):
-    """Takes up which parts of the modules a rank takes when a family's `build` asks for them."""
-
-    def __init__(self, modules: Mapping[str, Module], rank: int, ranks: int) -> None:
-        def find(name: str, shape: tuple[int, ...]) -> Any:
-            return _Place(name.removesuffix(".weight"), tuple(map(range, shape)))
-
-        super().__init__(find, ShapeBackend(), rank=rank, ranks=ranks)
-        self.modules = modules
-        self.found: dict[str, Share] = {}
-
-    def _prepare(self, name: str, tensors: Sequence[Any], biases: Sequence[Any], role: Role) -> Weight:
-        if all(place.name in self.modules for place in tensors):
-            rows = [self.modules[place.name].first + np.asarray(place.extents[0], np.int64) for place in tensors]
-            self.found[self._prefix + name] = Share(np.concatenate(rows), tensors[0].extents[1])
-        return super()._prepare(name, tensors, biases, role)
-
-
-def shares_of(
-    build: Build, config: ModelConfig, modules: Mapping[str, Module], rank: int, ranks: int
-) -> dict[str, Share]:
+def shares_of(build: Build, config: ModelConfig, rank: int, ranks: int) -> dict[str, Share]:
     """The share of each weight that rank number `rank` of `ranks` has, by the weight's name; without experts'."""
-    shares = _Shares(modules, rank, ranks)
-    build(config, shares, ShapeBackend())
-    return shares.found
+    shares: dict[str, Share] = {}
+
+    def find(name: str, shape: tuple[int, ...]) -> Any:
+        return _Place(tuple(map(range, shape)))
+
+    def add(parameter: Parameter, places: Sequence[Any]) -> None:
+        if not parameter.is_expert:
+            before = [shares[parameter.weight].rows] if parameter.first else []
+            rows = [parameter.first + np.asarray(place.extents[0], np.int64) for place in places]
+            shares[parameter.weight] = Share(np.concatenate([*before, *rows]), places[0].extents[1])
+
+    backend = ShapeBackend()
+    build(config, Weights(find, backend, rank=rank, ranks=ranks, on_parameter=add), backend)
+    return shares
 
 
 # --- adapter_model.safetensors ---------------------------------------------------------------------------------------
@@ -192,7 +108,7 @@ class Adapter:
     """Tensors in the place of the model's own, by name"""
     unties: bool
     """Whether it changes the embedding or the LM head of a model in which they are one"""
-    modules: Mapping[str, Module] = field(repr=False)
+    modules: Mapping[str, Parameter] = field(repr=False)
     """All of the model's"""
     head: str
     """Which of them is the LM head"""
@@ -220,7 +136,7 @@ def read_adapter(folder: Path, build: Build, config: ModelConfig, names: Names) 
     source = f"adapter {folder}"
     head = names.head.removesuffix(".weight")
     also = head if lora.tie and config.tied_head else None  # PEFT stores it beside the embedding, whatever is named
-    modules = modules_of(build, replace(config, tied_head=False))  # with a head of its own
+    modules = parameters_of(build, replace(config, tied_head=False))  # with a head of its own
     matrices: dict[str, dict[str, StoredTensor]] = {}
     full_names: dict[str, str] = {}
     replaced: dict[str, StoredTensor] = {}
@@ -270,7 +186,7 @@ def _may_replace(lora: LoraConfig, module: str, short: str, is_base: bool, names
 
 
 def _check_complete(
-    source: str, lora: LoraConfig, modules: Mapping[str, Module], full_names: Mapping[str, str], head: str
+    source: str, lora: LoraConfig, modules: Mapping[str, Parameter], full_names: Mapping[str, str], head: str
 ) -> None:
     """Refuse an adapter that lacks a module which its configuration names."""
     if not full_names:
@@ -284,7 +200,7 @@ def _check_complete(
 
 
 def _read_change(
-    where: str, lora: LoraConfig, module: Module, found: Mapping[str, StoredTensor], full: str, head: str
+    where: str, lora: LoraConfig, module: Parameter, found: Mapping[str, StoredTensor], full: str, head: str
 ) -> LowRank:
     """One module's matrices, in float32.
 
@@ -397,6 +313,29 @@ class Merged:
         return Merged(self.source.part(axis, first, stop), left, right)
 
 
+def merge_adapter(
+    folder: Path, config: ModelConfig, tensors: Mapping[str, Tensor], *, as_built: bool
+) -> tuple[ModelConfig, Mapping[str, Tensor]]:
+    """A model's configuration and tensors with the adapter of a folder merged in.
+
+    Matrices stored in 8 or 4 bits are expanded: they stay float32 unless the backend is to round them again.
+
+    Raises:
+        ModelNotFoundError, CheckpointError, UnsupportedModelError: as `read_adapter` and `merge`.
+    """
+    names = family_named(config.model_type).NAMES
+    adapter = read_adapter(folder, build_of(config), config, names)
+    merged = merge(adapter, tensors, names, as_built=as_built)
+    changed = [tensors[name] for name in merged if name in tensors and merged[name] is not tensors[name]]
+    if any("float" not in tensor.dtype for tensor in changed):
+        logger.warning(
+            "%s: the checkpoint is quantised; the matrices that the adapter changes become float32, unless dtype names "
+            "another format",
+            folder,
+        )
+    return replace(config, tied_head=config.tied_head and not adapter.unties), merged
+
+
 def merge(adapter: Adapter, tensors: Mapping[str, Tensor], names: Names, *, as_built: bool) -> dict[str, Tensor]:
     """A model's tensors with an adapter in them; if `adapter.unties`, with an LM head beside the embedding.
 
@@ -488,7 +427,7 @@ def per_request(adapter: Adapter, backend: Backend, shares: Mapping[str, Share] 
     return weights
 
 
-def _as_built(tensor: Tensor, modules: Mapping[str, Module], name: str) -> Tensor:
+def _as_built(tensor: Tensor, modules: Mapping[str, Parameter], name: str) -> Tensor:
     """A replacement as published, in the model's own order."""
     module = modules.get(name.rpartition(".")[0])
     if module is None:

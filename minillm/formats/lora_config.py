@@ -12,7 +12,7 @@ from typing import Any
 from ..config import Fields
 from ..errors import CheckpointError, UnsupportedModelError, listed
 from ..files import read_json
-from . import ADAPTER_CONFIG
+from .weight_files import ADAPTER_CONFIG
 
 UNSUPPORTED = (
     "alora_invocation_tokens",

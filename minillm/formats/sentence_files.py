@@ -28,7 +28,7 @@ from ..config import Fields, ModelConfig, read_score_function
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files import read_json, read_optional_json, read_text
 from ..tasks.pooling import ACTIVATIONS, SIMILARITIES, AsMessages, Dense, EmbeddingSettings, LogitScore, Pooling
-from . import open_checkpoint
+from .weight_files import open_checkpoint
 
 logger = logging.getLogger("minillm")
 
@@ -68,12 +68,15 @@ _PARTS = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 """A template with one of these reads content as a list of parts, to sentence-transformers"""
 
 
-def read_embedding_settings(folder: Path, config: ModelConfig, template: str | None = None) -> EmbeddingSettings:
+def read_embedding_settings(
+    folder: Path, config: ModelConfig, settings: EmbeddingSettings, template: str | None = None
+) -> EmbeddingSettings:
     """Read the settings with which a checkpoint's texts are embedded or scored.
 
     Args:
-        folder: of the checkpoint; a GGUF file has no such settings
+        folder: of the checkpoint
         config: of its model
+        settings: those of a folder without such files
         template: source of its chat template
 
     Raises:
@@ -82,9 +85,6 @@ def read_embedding_settings(folder: Path, config: ModelConfig, template: str | N
             module whose file is missing. A model that generates text does so all the same: then a warning says it, and
             `refused`.
     """
-    settings = EmbeddingSettings(pooling="mean" if config.bidirectional else "last")
-    if not folder.is_dir():
-        return settings
     longest = read_optional_json(folder / "tokenizer_config.json").get("model_max_length")
     settings = replace(settings, max_tokens=longest if isinstance(longest, int) and longest > 0 else None)
     try:

@@ -12,7 +12,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import expand, narrow
 from minillm.formats import open_checkpoint
 from minillm.formats.load_model import load_model
-from minillm.formats.quantizing import DTYPES, write_checkpoint
+from minillm.formats.write_checkpoint import DTYPES, write_checkpoint
 from minillm.models import family_of, tensor_shapes
 from minillm.models.base import weights_of
 

@@ -8,7 +8,7 @@ Every key under the architecture's name that llama.cpp knows (`src/llama-arch.cp
 - computed in one way alone (`_computed`): another value is refused;
 - any other: named in one warning.
 
-`tokenizer/gguf.py` does the same for those of the tokenizer, `loading.py` for those of sampling.
+`tokenizer.py` does the same for those of the tokenizer, `model.py` for those of sampling.
 """
 
 import logging
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import UnsupportedModelError, listed
-from .architectures import Architecture
+from .architectures import ARCHITECTURES, Architecture
 from .file import GGUF, Array
 
 logger = logging.getLogger("minillm")
@@ -77,8 +77,9 @@ def check_keys(gguf: GGUF, architecture: Architecture, raw: Mapping[str, Any]) -
             )
 
 
-def warn_of_other_keys(gguf: GGUF, architecture: Architecture) -> None:
+def warn_of_other_keys(gguf: GGUF) -> None:
     """Name the keys that are not known, and change nothing."""
+    architecture = ARCHITECTURES[gguf.metadata["general.architecture"]]
     sizes = {"hidden_size": 1, "num_attention_heads": 1}
     known = HONOURED | WITHOUT_EFFECT | architecture.keys.keys() | _computed(architecture, sizes, {}).keys()
     prefix = gguf.metadata["general.architecture"]

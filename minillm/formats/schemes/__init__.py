@@ -1,5 +1,6 @@
-"""Quantised checkpoints as they are published: a file for each scheme, and the table of all that are read.
+"""Quantised checkpoints: a file for each scheme, and the table of all that are read.
 
+minillm.py   minillm's own: 8 or 4 bits, in the names and the order with which a model is built
 matrix.py    numbers with scales and zero points as one tensor; what is exact in our 8 or 4 bits, and what is expanded
 the others   config.json's quantization_config -> a `Scheme`: where in which tensors a module's matrix is
 """
@@ -8,11 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import CheckpointError, UnsupportedModelError
-from .. import quantized
-from ..quantized import Quantization
 from ..tensors import FLOATS
-from . import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from . import awq, bitsandbytes, compressed_tensors, fp8, gptq, minillm
 from .matrix import Scheme
+from .minillm import MinillmScheme
+
+Quantization = MinillmScheme | Scheme
+"""The quantisation of a checkpoint: minillm's own, or a published one"""
 
 SCHEMES: dict[str, Callable[[Mapping[str, Any], str], Scheme]] = {
     "gptq": gptq.read,
@@ -25,7 +28,7 @@ SCHEMES: dict[str, Callable[[Mapping[str, Any], str], Scheme]] = {
 """quant_method -> the reader of its quantization_config, which also gets the dtype of expanded matrices"""
 
 
-def read_quantization(raw: Mapping[str, Any]) -> Quantization | Scheme | None:
+def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
     """Read quantization_config (`config.read_config`); None if there is none.
 
     Raises:
@@ -39,8 +42,8 @@ def read_quantization(raw: Mapping[str, Any]) -> Quantization | Scheme | None:
     method = fields.get("quant_method", found if not fields else None)
     if method is None and (fields.get("load_in_4bit") or fields.get("load_in_8bit")):
         method = "bitsandbytes"  # as its first releases wrote
-    if method == quantized.METHOD:
-        return quantized.read(fields)
+    if method == minillm.METHOD:
+        return minillm.read(fields)
     if not fields or not isinstance(method, str) or method not in SCHEMES:
         raise UnsupportedModelError(
             f"config.json: the checkpoint is quantised by {method!r:.60}; minillm reads those that are not quantised, "

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...config import Fields
-from .. import StoredTensor
-from ..tensors import FLOATS
+from ..tensors import FLOATS, StoredTensor
 from .gptq import unpack_across
 from .matrix import Matrix, Module, Scheme, common_group, integers_dtype, read_bits, read_group_size
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
 from ...files import parse_json
-from .. import StoredTensor
+from ..tensors import StoredTensor
 from .fp8 import NOTE
 from .matrix import Matrix, Module, Rows, Scheme
 

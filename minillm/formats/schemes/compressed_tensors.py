@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
-from .. import StoredTensor
+from ..tensors import StoredTensor
 from .fp8 import NOTE, float8_matrix, read_block, refuse_cache, take_scales
 from .matrix import (
     Matrix,

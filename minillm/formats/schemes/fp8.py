@@ -14,8 +14,7 @@ from typing import Any
 
 from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
-from .. import StoredTensor
-from ..tensors import VALUES
+from ..tensors import VALUES, StoredTensor
 from .matrix import Matrix, Module, Scheme, rows_of
 
 FLOATS = ("float8_e4m3fn", "float8_e5m2")

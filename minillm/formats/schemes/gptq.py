@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from ...config import Fields
 from ...errors import UnsupportedModelError
-from .. import StoredTensor
-from ..tensors import FLOATS
+from ..tensors import FLOATS, StoredTensor
 from .matrix import Matrix, Module, Scheme, common_group, integers_dtype, read_bits, read_group_size, unpack_words
 
 LAYOUTS = {"gptq": 1, "gptq_v2": 0}

@@ -25,11 +25,11 @@ from ...backends.formats import FLOAT32, INT4, INT4_ZEROS, INT8, STORED_FORMATS,
 from ...backends.weights import CHUNK, Tensor, expand, narrow
 from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
+from ...models.sources import Shapes
 from ...progress import tick
 from ...reference.quantize import GROUPS, Quantized, pack
-from .. import StoredTensor
-from ..quantized import check_columns
-from ..tensors import FLOATS_8, VALUES
+from ..tensors import FLOATS_8, VALUES, StoredTensor
+from .minillm import check_columns
 
 logger = logging.getLogger("minillm")
 
@@ -271,9 +271,15 @@ class Scheme:
     """Reads a module"""
     keeps_vocabulary = True
     """The embedding has the checkpoint's dtype"""
+    as_built = False
+    """Tensors have their published names and order"""
+    published = True
 
-    def join(self, stored: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
-        """One tensor for each quantised matrix, NAME.weight; all other tensors as they are.
+    def check_dtype(self, dtype: str) -> None:
+        """Accept any dtype: the matrices can be rounded anew."""
+
+    def join(self, stored: Mapping[str, StoredTensor], shapes: Shapes | None = None) -> dict[str, Tensor]:
+        """One tensor for each quantised matrix, NAME.weight; all other tensors as they are. Needs no `shapes`.
 
         Raises:
             CheckpointError: a part of a matrix is missing, or has the wrong type or shape.

@@ -1,8 +1,8 @@
-"""A tokenizer as the entries of a GGUF file's metadata: the inverse of `gguf.py`.
+"""A tokenizer as the entries of a GGUF file's metadata: the inverse of `tokenizer.py`.
 
-Nothing is written that llama.cpp would read as another tokenizer: what the entries say is read again by `gguf.py`, and
-must split `PROBES` as the tokenizer itself does. By the same texts the rules are found by which a text is split before
-merging (`tokenizer.ggml.pre`), whatever a tokenizer.json calls them.
+Nothing is written that llama.cpp would read as another tokenizer: what the entries say is read again, and must split
+`PROBES` as the tokenizer itself does. By the same texts the rules are found by which a text is split before merging
+(`tokenizer.ggml.pre`), whatever a tokenizer.json calls them.
 """
 
 import json
@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError, UnsupportedModelError
-from .gguf import BYTE, CONTROL, NORMAL, RULES, UNKNOWN, UNUSED, USER_DEFINED, read_gguf_tokenizer, split_by
+from ...text.tokenizer import Tokenizer
+from .tokenizer import BYTE, CONTROL, NORMAL, RULES, UNKNOWN, UNUSED, USER_DEFINED, read_backend, split_by
 
 if TYPE_CHECKING:
     import tokenizers
-
-    from .encoding import Tokenizer
 
 PROBES = (
     "Hello, world! It's 12345 o'clock; I'LL pay $3.50 (or €4) for 1/2 of it.",
@@ -32,7 +31,7 @@ PROBES = (
 
 
 class Entries:
-    """Entries as `gguf.py` reads them from a file's header."""
+    """Entries as `tokenizer.py` reads them from a file's header."""
 
     def __init__(self, entries: Mapping[str, Any], path: Path) -> None:
         self.metadata, self.path = entries, path
@@ -50,7 +49,7 @@ class Entries:
         return np.array(self.metadata[key]) if key in self.metadata else None
 
 
-def gguf_entries(tokenizer: "Tokenizer", vocab_size: int, where: Path) -> dict[str, Any]:
+def gguf_entries(tokenizer: Tokenizer, vocab_size: int, where: Path) -> dict[str, Any]:
     """The metadata entries of a tokenizer, for a model whose embedding has `vocab_size` rows.
 
     Args:
@@ -93,7 +92,7 @@ def gguf_entries(tokenizer: "Tokenizer", vocab_size: int, where: Path) -> dict[s
         entries["tokenizer.ggml.scores"] = _scores(tokens, merges)
         entries |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}
         candidates = [{"tokenizer.ggml.add_space_prefix": prefix} for prefix in (True, False)]
-    written = read_gguf_tokenizer(Entries(entries | candidates[0], where))
+    written = read_backend(Entries(entries | candidates[0], where))
     assert written is not None
     for each in candidates:
         split_by(written[0], Entries(each, where), byte_level=byte_level)
@@ -104,7 +103,7 @@ def gguf_entries(tokenizer: "Tokenizer", vocab_size: int, where: Path) -> dict[s
     )
 
 
-def _same(tokenizer: "Tokenizer", written: "tokenizers.Tokenizer") -> bool:
+def _same(tokenizer: Tokenizer, written: "tokenizers.Tokenizer") -> bool:
     """True if both have the same tokens for all probes."""
     names = [] if tokenizer.splits_special else sorted(tokenizer.special_ids)[:2]  # which a GGUF file cannot say
     special = [tokenizer.token(i) for i in names]

@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file's metadata -> an object of the `tokenizers` library.
+"""The tokenizer in the metadata of a GGUF file.
 
 `tokenizer.ggml.model` says its kind:
 
@@ -25,11 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError, UnsupportedModelError, listed
-from .guarded import call
-from .layouts import BYTE_SYMBOLS, frame
-from .sentencepiece import merges_by_score, spaces_decoder
-from .settings import SPACE
-from .turn_ends import turn_ends
+from ...text.tokenizer import Tokenizer
+from ...text.tokenizer.guarded import call
+from ...text.tokenizer.layouts import BYTE_SYMBOLS, frame
+from ...text.tokenizer.sentencepiece import merges_by_score, spaces_decoder
+from ...text.tokenizer.settings import SPACE
+from ...text.tokenizer.turn_ends import turn_ends
 
 if TYPE_CHECKING:
     import tokenizers
@@ -123,7 +124,7 @@ _SWITCHES = frozenset(
 
 
 class Metadata(Protocol):
-    """The header of a GGUF file (`checkpoint.gguf.GGUF`)."""
+    """The metadata of a GGUF file: `GGUF`, or entries that are to be written."""
 
     @property
     def path(self) -> Path: ...
@@ -152,7 +153,22 @@ class Vocabulary(NamedTuple):
         return ids
 
 
-def read_gguf_tokenizer(metadata: Metadata) -> "tuple[tokenizers.Tokenizer, dict[str, int], list[int]] | None":
+def read_tokenizer(metadata: Metadata, model_vocab_size: int = 0) -> Tokenizer | None:
+    """The tokenizer of a file; None if there is none. `model_vocab_size` is as of `Tokenizer`.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: as `read_backend`.
+    """
+    made = read_backend(metadata)
+    if made is None:
+        return None
+    backend, role_ids, ends = made
+    tokenizer = Tokenizer(backend, role_ids, model_vocab_size)
+    tokenizer.end_ids = tuple(ends)
+    return tokenizer
+
+
+def read_backend(metadata: Metadata) -> "tuple[tokenizers.Tokenizer, dict[str, int], list[int]] | None":
     """The tokenizer, the ids of its "bos_token" and so on, and the ids that end a text or a turn; None without one.
 
     Raises:

@@ -1,6 +1,6 @@
 """GGUF files as sources of models: their metadata as a config.json, their tensors by the names that `build` asks for.
 
-`gguf_architectures.py` says what llama.cpp calls things. The family's `read_config` then reads the result as it would
+`architectures.py` says what llama.cpp calls things. The family's `read_config` then reads the result as it would
 read config.json.
 
 llama.cpp rotates neighbouring pairs of a head in some architectures, and its converter reorders the rows of Q and K for
@@ -12,7 +12,6 @@ each expert here: a view of the same bytes.
 import logging
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,9 +23,9 @@ from ...config import Fields, ModelConfig
 from ...errors import CheckpointError, UnsupportedModelError
 from ...models.rotary import RotaryConfig, read_rotary, rope_table, yarn_scale
 from .architectures import ARCHITECTURES, Architecture
-from .file import GGUF, Array, read_shards
+from .file import GGUF, Array
 from .keys import check_keys
-from .tensors import FLOATS, GGUFTensors, kept_dtype, open_tensors
+from .tensors import GGUFTensors, open_tensors
 
 logger = logging.getLogger("minillm")
 
@@ -123,15 +122,6 @@ def read_gguf_model(gguf: GGUF) -> tuple[dict[str, Any], dict[str, Tensor], GGUF
     """
     raw, stored = read_gguf_config(gguf), open_tensors(gguf)
     return raw, rename_tensors(gguf, stored, raw), stored
-
-
-def main_dtype(gguf: GGUF) -> str:
-    """The format that most numbers of matrices are kept in, by its name in `formats.STORED_FORMATS`."""
-    counts: Counter[str] = Counter()
-    for tensor in (tensor for shard in read_shards(gguf) for tensor in shard.tensors.values()):
-        if len(tensor.shape) > 1:
-            counts[kept_dtype(tensor.type)] += math.prod(tensor.shape)
-    return counts.most_common(1)[0][0] if counts else FLOATS["F32"]
 
 
 def token_ids(gguf: GGUF, vocab_size: int) -> dict[str, Any]:
