@@ -24,6 +24,7 @@ from .canonical import canonical_names, check_published, without_extras
 from .model_files import ModelFiles
 from .schemes import Quantization, read_quantization
 from .sentence_files import read_embedding_settings
+from .tensors import check_unchanged
 from .weight_files import Checkpoint, list_weights, open_checkpoint
 
 logger = logging.getLogger("minillm")
@@ -45,7 +46,7 @@ class Folder(ModelFiles):
         return read_config(self.path)
 
     @cached_property
-    def quantization(self) -> Quantization | None:  # type: ignore[override]
+    def quantization(self) -> Quantization | None:
         """The scheme that config.json names."""
         return read_quantization(self.raw)
 
@@ -87,7 +88,7 @@ class Folder(ModelFiles):
         """Check that no file was changed, and log what quantised matrices have become."""
         if self.quantization is not None:
             self.quantization.log(self.path, tensors)
-        self.stored.check_unchanged()
+        check_unchanged(self.stored.values())
 
     @property
     def weight_files(self) -> tuple[Path, ...]:

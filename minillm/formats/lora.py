@@ -9,7 +9,7 @@ base model's published tensors have, so that merging happens by name, before ten
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..models import build_of, family_named
 from ..models.sources import Build, Names, Parameter, Weights, parameters_of
 from .lora_config import LoraConfig, read_lora_config
-from .tensors import StoredTensor
+from .tensors import ComputedTensor, StoredTensor, check_unchanged
 from .weight_files import ADAPTER_CONFIG, open_adapter
 
 logger = logging.getLogger("minillm")
@@ -171,7 +171,7 @@ def read_adapter(folder: Path, build: Build, config: ModelConfig, names: Names) 
         module: _read_change(f"{source}: {full_names[module]}", lora, modules[module], found, full_names[module], head)
         for module, found in matrices.items()
     }
-    stored.check_unchanged()
+    check_unchanged(stored.values())
     touched = set(changes) | {name.removesuffix(".weight") for name in replaced}
     embedding = names.embedding.removesuffix(".weight")
     alike = also is not None and head not in touched and embedding.endswith("embed_tokens")  # as PEFT ties the two
@@ -234,7 +234,7 @@ def _read_change(
 
 
 @dataclass(frozen=True, eq=False)
-class Merged:
+class Merged(ComputedTensor):
     """A tensor plus a low-rank change, computed in float32 when it is read.
 
     It counts as stored in the 16 bits of `source`, rounded as PEFT's `merge_and_unload` does; of any other source as
@@ -250,7 +250,7 @@ class Merged:
     """DoRA: those of the rows of the sum, or of its columns, [rows, 1] or [1, columns]"""
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         """The source's shape."""
         return self.source.shape
 
@@ -280,30 +280,15 @@ class Merged:
             yield total
             first = rows.stop
 
-    def load(self) -> NDArray[np.float32]:
-        """The values as float32."""
-        out = np.empty(self.shape, np.float32)
-        self._fill(out)
-        return out
-
     def stored(self) -> NDArray[Any]:
         """The values in `dtype`."""
         out = np.empty(self.shape, FORMATS[self.dtype].dtype)
         self.read_into(out)
         return out
 
-    def read_into(self, out: NDArray[Any]) -> None:
-        """Fill `out` with the values: as float32, or in `dtype`."""
-        self._fill(out, None if out.dtype == np.float32 else lambda chunk: narrow(chunk, FORMATS[self.dtype]))
-
-    def _fill(self, out: NDArray[Any], convert: Callable[[NDArray[np.float32]], NDArray[Any]] | None = None) -> None:
-        first = 0
-        for chunk in self.chunks():
-            out[first : first + len(chunk)] = chunk if convert is None else convert(chunk)
-            first += len(chunk)
-
-    def merged_with(self, other: Any) -> None:
-        """None: the sum is in no file."""
+    def rounded(self, chunk: NDArray[np.float32]) -> NDArray[Any]:
+        """Values in `dtype`."""
+        return narrow(chunk, FORMATS[self.dtype])
 
     def part(self, axis: int, first: int, stop: int) -> "Merged | Rearranged":
         """Rows or columns `first` to `stop`; with DoRA, whose factors need whole rows, all of the source is read."""

@@ -33,8 +33,6 @@ class ModelFiles(ABC):
 
     form: ClassVar[str] = "safetensors"
     """Name of the format in the APIs that tell it"""
-    quantization: Quantization | None = None
-    """The scheme of 8- or 4-bit matrices that have scales of their own tensors"""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -73,6 +71,11 @@ class ModelFiles(ABC):
             ModelError: it cannot be read, or minillm does not run it.
         """
         return config_of(self.raw)
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """The scheme of matrices in 8 or 4 bits whose scales are tensors of their own; None if there are none."""
+        return None
 
     @property
     def as_built(self) -> bool:

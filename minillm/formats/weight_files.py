@@ -38,15 +38,6 @@ class Checkpoint(dict[str, StoredTensor]):
         self.folder = folder
         self.files = files
 
-    def check_unchanged(self) -> None:
-        """Check, after everything is read, that no file has changed.
-
-        Raises:
-            CheckpointError: a weight file was changed since it was opened.
-        """
-        for file in {tensor.file for tensor in self.values()}:
-            file.check_unchanged()
-
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.folder)!r}, {len(self.files)} files, {len(self)} tensors)"
 

@@ -11,7 +11,7 @@ from minillm import Engine
 from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.formats import open_model
 from minillm.formats.gguf.file import read_gguf
-from minillm.formats.gguf.read_model import read_gguf_config
+from minillm.formats.gguf.read_metadata import read_gguf_config
 
 from ..gguf_files import LLAMA, byte_tokens, write_llama
 

@@ -19,8 +19,9 @@ from minillm.errors import CheckpointError, ModelNotFoundError, ParameterError, 
 from minillm.formats import open_checkpoint
 from minillm.formats.gguf.architectures import ARCHITECTURES
 from minillm.formats.gguf.file import read_gguf
-from minillm.formats.gguf.read_model import gguf_fields, read_gguf_config, read_gguf_model
+from minillm.formats.gguf.read_metadata import read_gguf_config, read_gguf_model
 from minillm.formats.gguf.write import write_gguf
+from minillm.formats.gguf.write_metadata import gguf_fields
 from minillm.models import family_of
 from minillm.models.sources import tensor_shapes
 from minillm.reference import quantize as ours

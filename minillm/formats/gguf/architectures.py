@@ -10,6 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+ROTARY_FACTORS = "rope_freqs.weight"
+"""Tensor by which rotary frequencies are divided, in Llama 3.1 to 3.3"""
+LONGROPE = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
+"""The same of LongRoPE -> fields of rotary scaling"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:

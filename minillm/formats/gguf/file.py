@@ -14,12 +14,12 @@ anything is read, and arrays are decoded when they are asked for. The types whos
 """
 
 import math
+import mmap
 import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -283,28 +283,26 @@ def all_shards(name: str) -> list[str]:
 def _parse(path: Path, size: int, changed: int) -> GGUF:
     """Read and check a header; `size` and `changed` (nanoseconds) tell versions of the file apart."""
     file = WeightFile(path)
-    with file.opened() as opened:
-        header = _Header(path, opened, file.size)
-        header.check_version()
-        tensor_count, entry_count = header.number("<u8"), header.number("<u8")
-        metadata: dict[str, Any] = {}
-        for _ in range(entry_count):
-            key = header.text()
-            if key in metadata:
-                raise CheckpointError(f"{path} has the metadata entry {key!r:.80} twice")
-            metadata[key] = header.value(header.number("<u4"), key)
-        found: dict[str, Located] = {}
-        for _ in range(tensor_count):
-            tensor = header.tensor()
-            if tensor.name in found:
-                raise CheckpointError(f"{path} has the tensor {tensor.name!r:.80} twice")
-            found[tensor.name] = tensor
-        alignment = metadata.get("general.alignment", ALIGNMENT)
-        if type(alignment) is not int or not 0 < alignment <= 2**20 or alignment & (alignment - 1):
-            raise CheckpointError(f"{path}: general.alignment should be a power of two, found {alignment!r:.60}")
-        start = -(-header.at // alignment) * alignment
+    header = _Header(file)
+    tensor_count, entry_count = header.number("<u8"), header.number("<u8")
+    metadata: dict[str, Any] = {}
+    for _ in range(entry_count):
+        key = header.text()
+        if key in metadata:
+            raise CheckpointError(f"{path} has the metadata entry {key!r:.80} twice")
+        metadata[key] = header.value(header.number("<u4"), key)
+    tensors: dict[str, Located] = {}
+    for _ in range(tensor_count):
+        tensor = header.tensor()
+        if tensor.name in tensors:
+            raise CheckpointError(f"{path} has the tensor {tensor.name!r:.80} twice")
+        tensors[tensor.name] = tensor
+    alignment = metadata.get("general.alignment", ALIGNMENT)
+    if type(alignment) is not int or not 0 < alignment <= 2**20 or alignment & (alignment - 1):
+        raise CheckpointError(f"{path}: general.alignment should be a power of two, found {alignment!r:.60}")
+    start = -(-header.at // alignment) * alignment
     file.check_unchanged()
-    return GGUF(path, metadata, _placed(path, found, start, alignment, size))
+    return GGUF(path, metadata, _placed(path, tensors, start, alignment, size))
 
 
 def _placed(path: Path, tensors: Mapping[str, Located], start: int, alignment: int, size: int) -> dict[str, Located]:
@@ -325,22 +323,19 @@ def _placed(path: Path, tensors: Mapping[str, Located], start: int, alignment: i
 
 
 class _Header:
-    """Reads a header from its beginning; no length in it is believed beyond the end of the file."""
+    """Reads a header, which is mapped, from its beginning; no length in it is believed beyond the end of the file."""
 
-    def __init__(self, path: Path, file: BufferedReader, size: int) -> None:
-        self.at = 0
-        """Bytes read so far"""
-        self._path, self._file, self._limit = path, file, min(size, HEADER_LIMIT)
-        self._cut = size <= HEADER_LIMIT
-        self._data = b""
-
-    def check_version(self) -> None:
+    def __init__(self, file: WeightFile) -> None:
         """Read magic and version.
 
         Raises:
             CheckpointError, UnsupportedModelError: not what is read here.
         """
-        if self._limit < len(MAGIC) or self._take(len(MAGIC)) != MAGIC:
+        self.at = 0
+        """Bytes read so far"""
+        self._path, self._size = file.path, file.size
+        self._data: bytes | mmap.mmap = file.mapping if file.size else b""
+        if self._size < len(MAGIC) or self._take(len(MAGIC)) != MAGIC:
             raise CheckpointError(f"{self._path} is not a GGUF file: its first bytes should be {MAGIC.decode()}")
         version = self.number("<u4")
         if version & 0xFFFF == 0 and version:
@@ -418,33 +413,24 @@ class _Header:
         return Located(name, shape, TYPES[code], offset)
 
     def _skip_strings(self, count: int) -> None:
-        at, length = self.at, struct.Struct("<Q").unpack_from
+        at, limit, length = self.at, min(self._size, HEADER_LIMIT), struct.Struct("<Q").unpack_from
         for _ in range(count):
-            if at + 8 > len(self._data):
-                self._grow(at + 8)
+            if at + 8 > limit:
+                self._check_end(at + 8)
             at += 8 + length(self._data, at)[0]
-        self._grow(at)
+        self._check_end(at)
         self.at = at
 
     def _take(self, count: int) -> bytes:
         start, self.at = self.at, self.at + count
-        if self.at > len(self._data):
-            self._grow(self.at)
+        self._check_end(self.at)
         return self._data[start : self.at]
 
-    def _grow(self, end: int) -> None:
-        """Read at least up to byte `end`."""
-        if end > self._limit:
-            raise self._ended()
-        if end > len(self._data):
-            wanted = min(self._limit, max(end, 2 * len(self._data), 2**20)) - len(self._data)
-            self._data += self._file.read(wanted)
-        if end > len(self._data):
-            raise self._ended()
-
-    def _ended(self) -> CheckpointError:
-        if self._cut:
-            return CheckpointError(
+    def _check_end(self, end: int) -> None:
+        """Refuse a header that goes on to byte `end`, if that is beyond the file."""
+        if end > self._size:
+            raise CheckpointError(
                 f"{self._path} is truncated or damaged: its header goes beyond its end: fetch it again"
             )
-        return CheckpointError(f"{self._path} is damaged: its header is longer than {HEADER_LIMIT // 2**20} MiB")
+        if end > HEADER_LIMIT:
+            raise CheckpointError(f"{self._path} is damaged: its header is longer than {HEADER_LIMIT // 2**20} MiB")

@@ -18,9 +18,10 @@ from ...tasks.pooling import EmbeddingSettings, Pooling
 from ...text.chat import ChatTemplate
 from ...text.tokenizer import Tokenizer
 from ..model_files import ModelFiles
+from ..tensors import StoredTensor, check_unchanged
 from .architectures import ARCHITECTURES
 from .file import FILE_TYPES, GGUF, Located, is_gguf, read_gguf, read_shards
-from .tensors import FLOATS, GGUFTensors, kept_dtype
+from .tensors import FLOATS, BlockTensor, kept_dtype
 
 logger = logging.getLogger("minillm")
 
@@ -52,8 +53,8 @@ class GGUFFile(ModelFiles):
         return read_gguf(self.path)
 
     @cached_property
-    def _model(self) -> tuple[dict[str, Any], dict[str, Tensor], GGUFTensors]:
-        from .read_model import read_gguf_model
+    def _model(self) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, StoredTensor | BlockTensor]]:
+        from .read_metadata import read_gguf_model
 
         return read_gguf_model(self.header)
 
@@ -140,7 +141,7 @@ class GGUFFile(ModelFiles):
 
     def finish(self, tensors: Mapping[str, Tensor]) -> None:
         """Check that no file was changed."""
-        self._model[2].check_unchanged()
+        check_unchanged(self._model[2].values())
 
     # --- beside the model ---------------------------------------------------------------------------------------------
 

@@ -1,38 +1,32 @@
-"""GGUF files as sources of models: their metadata as a config.json, their tensors by the names that `build` asks for.
+"""The metadata of a GGUF file as the fields of a config.json, and its tensors by the names that `build` asks for.
 
 `architectures.py` says what llama.cpp calls things. The family's `read_config` then reads the result as it would
-read config.json.
-
-llama.cpp rotates neighbouring pairs of a head in some architectures, and its converter reorders the rows of Q and K for
-that; `permuted` names them, and here the order is undone. Fused Q, K, V are stored as minillm uses them, gains of norms
-as well: not less 1 as in Gemma's checkpoints. A matrix of all experts of a layer is one tensor in the file, and one for
-each expert here: a view of the same bytes.
+read config.json. Fused Q, K, V are stored as minillm uses them, gains of norms as well: not less 1 as in Gemma's
+checkpoints. A matrix of all experts of a layer is one tensor in the file, and one for each expert here: a view of the
+same bytes.
 """
 
-import logging
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.weights import Rearranged, Tensor
-from ...config import Fields, ModelConfig
+from ...backends.weights import Tensor
+from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
-from ...models.rotary import RotaryConfig, read_rotary, rope_table, yarn_scale
-from .architectures import ARCHITECTURES, Architecture
+from ...models.rotary import read_rotary, yarn_scale
+from ..tensors import StoredTensor
+from .architectures import ARCHITECTURES, LONGROPE, ROTARY_FACTORS, Architecture
 from .file import GGUF, Array
 from .keys import check_keys
-from .tensors import GGUFTensors, open_tensors
+from .names import heads_field, in_halves, published_name
+from .tensors import BlockTensor, open_tensors
 
-logger = logging.getLogger("minillm")
+Stored = dict[str, StoredTensor | BlockTensor]
+"""Tensors by their names in the file"""
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_ROTARY_FACTORS = "rope_freqs.weight"
-_LONGROPE = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
-"""Tensors in the file -> fields of rotary scaling"""
 _LARGEST = float(np.finfo(np.float32).max)
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Rotary scaling of all published Llama 3.1 to 3.3 but for its factor, which a GGUF file has only as its result"""
@@ -114,14 +108,50 @@ def _unsaid(gguf: GGUF, architecture: Architecture, raw: dict[str, Any]) -> dict
     return fields
 
 
-def read_gguf_model(gguf: GGUF) -> tuple[dict[str, Any], dict[str, Tensor], GGUFTensors]:
+def read_gguf_model(gguf: GGUF) -> tuple[dict[str, Any], dict[str, Tensor], Stored]:
     """A file's configuration, its tensors by the names that `build` asks for, and the same as stored.
 
     Raises:
-        CheckpointError, UnsupportedModelError: as `read_gguf_config`, `open_tensors` and `rename_tensors`.
+        CheckpointError, UnsupportedModelError: as `read_gguf_config` and `open_tensors`; or a tensor cannot be what its
+            name says.
     """
-    raw, stored = read_gguf_config(gguf), open_tensors(gguf)
-    return raw, rename_tensors(gguf, stored, raw), stored
+    raw, stored, architecture = read_gguf_config(gguf), open_tensors(gguf), architecture_of(gguf)
+    factors = {name: stored[name].load() for name in (ROTARY_FACTORS, *LONGROPE) if name in stored}
+    if ROTARY_FACTORS in factors:
+        raw["rope_scaling"] = llama3_scaling(factors.pop(ROTARY_FACTORS), raw, str(gguf.path))
+    if "longrope" not in architecture.scalings:
+        factors = {}
+    elif factors:
+        factor = _value(gguf, _attention_factor_key(gguf))
+        raw["rope_scaling"] = raw.get("rope_scaling", {"rope_type": "longrope"})
+        raw["rope_scaling"] |= {LONGROPE[name]: values.tolist() for name, values in factors.items()}
+        raw["rope_scaling"] |= {} if factor is None else {"attention_factor": factor}
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        if name != ROTARY_FACTORS and name not in factors:
+            tensors |= _renamed(gguf, architecture, name, tensor, raw)
+    return raw, tensors, stored
+
+
+def _renamed(
+    gguf: GGUF, architecture: Architecture, name: str, tensor: StoredTensor | BlockTensor, raw: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """A tensor by the name that `build` asks for, or the matrices in it by the names of each expert's."""
+    published, heads = published_name(architecture, name), heads_field(architecture, name)
+    if published is None:
+        return {name: tensor}  # refused by its name, as a tensor that the configuration leaves no place for
+    if heads is not None:
+        count = raw.get(heads) or raw["num_attention_heads"]
+        return {published: in_halves(tensor, count, f"{gguf.path}: tensor {name}")}
+    if "*" not in published:
+        return {published: tensor}
+    experts = raw.get("num_local_experts")
+    if len(tensor.shape) != 3 or tensor.shape[0] != experts:
+        raise CheckpointError(
+            f"{gguf.path}: tensor {name} should have shape [experts, outputs, inputs] for {experts!r:.40} experts, "
+            f"found {list(tensor.shape)}"
+        )
+    return {published.replace("*", str(expert)): tensor.item(expert) for expert in range(tensor.shape[0])}
 
 
 def token_ids(gguf: GGUF, vocab_size: int) -> dict[str, Any]:
@@ -187,7 +217,7 @@ def _rotary_scaling(gguf: GGUF, prefix: str) -> dict[str, Any]:
     scale = gguf.get(_attention_factor_key(gguf), float, 1.0)
     if kind == "yarn" and scale != 1:  # a factor beside YaRN's own, where config.json has their product
         table["attention_factor"] = _value(gguf, _attention_factor_key(gguf)) * yarn_scale(factor)
-    elif scale != 1 and not gguf.tensors.keys() & _LONGROPE.keys():
+    elif scale != 1 and not gguf.tensors.keys() & LONGROPE.keys():
         raise UnsupportedModelError(
             f"{gguf.path}: {_attention_factor_key(gguf)} is {scale:.6g} with rotary scaling {kind!r:.40}; minillm runs "
             "it with yarn and longrope"
@@ -198,278 +228,6 @@ def _rotary_scaling(gguf: GGUF, prefix: str) -> dict[str, Any]:
 def _attention_factor_key(gguf: GGUF) -> str:
     """The key of the factor of cosines and sines."""
     return f"{gguf.metadata['general.architecture']}.rope.scaling.attn_factor"
-
-
-def rename_tensors(gguf: GGUF, stored: GGUFTensors, raw: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors by the names that `build` asks for, in the order in which it uses them.
-
-    Rotary factors, which llama.cpp stores as a tensor, become a field of `raw`.
-
-    Raises:
-        UnsupportedModelError: factors other than those of Llama 3.1 to 3.3.
-    """
-    architecture = architecture_of(gguf)
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in stored.items():
-        if name == _ROTARY_FACTORS:
-            raw["rope_scaling"] = llama3_scaling(tensor.load(), raw, str(gguf.path))
-            continue
-        if name in _LONGROPE and "longrope" in architecture.scalings:
-            raw["rope_scaling"] = raw.get("rope_scaling", {"rope_type": "longrope"}) | {
-                _LONGROPE[name]: tensor.load().tolist()
-            }
-            factor = _value(gguf, _attention_factor_key(gguf))
-            raw["rope_scaling"] |= {} if factor is None else {"attention_factor": factor}
-            continue
-        stem, _, kind = name.rpartition(".")
-        number = _NUMBER.search(stem)
-        pattern = _NUMBER.sub("N", stem, count=1)
-        if kind not in ("weight", "bias") or pattern not in architecture.tensors:
-            tensors[name] = tensor  # refused by its name, as a tensor that the configuration leaves no place for
-            continue
-        ordered: Tensor = tensor
-        if pattern in architecture.permuted:
-            heads = raw.get(architecture.permuted[pattern]) or raw["num_attention_heads"]
-            ordered = in_halves(tensor, heads, f"{gguf.path}: tensor {name}")
-        renamed = architecture.tensors[pattern]
-        renamed = f"{renamed.replace('.N.', f'.{number[0]}.') if number else renamed}.{kind}"
-        if "*" not in renamed:
-            tensors[renamed] = ordered
-        elif len(tensor.shape) != 3 or tensor.shape[0] != raw.get("num_local_experts"):
-            raise CheckpointError(
-                f"{gguf.path}: tensor {name} should have shape [experts, outputs, inputs] for "
-                f"{raw.get('num_local_experts')!r:.40} experts, found {list(tensor.shape)}"
-            )
-        else:
-            tensors |= {renamed.replace("*", str(expert)): tensor.item(expert) for expert in range(tensor.shape[0])}
-    return tensors
-
-
-def gguf_name(architecture: Architecture, name: str) -> str:
-    """The name in a GGUF file of a tensor that `build` asks for; those of a layer's experts have one name."""
-    stem, _, kind = name.rpartition(".")
-    number = _NUMBER.search(stem)
-    pattern = _NUMBER.sub("*", _NUMBER.sub("N", stem, count=1))
-    stored = next(theirs for theirs, ours in architecture.tensors.items() if ours == pattern)
-    return f"{stored.replace('.N.', f'.{number[0]}.') if number else stored}.{kind}"
-
-
-def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tuple[str, dict[str, Any]]:
-    """The architecture's name and its metadata entries; `read_gguf_config` reads them back.
-
-    Raises:
-        UnsupportedModelError: llama.cpp does not run the family, or not this configuration of it.
-    """
-    known = {kin: name for name, each in ARCHITECTURES.items() for kin in (each.model_type, *each.kin)}
-    if config.model_type not in known:
-        raise UnsupportedModelError(
-            f"{where}: llama.cpp does not run {config.model_type!r}; GGUF files are written of "
-            f"{', '.join(sorted(known))}"
-        )
-    name = known[config.model_type]
-    architecture = ARCHITECTURES[name]
-    _refuse_other(architecture, config, where)
-    rotary, local = _rotaries(config, where)
-    fields = Fields(_text_part(raw))
-    found = {
-        "block_count": config.num_layers,
-        "context_length": fields.size("max_position_embeddings", config.max_positions)
-        if rotary
-        else config.max_positions,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_heads,
-        "attention.head_count_kv": config.num_kv_heads,
-        "attention.key_length": config.head_dim,
-        "attention.layer_norm_epsilon": getattr(config, "epsilon", None),
-        "attention.layer_norm_rms_epsilon": getattr(config, "epsilon", None),
-        "attention.sliding_window": _window(architecture, config, where),
-        "attention.sliding_window_pattern": _period(architecture, config, where),
-        "attn_logit_softcapping": getattr(config, "score_cap", None),
-        "final_logit_softcapping": getattr(config, "logit_cap", None),
-        "expert_count": config.num_experts or None,
-        "expert_used_count": config.experts_per_token or None,
-        "expert_feed_forward_length": getattr(config, "expert_size", None),
-        "use_parallel_residual": getattr(config, "parallel", None),
-    }
-    if config.model_type == "granite":  # whose configuration has products of them
-        names = {key: field for key, field in architecture.keys.items() if "scale" in key}
-        found |= {key: float(fields.number(field, 1.0)) for key, field in names.items()}
-        found["attention.layer_norm_rms_epsilon"] = fields.number("rms_norm_eps", 1e-6)
-    if rotary is not None:
-        found |= {"rope.freq_base": float(rotary.base), "rope.scaling.original_context_length": rotary.short}
-    if local is not None:
-        found["rope.freq_base_swa"] = float(local.base)
-    entries = {key: found[key] for key in architecture.keys if found.get(key) is not None}
-    if "attention.key_length" in entries:
-        entries["attention.value_length"] = config.head_dim
-    if rotary is not None:
-        entries["rope.dimension_count"] = 2 * len(rotary.frequencies)
-        entries |= _scaling(architecture, _scaling_table(raw), rotary, where)
-    return name, {f"{name}.{key}": value for key, value in (entries | {"vocab_size": config.vocab_size}).items()}
-
-
-def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of the text model, which those with a vision tower have in a table."""
-    part: Mapping[str, Any] = raw.get("text_config", raw)
-    return part
-
-
-def _scaling_table(raw: Mapping[str, Any]) -> Fields:
-    """The table of rotary scaling; of Gemma 3 that of layers without a window."""
-    fields = Fields(_text_part(raw))
-    tables = fields.get("rope_parameters", {})
-    if any(isinstance(table, dict) for table in tables.values()):
-        fields = Fields({"rope_parameters": tables.get("full_attention", {})})
-    return rope_table(fields)
-
-
-def _rotaries(config: ModelConfig, where: str) -> tuple[RotaryConfig | None, RotaryConfig | None]:
-    """Rotary embedding of layers without a window, and that of those with one; None: there is none.
-
-    Raises:
-        UnsupportedModelError: the latter is scaled.
-    """
-    if not hasattr(config, "rotaries"):
-        return getattr(config, "rotary", None), None
-    windows: tuple[int | None, ...] = getattr(config, "windows", ())
-    of_layers = list(zip(config.rotaries, windows, strict=True))
-    full = next((rotary for rotary, window in of_layers if window is None), None)
-    local = next((rotary for rotary, window in of_layers if window is not None), None)
-    if full is None or local is None or full == local:
-        return full or local, local
-    plain = read_rotary(Fields({"rope_theta": local.base}), 2 * len(local.frequencies), config.max_positions)
-    if local.frequencies != plain.frequencies:
-        raise UnsupportedModelError(f"{where}: llama.cpp has no rotary scaling in this family's layers with a window")
-    return full, local
-
-
-def _refuse_other(architecture: Architecture, config: ModelConfig, where: str) -> None:
-    """Refuse what llama.cpp computes otherwise."""
-    layers, step = config.num_layers, architecture.unrotated
-    activation = getattr(config, "activation", architecture.activation)
-    rotated = tuple(step is None or (i + 1) % step > 0 for i in range(layers))
-    width = config.hidden_size // config.num_heads if layers == architecture.shared_scale else config.head_dim
-    scales = [scale**-2 for scale in getattr(config, "scales", ())] + [getattr(config, "query_scalar", width)]
-    others = {
-        f"with {architecture.activation} alone, not {activation}": activation != architecture.activation,
-        "with heads of width E / H alone": architecture.square
-        and config.num_heads * config.head_dim != config.hidden_size,
-        "with as many key/value heads as heads alone": not architecture.grouped
-        and config.num_kv_heads != config.num_heads,
-        f"with rotary embedding in all but each layer of {step} alone": getattr(config, "rotated", rotated) != rotated,
-        f"with attention scaled by 1 / sqrt {width} alone": not np.allclose(scales, width, rtol=1e-12),
-        "without dynamic rotary scaling": config.keys_follow_length and config.keys_change_beyond is None,
-    }
-    others |= {f"with {name} {only} alone": getattr(config, name) != only for name, only in architecture.needs.items()}
-    others |= {f"with {name} alone": getattr(config, name) is None for name in architecture.capped}
-    for other, is_so in others.items():
-        if is_so:
-            raise UnsupportedModelError(f"{where}: llama.cpp runs this family {other}")
-
-
-def _window(architecture: Architecture, config: ModelConfig, where: str) -> int | None:
-    """The sliding window, which llama.cpp ignores in most families."""
-    windows = set(getattr(config, "windows", (getattr(config, "window", None),)))
-    window: int | None = min((each for each in windows if each is not None), default=None)
-    if architecture.period is not None or window is None:
-        return window
-    if window >= config.max_positions:
-        return None
-    if len(windows) > 1 or config.model_type not in ("mistral", "mixtral", "starcoder2", "phi3"):
-        raise UnsupportedModelError(f"{where}: llama.cpp runs this family without sliding windows")
-    logger.warning(
-        "%s: llama.cpp runs this family without its sliding window: texts over %d tokens differ there", where, window
-    )
-    return window
-
-
-def _period(architecture: Architecture, config: ModelConfig, where: str) -> int | None:
-    """Every which layer has no sliding window; None where it is the family's own.
-
-    Raises:
-        UnsupportedModelError: layers in another order.
-    """
-    if architecture.period is None:
-        return None
-    slides = [window is not None for window in getattr(config, "windows", ())]
-    for period in (architecture.period, *range(2, len(slides) + 2)):
-        if slides == [(i + 1) % period > 0 for i in range(len(slides))]:
-            return None if period == architecture.period else period
-    raise UnsupportedModelError(f"{where}: llama.cpp runs this family with windows in all but each n-th layer alone")
-
-
-def _scaling(architecture: Architecture, table: Fields, rotary: RotaryConfig, where: str) -> dict[str, Any]:
-    """Entries of rotary scaling; those of Llama 3 and LongRoPE have tensors as well (`rotary_factors`)."""
-    kind = table.raw.get("rope_type") or table.raw.get("type") or "default"
-    if rotary.short is not None:
-        logger.warning(
-            "%s: in a context over %d tokens llama.cpp rotates all texts as long ones, minillm those that are so long",
-            where, rotary.short
-        )  # fmt: skip
-        return {"rope.scaling.attn_factor": float(rotary.scale)}
-    if kind == "default":
-        return {}
-    if kind not in architecture.scalings:
-        raise UnsupportedModelError(f"{where}: llama.cpp runs this family without rotary scaling {kind!r:.40}")
-    if kind == "llama3":
-        return {}
-    written = {"rope_type", "type", "factor", "rope_theta", "original_max_position_embeddings", "partial_rotary_factor"}
-    written |= {"attention_factor", "mscale", "mscale_all_dim"} if kind == "yarn" else set()
-    if others := set(table.raw) - written:
-        raise UnsupportedModelError(f"{where}: rotary scaling with {', '.join(sorted(others))} is not written here")
-    factor = float(table.number("factor"))
-    entries = {"rope.scaling.type": kind, "rope.scaling.factor": factor}
-    if kind == "yarn" and rotary.scale != yarn_scale(factor):
-        entries["rope.scaling.attn_factor"] = rotary.scale / yarn_scale(factor)
-    if "original_max_position_embeddings" in table.raw:
-        entries["rope.scaling.original_context_length"] = table.size("original_max_position_embeddings")
-    return entries
-
-
-def rotary_factors(raw: Mapping[str, Any], config: ModelConfig) -> dict[str, NDArray[np.float32]]:
-    """The tensors by which rotary frequencies are divided: those of Llama 3.1 to 3.3, and of LongRoPE. [D / 2] each"""
-    rotary: RotaryConfig | None = getattr(config, "rotary", None)
-    if rotary is None:
-        return {}
-    table = _scaling_table(raw)
-    if rotary.short is not None:
-        return {name: np.array(table.raw[field], np.float32) for name, field in _LONGROPE.items()}
-    if table.raw.get("rope_type", table.raw.get("type")) != "llama3":
-        return {}
-    plain = read_rotary(Fields({"rope_theta": rotary.base}), 2 * len(rotary.frequencies), config.max_positions)
-    return {_ROTARY_FACTORS: np.divide(plain.frequencies, rotary.frequencies).astype(np.float32)}
-
-
-def in_file_order(tensor: Tensor, name: str, architecture: Architecture, config: ModelConfig) -> Tensor:
-    """A tensor, by the name that `build` asks for, with its rows as in a file: `in_halves` undone, or itself."""
-    counts = {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}
-    pattern = _NUMBER.sub("N", gguf_name(architecture, name).rpartition(".")[0], count=1)
-    if pattern not in architecture.permuted:
-        return tensor
-    heads = counts[architecture.permuted[pattern]]
-
-    def side_by_side(stored: NDArray[Any]) -> NDArray[Any]:
-        halves = stored.reshape(heads, 2, -1, *stored.shape[1:])  # [H D, ...] -> [H, 2, D / 2, ...]
-        return halves.swapaxes(1, 2).reshape(stored.shape)  # [H, 2, D / 2, ...] -> [H, D / 2, 2, ...] -> [H D, ...]
-
-    return Rearranged(tensor, side_by_side)
-
-
-def in_halves(tensor: Tensor, heads: int, where: str) -> Rearranged:
-    """Rows of each head from llama.cpp's order, pairs side by side, to that of checkpoints, a half after the other.
-
-    Raises:
-        CheckpointError: the rows are not an even number for each head.
-    """
-    if type(heads) is not int or heads < 1 or tensor.shape[0] % (2 * heads):
-        raise CheckpointError(f"{where} has {tensor.shape[0]} rows, which {heads!r:.40} heads cannot share in pairs")
-
-    def apart(stored: NDArray[Any]) -> NDArray[Any]:
-        pairs = stored.reshape(heads, -1, 2, *stored.shape[1:])  # [H D, ...] -> [H, D / 2, 2, ...]
-        return pairs.swapaxes(1, 2).reshape(stored.shape)  # [H, D / 2, 2, ...] -> [H, 2, D / 2, ...] -> [H D, ...]
-
-    return Rearranged(tensor, apart)
 
 
 def llama3_scaling(factors: NDArray[np.float32], raw: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -487,6 +245,6 @@ def llama3_scaling(factors: NDArray[np.float32], raw: Mapping[str, Any], where: 
     )
     if not np.allclose(plain / scaled, factors, rtol=1e-3):
         raise UnsupportedModelError(
-            f"{where}: the rotary factors of {_ROTARY_FACTORS} are not those of Llama 3.1 to 3.3, which minillm runs"
+            f"{where}: the rotary factors of {ROTARY_FACTORS} are not those of Llama 3.1 to 3.3, which minillm runs"
         )
     return scaling

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...text.tokenizer import Tokenizer
+from .file import GGUF
 from .tokenizer import BYTE, CONTROL, NORMAL, RULES, UNKNOWN, UNUSED, USER_DEFINED, read_backend, split_by
 
 if TYPE_CHECKING:
@@ -30,15 +31,8 @@ PROBES = (
 """Texts on which two ways of splitting are told apart"""
 
 
-class Entries:
-    """Entries as `tokenizer.py` reads them from a file's header."""
-
-    def __init__(self, entries: Mapping[str, Any], path: Path) -> None:
-        self.metadata, self.path = entries, path
-
-    def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """The entry of this key."""
-        return self.metadata.get(key, default)
+class Entries(GGUF):
+    """Entries that are to be written, read as those of a file."""
 
     def strings(self, key: str) -> list[str] | None:
         """The strings of this key."""
@@ -92,10 +86,10 @@ def gguf_entries(tokenizer: Tokenizer, vocab_size: int, where: Path) -> dict[str
         entries["tokenizer.ggml.scores"] = _scores(tokens, merges)
         entries |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}
         candidates = [{"tokenizer.ggml.add_space_prefix": prefix} for prefix in (True, False)]
-    written = read_backend(Entries(entries | candidates[0], where))
+    written = read_backend(Entries(where, entries | candidates[0], {}))
     assert written is not None
     for each in candidates:
-        split_by(written[0], Entries(each, where), byte_level=byte_level)
+        split_by(written[0], Entries(where, each, {}), byte_level=byte_level)
         if _same(tokenizer, written[0]):
             return entries | each
     raise UnsupportedModelError(

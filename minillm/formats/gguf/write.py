@@ -27,8 +27,9 @@ from ..load_model import open_model
 from ..model_files import ModelFiles
 from ..write_checkpoint import Rounding, plan
 from .architectures import ARCHITECTURES
-from .read_model import gguf_fields, gguf_name, in_file_order, rotary_factors
+from .names import gguf_name, in_file_order
 from .tokenizer_entries import gguf_entries
+from .write_metadata import gguf_fields, rotary_factors
 
 TYPES = {FLOAT32: "F32", FLOAT16: "F16", BFLOAT16: "BF16", INT8: "Q8_0", INT4: "Q4_0"}
 FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32, "int8": 7, "int4": 2}
@@ -90,8 +91,9 @@ def write_gguf(
     tensors: dict[str, tuple[list[Tensor], Format]] = {}
     table = ARCHITECTURES[architecture]
     for part in (part for fused in planned for part in fused):
-        tensor = in_file_order(part.tensor, part.name, table, config)
-        parts, _ = tensors.setdefault(gguf_name(table, part.name), ([], _fitting(part.format, tensor.shape)))
+        name = gguf_name(table, part.name)
+        tensor = in_file_order(part.tensor, name, table, config)
+        parts, _ = tensors.setdefault(name, ([], _fitting(part.format, tensor.shape)))
         parts.append(tensor)  # of each expert
     if table.needs_output and "output.weight" not in tensors:
         tensors["output.weight"] = tensors["token_embd.weight"]

@@ -28,7 +28,7 @@ from ...errors import CheckpointError, UnsupportedModelError
 from ...models.sources import Shapes
 from ...progress import tick
 from ...reference.quantize import GROUPS, Quantized, pack
-from ..tensors import FLOATS_8, VALUES, StoredTensor
+from ..tensors import FLOATS_8, VALUES, ComputedTensor, StoredTensor
 from .minillm import check_columns
 
 logger = logging.getLogger("minillm")
@@ -116,7 +116,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, eq=False)
-class MatrixTensor:
+class MatrixTensor(ComputedTensor):
     """Rows and columns of a `Matrix` as a tensor, read on demand in chunks of rows."""
 
     matrix: Matrix
@@ -125,7 +125,7 @@ class MatrixTensor:
     columns: tuple[int, int]
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, int]:  # type: ignore[override]
         """[rows, columns]."""
         return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
 
@@ -143,12 +143,6 @@ class MatrixTensor:
         self.read_into(out)
         return out
 
-    def load(self) -> NDArray[np.float32]:
-        """The weights as float32."""
-        out = np.empty(self.shape, np.float32)
-        self.read_into(out)
-        return out
-
     def read_into(self, out: NDArray[Any]) -> None:
         """Fill `out` with the weights: as float32, or in their dtype."""
         first = 0
@@ -160,9 +154,6 @@ class MatrixTensor:
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """The weights as float32, in chunks of rows."""
         return map(expand, self._rounded())
-
-    def merged_with(self, other: Any) -> None:
-        """None: the tensors of two matrices are not adjacent in a file."""
 
     def part(self, axis: int, first: int, stop: int) -> "MatrixTensor":
         """Rows (axis 0) or columns (axis 1) `first` to `stop`.

@@ -21,7 +21,7 @@ from ...backends.weights import CHUNK, Tensor
 from ...errors import CheckpointError, ParameterError
 from ...models.sources import Shapes
 from ...reference.quantize import GROUPS, Quantized, dequantize
-from ..tensors import StoredTensor
+from ..tensors import ComputedTensor, StoredTensor
 
 METHOD = "minillm"
 """minillm's quant_method."""
@@ -30,7 +30,7 @@ SCALE = "_scale"
 
 
 @dataclass(frozen=True, eq=False)
-class QuantizedTensor:
+class QuantizedTensor(ComputedTensor):
     """An 8- or 4-bit matrix [out, in] in a file, read on demand."""
 
     values: StoredTensor
@@ -74,17 +74,6 @@ class QuantizedTensor:
             self.scales.part(1, groups.start, groups.stop),
             (self.shape[0], stop - first),
         )
-
-    def load(self) -> NDArray[np.float32]:
-        """The dequantised values."""
-        return dequantize(self.stored())
-
-    def read_into(self, out: NDArray[np.float32]) -> None:
-        """Fill `out` with the dequantised values."""
-        first = 0
-        for chunk in self.chunks():
-            out[first : first + len(chunk)] = chunk
-            first += len(chunk)
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """The dequantised values in chunks of rows."""
