@@ -1,12 +1,11 @@
 """Loading a model: the door to all formats, and the way from files to a model on a backend."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from ..backends.low_rank import AdapterWeights
 from ..backends.operations import Backend
 from ..config import ModelConfig
-from ..models import build_model, build_of, family_named, stage_holds
+from ..models import build_model, stage_holds
 from ..models.base import Model
 from .folder import Folder
 from .gguf.model import GGUFFile
@@ -83,11 +82,9 @@ def load_adapter(
     Raises:
         ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`. Also for an adapter that does not fit.
     """
-    names = family_named(config.model_type).NAMES
-    build = build_of(config)
-    adapter = read_adapter(folder, build, config, names)
+    adapter = read_adapter(folder, config)
     if layers is None:
         return per_request(adapter, backend)
-    shares = shares_of(build, replace(config, tied_head=False), rank, ranks)
-    here = {name: share for name, share in shares.items() if stage_holds(config, names, layers, name)}
+    shares = shares_of(config, rank, ranks)
+    here = {name: share for name, share in shares.items() if stage_holds(config, adapter.names, layers, name)}
     return per_request(adapter, backend, here)

@@ -26,7 +26,7 @@ from ..backends.weights import Rearranged, Tensor, narrow
 from ..config import ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..models import build_of, family_named
-from ..models.sources import Build, Names, Parameter, Weights, parameters_of
+from ..models.sources import Names, Parameter, Weights, parameters_of
 from .lora_config import LoraConfig, read_lora_config
 from .tensors import ComputedTensor, StoredTensor, check_unchanged
 from .weight_files import ADAPTER_CONFIG, open_adapter
@@ -64,8 +64,11 @@ class _Place(NamedTuple):
         return _Place(tuple(extents))
 
 
-def shares_of(build: Build, config: ModelConfig, rank: int, ranks: int) -> dict[str, Share]:
-    """The share of each weight that rank number `rank` of `ranks` has, by the weight's name; without experts'."""
+def shares_of(config: ModelConfig, rank: int, ranks: int) -> dict[str, Share]:
+    """The share of each weight that rank number `rank` of `ranks` has, by the weight's name; without experts'.
+
+    The LM head has one of its own.
+    """
     shares: dict[str, Share] = {}
 
     def find(name: str, shape: tuple[int, ...]) -> Any:
@@ -78,7 +81,9 @@ def shares_of(build: Build, config: ModelConfig, rank: int, ranks: int) -> dict[
             shares[parameter.weight] = Share(np.concatenate([*before, *rows]), places[0].extents[1])
 
     backend = ShapeBackend()
-    build(config, Weights(find, backend, rank=rank, ranks=ranks, on_parameter=add), backend)
+    build_of(config)(
+        replace(config, tied_head=False), Weights(find, backend, rank=rank, ranks=ranks, on_parameter=add), backend
+    )
     return shares
 
 
@@ -110,33 +115,26 @@ class Adapter:
     """Whether it changes the embedding or the LM head of a model in which they are one"""
     modules: Mapping[str, Parameter] = field(repr=False)
     """All of the model's"""
-    head: str
-    """Which of them is the LM head"""
+    names: Names
+    """Names of the family's published tensors"""
 
 
 _MATRICES = re.compile(r"(.+)\.(?:lora_([AB])\.weight|lora_embedding_([AB])|(lora_magnitude_vector)(?:\.weight)?)")
 
 
-def read_adapter(folder: Path, build: Build, config: ModelConfig, names: Names) -> Adapter:
+def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
     """Read an adapter and check that it fits a model.
-
-    Args:
-        folder: with adapter_config.json and the adapter's weights
-        build: the family's
-        config: the model's
-        names: of the family's published tensors
 
     Raises:
         ModelNotFoundError: the folder has no adapter_config.json.
         CheckpointError: a file cannot be read, or a tensor is missing, unexpected or of another shape.
         UnsupportedModelError: another kind of adapter, or a variant of LoRA that is not supported.
     """
-    stored = open_adapter(folder)
-    lora = read_lora_config(folder)
-    source = f"adapter {folder}"
+    stored, lora, source = open_adapter(folder), read_lora_config(folder), f"adapter {folder}"
+    names: Names = family_named(config.model_type).NAMES
     head = names.head.removesuffix(".weight")
     also = head if lora.tie and config.tied_head else None  # PEFT stores it beside the embedding, whatever is named
-    modules = parameters_of(build, replace(config, tied_head=False))  # with a head of its own
+    modules = parameters_of(build_of(config), replace(config, tied_head=False))  # with a head of its own
     matrices: dict[str, dict[str, StoredTensor]] = {}
     full_names: dict[str, str] = {}
     replaced: dict[str, StoredTensor] = {}
@@ -168,7 +166,7 @@ def read_adapter(folder: Path, build: Build, config: ModelConfig, names: Names) 
         full_names[module] = full
     _check_complete(source, lora, modules, full_names, head)
     changes = {
-        module: _read_change(f"{source}: {full_names[module]}", lora, modules[module], found, full_names[module], head)
+        module: _read_change(f"{source}: {full_names[module]}", lora, modules[module], found, full_names[module])
         for module, found in matrices.items()
     }
     check_unchanged(stored.values())
@@ -176,7 +174,7 @@ def read_adapter(folder: Path, build: Build, config: ModelConfig, names: Names) 
     embedding = names.embedding.removesuffix(".weight")
     alike = also is not None and head not in touched and embedding.endswith("embed_tokens")  # as PEFT ties the two
     unties = config.tied_head and bool(touched & {head, embedding}) and not alike
-    return Adapter(folder, changes, replaced, unties, modules, head)
+    return Adapter(folder, changes, replaced, unties, modules, names)
 
 
 def _may_replace(lora: LoraConfig, module: str, short: str, is_base: bool, names: Names) -> bool:
@@ -200,7 +198,7 @@ def _check_complete(
 
 
 def _read_change(
-    where: str, lora: LoraConfig, module: Parameter, found: Mapping[str, StoredTensor], full: str, head: str
+    where: str, lora: LoraConfig, module: Parameter, found: Mapping[str, StoredTensor], full: str
 ) -> LowRank:
     """One module's matrices, in float32.
 
@@ -306,11 +304,10 @@ def merge_adapter(
     Matrices stored in 8 or 4 bits are expanded: they stay float32 unless the backend is to round them again.
 
     Raises:
-        ModelNotFoundError, CheckpointError, UnsupportedModelError: as `read_adapter` and `merge`.
+        ModelNotFoundError, CheckpointError, UnsupportedModelError: the adapter cannot be read, or does not fit.
     """
-    names = family_named(config.model_type).NAMES
-    adapter = read_adapter(folder, build_of(config), config, names)
-    merged = merge(adapter, tensors, names, as_built=as_built)
+    adapter = read_adapter(folder, config)
+    merged = merge(adapter, tensors, as_built=as_built)
     changed = [tensors[name] for name in merged if name in tensors and merged[name] is not tensors[name]]
     if any("float" not in tensor.dtype for tensor in changed):
         logger.warning(
@@ -321,19 +318,18 @@ def merge_adapter(
     return replace(config, tied_head=config.tied_head and not adapter.unties), merged
 
 
-def merge(adapter: Adapter, tensors: Mapping[str, Tensor], names: Names, *, as_built: bool) -> dict[str, Tensor]:
+def merge(adapter: Adapter, tensors: Mapping[str, Tensor], *, as_built: bool) -> dict[str, Tensor]:
     """A model's tensors with an adapter in them; if `adapter.unties`, with an LM head beside the embedding.
 
     Args:
         adapter: fits the model
         tensors: by the names that `build` asks for
-        names: of the family's published tensors
         as_built: the tensors are in the model's own order (`Weights`)
 
     Raises:
         CheckpointError: a replaced tensor has no place in the model, or another shape than the model's.
     """
-    merged = dict(tensors)
+    merged, names = dict(tensors), adapter.names
     if adapter.unties and names.embedding in merged:
         merged[names.head] = merged[names.embedding]
     for name, replacement in adapter.replaced.items():
@@ -370,10 +366,11 @@ def per_request(adapter: Adapter, backend: Backend, shares: Mapping[str, Share] 
     Raises:
         UnsupportedModelError: it changes more than projections by low-rank matrices: it can only be merged.
     """
+    head = adapter.names.head.removesuffix(".weight")
     tables = [
         name
         for name in adapter.changes
-        if adapter.modules[name].role != "projection" and (name != adapter.head or adapter.unties)
+        if adapter.modules[name].role != "projection" and (name != head or adapter.unties)
     ]
     experts = [name for name in adapter.changes if adapter.modules[name].is_expert]
     reason = (

@@ -8,7 +8,8 @@ the others   config.json's quantization_config -> a `Scheme`: where in which ten
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...errors import CheckpointError, UnsupportedModelError
+from ...config import Fields
+from ...errors import UnsupportedModelError
 from ..tensors import FLOATS
 from . import awq, bitsandbytes, compressed_tensors, fp8, gptq, minillm
 from .matrix import Scheme
@@ -17,7 +18,7 @@ from .minillm import MinillmScheme
 Quantization = MinillmScheme | Scheme
 """The quantisation of a checkpoint: minillm's own, or a published one"""
 
-SCHEMES: dict[str, Callable[[Mapping[str, Any], str], Scheme]] = {
+SCHEMES: dict[str, Callable[[Fields, str], Scheme]] = {
     "gptq": gptq.read,
     "awq": awq.read,
     "compressed-tensors": compressed_tensors.read,
@@ -25,7 +26,8 @@ SCHEMES: dict[str, Callable[[Mapping[str, Any], str], Scheme]] = {
     "modelopt": fp8.read_modelopt,
     "bitsandbytes": bitsandbytes.read,
 }
-"""quant_method -> the reader of its quantization_config, which also gets the dtype of expanded matrices"""
+"""quant_method -> the reader of its quantization_config, which also gets the dtype of matrices that are not exact in 8
+or 4 bits. It raises CheckpointError for an invalid field, UnsupportedModelError for what is not read."""
 
 
 def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
@@ -50,8 +52,5 @@ def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
             f"those quantised by {', '.join(SCHEMES)}, and those that `python -m minillm quantize` has written"
         )
     dtype = raw.get("dtype") or raw.get("torch_dtype")
-    try:
-        return SCHEMES[method](fields, dtype if isinstance(dtype, str) and dtype in FLOATS else "float32")
-    except (CheckpointError, UnsupportedModelError) as error:
-        usual = "config.json: quantization_config"
-        raise type(error)(str(error).replace(usual, fields.get("file", usual))) from None
+    source = Fields(fields, fields.get("file", "config.json: quantization_config"))
+    return SCHEMES[method](source, dtype if isinstance(dtype, str) and dtype in FLOATS else "float32")

@@ -7,9 +7,6 @@
 Definition: AutoAWQ `awq/modules/linear/gemm.py` (`WQLinear_GEMM`), `awq/utils/packing_utils.py`.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,13 +19,8 @@ PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 """The place of each of 8 columns in a word, from its lowest bits on"""
 
 
-def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
-    """The scheme of a quantization_config; matrices that are not exact in 4 bits become `expanded`.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: a field is invalid, or names a layout that is not read.
-    """
-    fields = Fields(raw, "config.json: quantization_config")
+def read(fields: Fields, expanded: str) -> Scheme:
+    """The scheme of a quantization_config; matrices that are not exact in 4 bits become `expanded`."""
     read_bits(fields, known=(4,))
     size = read_group_size(fields)
     layout = fields.get("version", fields.get("format", "gemm")).lower()

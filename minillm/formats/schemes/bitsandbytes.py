@@ -16,9 +16,6 @@ scales X.weight.nested_absmax, plus nested_offset.
 Definition: bitsandbytes `functional.py` (`QuantState`, `dequantize_4bit`), `nn/modules.py` (`Linear8bitLt`).
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,13 +34,8 @@ BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Sizes of a block in 4 bits"""
 
 
-def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
-    """The scheme of a quantization_config; matrices that are not exact in 8 bits become `expanded`.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: a field is invalid, or names a layout that is not read.
-    """
-    fields = Fields(raw, "config.json: quantization_config")
+def read(fields: Fields, expanded: str) -> Scheme:
+    """The scheme of a quantization_config; matrices that are not exact in 8 bits become `expanded`."""
     four = fields.get("load_in_4bit", fields.get("_load_in_4bit", False))
     eight = fields.get("load_in_8bit", fields.get("_load_in_8bit", False))
     if four == eight:

@@ -12,7 +12,6 @@ Definition: the package compressed-tensors, `compressors/` and `quantization/qua
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,13 +59,8 @@ class Group:
         return f"{'int' if self.integers else 'float'}{self.bits} {shared if self.block or self.size else 'rows'}"
 
 
-def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
-    """The scheme of a quantization_config; matrices that are not exact in 8 or 4 bits become `expanded`.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: a field is invalid, or names a format that is not read.
-    """
-    fields = Fields(raw, "config.json: quantization_config")
+def read(fields: Fields, expanded: str) -> Scheme:
+    """The scheme of a quantization_config; matrices that are not exact in 8 or 4 bits become `expanded`."""
     layout = fields.choice("format", fields.get("format", ""), (*FORMATS, "mixed-precision"))
     refuse_cache(fields, "kv_cache_scheme")
     sparsity = Fields(fields.get("sparsity_config", {}), f"{fields.source}: sparsity_config")

@@ -9,8 +9,6 @@ Definition: transformers `integrations/finegrained_fp8.py` (`Fp8Dequantize`); mo
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
@@ -21,13 +19,12 @@ FLOATS = ("float8_e4m3fn", "float8_e5m2")
 NOTE = "activations are not rounded to 8 bits as in the original, so results differ by that rounding"
 
 
-def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
+def read(fields: Fields, expanded: str) -> Scheme:
     """The scheme of a quantization_config with quant_method "fp8".
 
     Raises:
         CheckpointError, UnsupportedModelError: a field is invalid, or names what is not read.
     """
-    fields = Fields(raw, "config.json: quantization_config")
     fields.choice("fmt", "e4m3", ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"))
     fields.choice("activation_scheme", "dynamic", ("dynamic", "static"))
     fields.choice("scale_fmt", "float", ("float", "ue8m0"))
@@ -39,13 +36,12 @@ def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
     )
 
 
-def read_modelopt(raw: Mapping[str, Any], expanded: str) -> Scheme:
+def read_modelopt(fields: Fields, expanded: str) -> Scheme:
     """The scheme of a quantization_config with quant_method "modelopt".
 
     Raises:
         CheckpointError, UnsupportedModelError: a field is invalid, or names what is not read.
     """
-    fields = Fields(raw, "config.json: quantization_config")
     known = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
     algorithm = fields.choice("quant_algo", fields.get("quant_algo", ""), known)
     for name in ("kv_cache_quant_algo", "kv_cache_scheme"):

@@ -9,7 +9,6 @@ A zero point of half the range is that of symmetric quantisation. Definition: Au
 GPTQModel `gptqmodel/nn_modules/qlinear` (`dequantize_weight`).
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,8 @@ LAYOUTS = {"gptq": 1, "gptq_v2": 0}
 """checkpoint_format -> what is added to a stored zero point"""
 
 
-def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
-    """The scheme of a quantization_config; matrices that are not exact in 8 or 4 bits become `expanded`.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: a field is invalid, or names a layout that is not read.
-    """
-    fields = Fields(raw, "config.json: quantization_config")
+def read(fields: Fields, expanded: str) -> Scheme:
+    """The scheme of a quantization_config; matrices that are not exact in 8 or 4 bits become `expanded`."""
     bits, size = read_bits(fields), read_group_size(fields)
     layout = fields.choice("checkpoint_format", fields.get("format", "gptq"), tuple(LAYOUTS))
     fields.choice("pack_dtype", "int32", ("int32",))
