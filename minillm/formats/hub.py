@@ -22,28 +22,15 @@ from .weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_weights, is_inde
 
 _log = logging.getLogger("minillm")
 
+_NAMES = """
+config.json generation_config.json hf_quant_config.json quantize_config.json quant_config.json tokenizer.json
+tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt tokenizer.model
+sentencepiece.bpe.model spiece.model source.spm vocab.txt chat_template.jinja
+additional_chat_templates/tool_use.jinja modules.json sentence_bert_config.json
+config_sentence_transformers.json
+"""
 SMALL_FILES = {
-    "config.json",
-    "generation_config.json",
-    "hf_quant_config.json",
-    "quantize_config.json",
-    "quant_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "source.spm",
-    "vocab.txt",
-    "chat_template.jinja",
-    "additional_chat_templates/tool_use.jinja",
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
+    *_NAMES.split(),
     *(f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "xlm-roberta")),
     *(f"{i}_Pooling/config.json" for i in (1, 2, 3)),
     *(f"{i}_Normalize/config.json" for i in (2, 3, 4, 5)),
@@ -132,18 +119,18 @@ def cached_models() -> list[Cached]:
         cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
         return []
-    found = []
+    models = []
     for repo in cache.repos:
         for revision in repo.revisions if repo.repo_type == "model" else ():
             version = min(revision.refs, default=revision.commit_hash[:8])
             name = repo.repo_id if len(repo.revisions) == 1 else f"{repo.repo_id}@{version}"
-            found.append(Cached(name, revision.snapshot_path))
+            models.append(Cached(name, revision.snapshot_path))
     for warning in cache.warnings:
         parts = re.search(r"models--([^\s/\\]+)", str(warning))
         if parts:
             folder = Path(constants.HF_HUB_CACHE, parts[0])
-            found.append(Cached(parts[1].replace("--", "/"), folder, _one_line(warning)))
-    return sorted(found)
+            models.append(Cached(parts[1].replace("--", "/"), folder, _one_line(warning)))
+    return sorted(models)
 
 
 def list_hub_files(repo_id: str, *, revision: str | None = None) -> set[str]:
@@ -295,7 +282,7 @@ def gguf_in(folder: Path) -> Path | None:
 def _fetch_file(name: str, revision: str | None) -> Path:
     """The local copy of owner/name/file.gguf, and of the other files of its model if it is one of several."""
     repo_id, _, file = name.rpartition("/")
-    first, *_ = [find_file(repo_id, each, revision=revision) for each in all_shards(file)]
+    first, *_ = [find_file(repo_id, shard, revision=revision) for shard in all_shards(file)]
     return first
 
 
@@ -329,28 +316,23 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
 
 def _find_in_cache(repo_id: str, revision: str | None) -> Path | None:
-    """The cached snapshot of this revision, if it has the configuration and all weights."""
-    from huggingface_hub import try_to_load_from_cache
+    """The cached snapshot of this revision if it has the configuration and all weights, or its one GGUF model."""
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        config = try_to_load_from_cache(repo_id, "config.json", revision=revision)
+        folder = Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
     except HFValidationError as error:
         raise ModelNotFoundError(
             f"{repo_id!r:.100} is neither a folder nor a valid hub id: {_one_line(error)}"
         ) from error
-    folder = Path(config).parent if isinstance(config, str) else None
-    return folder if folder is not None and _has_weights(folder) else _find_gguf_in_cache(repo_id, revision)
-
-
-def _find_gguf_in_cache(repo_id: str, revision: str | None) -> Path | None:
-    """The one complete GGUF model in the cached snapshot of this revision."""
-    from huggingface_hub import snapshot_download
-
-    errors: tuple[type[Exception], ...] = CheckpointError, *_client_errors()
+    except _client_errors():
+        return None
+    if (folder / "config.json").exists() and _has_weights(folder):
+        return folder
     try:
-        path = gguf_in(Path(snapshot_download(repo_id, revision=revision, local_files_only=True)))
-    except errors:
+        path = gguf_in(folder)
+    except CheckpointError:
         return None
     complete = path is not None and all(path.with_name(name).is_file() for name in all_shards(path.name))
     return path if complete else None

@@ -166,8 +166,8 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
         full_names[module] = full
     _check_complete(source, lora, modules, full_names, head)
     changes = {
-        module: _read_change(f"{source}: {full_names[module]}", lora, modules[module], found, full_names[module])
-        for module, found in matrices.items()
+        module: _read_change(f"{source}: {full_names[module]}", lora, modules[module], tensors, full_names[module])
+        for module, tensors in matrices.items()
     }
     check_unchanged(stored.values())
     touched = set(changes) | {name.removesuffix(".weight") for name in replaced}
@@ -191,40 +191,40 @@ def _check_complete(
         raise CheckpointError(f"{source} has no lora_A and lora_B: expected those of its target_modules")
     module, full = next(((m, f) for m, f in full_names.items() if m != head), (head, head))
     prefix = full.removesuffix(module)
-    wanted = {prefix + name: name for name, each in modules.items() if each.role == "projection"}
-    for full, name in (wanted | {"lm_head": head, head: head}).items():
+    expected = {prefix + name: name for name, parameter in modules.items() if parameter.role == "projection"}
+    for full, name in (expected | {"lm_head": head, head: head}).items():
         if name not in full_names and lora.targets_module(full, head=name == head):
             raise CheckpointError(f"{source} lacks the matrices of {full!r:.100}, which its {ADAPTER_CONFIG} targets")
 
 
 def _read_change(
-    where: str, lora: LoraConfig, module: Parameter, found: Mapping[str, StoredTensor], full: str
+    where: str, lora: LoraConfig, module: Parameter, tensors: Mapping[str, StoredTensor], full: str
 ) -> LowRank:
     """One module's matrices, in float32.
 
     PEFT's matrices of an embedding are transposed: its table is [V, E], the change A^T B^T.
     """
-    wanted = {"A", "B", "lengths"} if lora.decomposed else {"A", "B"}
-    if set(found) != wanted:
-        raise CheckpointError(f"{where} should have {', '.join(sorted(wanted))}, found {', '.join(sorted(found))}")
+    expected = {"A", "B", "lengths"} if lora.decomposed else {"A", "B"}
+    if set(tensors) != expected:
+        raise CheckpointError(f"{where} should have {', '.join(sorted(expected))}, found {', '.join(sorted(tensors))}")
     r = lora.rank_of(full)
-    embedding = "lora_embedding" in found["A"].name
+    embedding = "lora_embedding" in tensors["A"].name
     if embedding and lora.decomposed:
         raise UnsupportedModelError(f"{where}: use_dora on an embedding is not supported")
     inputs, outputs = (module.outputs, module.inputs) if embedding else (module.inputs, module.outputs)
     for kind, shape in {"A": (r, inputs), "B": (outputs, r), "lengths": (module.outputs,)}.items():
-        if kind in wanted and found[kind].shape not in (shape, (1, *shape) if kind == "lengths" else shape):
+        if kind in expected and tensors[kind].shape not in (shape, (1, *shape) if kind == "lengths" else shape):
             raise CheckpointError(
                 f"{where}.{kind if kind == 'lengths' else 'lora_' + kind} should have shape {list(shape)} by the "
-                f"model and r = {r}, found {list(found[kind].shape)}: is it another model's adapter?"
+                f"model and r = {r}, found {list(tensors[kind].shape)}: is it another model's adapter?"
             )
-    a, b = found["A"].load(), found["B"].load()
+    a, b = tensors["A"].load(), tensors["B"].load()
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise CheckpointError(f"{where}: the matrices hold NaN or infinity")
     scale = np.float32(lora.scale(full))
     if embedding:
         return LowRank(np.ascontiguousarray(a.T) * scale, np.ascontiguousarray(b.T))  # [V, r], [r, E]
-    lengths = found["lengths"].load().reshape(-1).copy() if lora.decomposed else None
+    lengths = tensors["lengths"].load().reshape(-1).copy() if lora.decomposed else None
     return LowRank(b * scale, np.array(a), lengths)  # [out, r], [r, in]
 
 
@@ -334,10 +334,10 @@ def merge(adapter: Adapter, tensors: Mapping[str, Tensor], *, as_built: bool) ->
         merged[names.head] = merged[names.embedding]
     for name, replacement in adapter.replaced.items():
         if name not in merged or (not as_built and merged[name].shape != replacement.shape):
-            found = "has none" if name not in merged else f"has {list(merged[name].shape)}"
+            problem = "has none" if name not in merged else f"has {list(merged[name].shape)}"
             raise CheckpointError(
                 f"adapter {adapter.folder}: {name} of shape {list(replacement.shape)} is to replace the model's, which "
-                f"{found}"
+                f"{problem}"
             )
         merged[name] = _as_built(replacement, adapter.modules, name) if as_built else replacement
     for name, change in adapter.changes.items():

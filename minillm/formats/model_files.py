@@ -29,7 +29,11 @@ logger = logging.getLogger("minillm")
 
 
 class ModelFiles(ABC):
-    """The files of a model. Opening them reads nothing; each is read when it is first asked for."""
+    """The files of a model. Opening them reads nothing; each is read when it is first asked for.
+
+    Whatever reads a file raises ModelNotFoundError if it is missing, CheckpointError if it cannot be read, and
+    UnsupportedModelError if minillm does not run what it says.
+    """
 
     form: ClassVar[str] = "safetensors"
     """Name of the format in the APIs that tell it"""
@@ -47,11 +51,7 @@ class ModelFiles(ABC):
     @property
     @abstractmethod
     def raw(self) -> dict[str, Any]:
-        """The fields of config.json, or what the files say in its place.
-
-        Raises:
-            ModelNotFoundError, CheckpointError, UnsupportedModelError: there is none, or it cannot be read.
-        """
+        """The fields of config.json, or what the files say in its place."""
 
     @property
     def family(self) -> str | None:
@@ -65,11 +65,7 @@ class ModelFiles(ABC):
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The configuration.
-
-        Raises:
-            ModelError: it cannot be read, or minillm does not run it.
-        """
+        """The configuration."""
         return config_of(self.raw)
 
     @property
@@ -92,9 +88,6 @@ class ModelFiles(ABC):
         """The configuration, where tensors decide a part of it, and the tensors by the names that `build` asks for.
 
         Only headers are read. What is left out, and what may surprise, is named in warnings of "minillm".
-
-        Raises:
-            ModelError: the files cannot be read, or minillm does not run the model.
         """
 
     @property
@@ -160,39 +153,22 @@ class ModelFiles(ABC):
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None if the files have none.
-
-        Raises:
-            ModelError: it cannot be read.
-        """
+        """The tokenizer; None if the files have none."""
         return None
 
     def need_tokenizer(self) -> Tokenizer:
-        """The tokenizer.
-
-        Raises:
-            ModelNotFoundError: the files have none.
-            ModelError: it cannot be read.
-        """
+        """The tokenizer; ModelNotFoundError if the files have none."""
         if self.tokenizer is None:
             raise ModelNotFoundError(f"{self.path} holds no tokenizer")
         return self.tokenizer
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
-        """The chat template; None if the files have none.
-
-        Raises:
-            CheckpointError: a file cannot be read, or a template is not text.
-        """
+        """The chat template; None if the files have none."""
         return None
 
     def generation_fields(self) -> tuple[Path, dict[str, Any]]:
-        """The generation fields of the model, and the file that has them.
-
-        Raises:
-            CheckpointError: the file cannot be read.
-        """
+        """The generation fields of the model, and the file that has them."""
         return self.path, {}
 
     def generation_defaults(self, vocab_size: int | None = None) -> dict[str, Any]:
@@ -213,8 +189,5 @@ class ModelFiles(ABC):
         Args:
             config: the model's
             template: source of its chat template
-
-        Raises:
-            ModelError: the settings cannot be read, or minillm does not run them.
         """
         return EmbeddingSettings(pooling="mean" if config.bidirectional else "last")

@@ -239,19 +239,19 @@ class _Reader:
         default = fields.get("default_prompt_name", "") or None
         if default is not None and default not in prompts:
             raise CheckpointError(f"{MODEL_FILE}: default_prompt_name is {default!r:.60}, and there is no such prompt")
-        found: dict[str, Any] = {"prompts": prompts, "default_prompt": default}
+        settings: dict[str, Any] = {"prompts": prompts, "default_prompt": default}
         read = {"prompts", "default_prompt_name"} | _WITHOUT_EFFECT[MODEL_FILE]
         if task == "feature-extraction":
             read |= {"truncate_dim", "activation_fn"}
             if fields.raw.get("truncate_dim") is not None:
-                found["truncate_dim"] = fields.size("truncate_dim")
+                settings["truncate_dim"] = fields.size("truncate_dim")
             if fields.raw.get("similarity_fn_name") in SIMILARITIES:
-                read, found["similarity"] = read | {"similarity_fn_name"}, fields.raw["similarity_fn_name"]
+                read, settings["similarity"] = read | {"similarity_fn_name"}, fields.raw["similarity_fn_name"]
         else:
             read |= {"similarity_fn_name", "truncate_dim", "activation_fn"}
-            found["score_function"] = self.score_function(fields, task)
+            settings["score_function"] = self.score_function(fields, task)
         self.not_read(MODEL_FILE, fields.raw, read)
-        return found
+        return settings
 
     def score_function(self, fields: Fields, task: str) -> Any:
         """The function of a cross-encoder's logits: that of the file, of config.json, else sigmoid for one label."""
@@ -282,10 +282,10 @@ class _Reader:
             max_tokens = fields.size("max_seq_length")
         if of_texts.raw.get("max_length") is not None:
             max_tokens = of_texts.size("max_length")
-        found: dict[str, Any] = {"max_tokens": max_tokens, "lowercase": fields.get("do_lower_case", False)}
+        settings: dict[str, Any] = {"max_tokens": max_tokens, "lowercase": fields.get("do_lower_case", False)}
         if "message" in modalities:
-            found |= {"messages": self.messages(modalities["message"], calls), "strip": False}
-        return found
+            settings |= {"messages": self.messages(modalities["message"], calls), "strip": False}
+        return settings
 
     def messages(self, modality: Any, calls: Fields) -> AsMessages:
         """How the chat template writes texts."""

@@ -184,8 +184,8 @@ class StoredTensor:
         Raises:
             UnsupportedModelError: the stored type is none of those that can be read.
         """
-        one = self.part(0, index, index + 1)
-        return replace(one, shape=self.shape[1:], strides=self.strides[1:])
+        member = self.part(0, index, index + 1)
+        return replace(member, shape=self.shape[1:], strides=self.strides[1:])
 
     def as_bytes(self) -> "StoredTensor":
         """The stored bytes of a contiguous column, as uint8. [n, 1] -> [n itemsize, 1]

@@ -80,8 +80,8 @@ def list_weights(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
         raise CheckpointError(f"{folder} cannot be read: {error.strerror or error}") from error
     name = find_weights(present)
     if name is None:
-        found = ", ".join(sorted(present)[:8]) or "no file at all"
-        raise CheckpointError(f"{folder} holds no weights: looked for {', '.join(WEIGHT_NAMES)}; found {found}")
+        names = ", ".join(sorted(present)[:8]) or "no file at all"
+        raise CheckpointError(f"{folder} holds no weights: looked for {', '.join(WEIGHT_NAMES)}; found {names}")
     if not is_index(name):
         return (folder / name,), {}
     shard_of = read_index(folder / name)

@@ -131,8 +131,8 @@ class _Plan(Loader):
     ) -> Weight:
         """A placeholder weight of the right shape."""
         matrix = len(tensors[0].shape) > 1
-        wanted = self.formats.of(role) if matrix else None
-        self.fused.append([(tensor, wanted) for tensor in tensors] + [(bias, None) for bias in biases])
+        form = self.formats.of(role) if matrix else None
+        self.fused.append([(tensor, form) for tensor in tensors] + [(bias, None) for bias in biases])
         rows = sum(tensor.shape[0] for tensor in tensors)
         return Weight(name, np.broadcast_to(np.float32(0), (rows, *tensors[0].shape[1:])))
 
@@ -242,10 +242,10 @@ def plan(files: ModelFiles, formats: WeightFormats, *, as_built: bool) -> list[l
 
     def part(tensor: Tensor, form: Format | None) -> Part:
         written = tensor if as_built else source_of(tensor)
-        kept = STORED_FORMATS[written.dtype]
-        return Part(names[id(source_of(tensor))], written, form or (FLOAT16 if kept.offset_bits else kept))
+        stored_as = STORED_FORMATS[written.dtype]
+        return Part(names[id(source_of(tensor))], written, form or (FLOAT16 if stored_as.offset_bits else stored_as))
 
-    return [[part(*one) for one in fused] for fused in recorded.fused]
+    return [[part(*weight) for weight in fused] for fused in recorded.fused]
 
 
 def _write_weights(

@@ -98,7 +98,7 @@ def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
     """Equality, of fractions up to the precision of a float32."""
     if isinstance(value, bool | str):
         return value in values
-    return any(math.isclose(value, each, rel_tol=1e-6) for each in values)
+    return any(math.isclose(value, known, rel_tol=1e-6) for known in values)
 
 
 def _computed(architecture: Architecture, raw: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:

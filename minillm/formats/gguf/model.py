@@ -160,11 +160,9 @@ class GGUFFile(ModelFiles):
         source = header.get("tokenizer.chat_template", str)
         if source is None:
             return None
-        tokens, special = header.strings("tokenizer.ggml.tokens") or [], {}
-        for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
-            token_id = header.get(f"tokenizer.ggml.{key}_token_id", int)
-            if token_id is not None and 0 <= token_id < len(tokens):
-                special[f"{name}_token"] = tokens[token_id]
+        tokens = header.strings("tokenizer.ggml.tokens") or []
+        ids, names = header.token_ids(len(tokens)), {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+        special = {f"{names[name]}_token": tokens[i] for name, i in ids.items() if name in names}
         tool_use = header.get("tokenizer.chat_template.tool_use", str)
         return ChatTemplate(source, f"the chat template of {header.path}", special, tool_use)
 

@@ -18,7 +18,7 @@ from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
 from ...models.rotary import read_rotary, yarn_scale
 from ..tensors import StoredTensor
-from .architectures import ARCHITECTURES, LONGROPE, ROTARY_FACTORS, Architecture
+from .architectures import ARCHITECTURES, LONGROPE, OPTIONAL, ROTARY_FACTORS, Architecture
 from .file import GGUF, Array
 from .keys import check_keys
 from .names import heads_field, in_halves, published_name
@@ -65,7 +65,7 @@ def read_gguf_config(gguf: GGUF) -> dict[str, Any]:
             continue  # there is none
         if value is not None:
             raw[name] = value
-        elif key not in architecture.optional:
+        elif key not in OPTIONAL | architecture.optional:
             raise CheckpointError(f"{gguf.path} lacks {prefix}.{key}")
     for name, tensor in architecture.flags.items():
         raw[name] = tensor in gguf.tensors
@@ -73,7 +73,8 @@ def read_gguf_config(gguf: GGUF) -> dict[str, Any]:
         raise CheckpointError(f"{gguf.path} lacks the tensor token_embd.weight")
     raw["vocab_size"] = gguf.tensors["token_embd.weight"].shape[0]
     raw["tie_word_embeddings"] = "output.weight" not in gguf.tensors
-    raw |= token_ids(gguf, raw["vocab_size"])
+    ids = gguf.token_ids(raw["vocab_size"])
+    raw |= {"bos_token_id": ids.get("bos"), "eos_token_id": gguf.end_ids(raw["vocab_size"]) or None}
     rotary = _rotary(gguf, raw, prefix)
     check_keys(gguf, architecture, raw)
     return raw | rotary | _unsaid(gguf, architecture, raw)
@@ -86,7 +87,7 @@ def _unsaid(gguf: GGUF, architecture: Architecture, raw: dict[str, Any]) -> dict
         UnsupportedModelError: a later family under the same name.
     """
     fields: dict[str, Any] = {}
-    found = Fields(raw, str(gguf.path))
+    config = Fields(raw, str(gguf.path))
     shared = raw["hidden_size"] // raw["num_attention_heads"]
     if architecture.model_type == "granite" and gguf.metadata.get("granite.rope.scaling.finetuned") is False:
         raise UnsupportedModelError(
@@ -98,10 +99,10 @@ def _unsaid(gguf: GGUF, architecture: Architecture, raw: dict[str, Any]) -> dict
     elif architecture.model_type == "llama" and raw.get("sliding_window") is not None:
         fields["model_type"] = "mistral"
     elif architecture.model_type == "granite" and "attention_multiplier" not in raw:
-        fields["attention_multiplier"] = found.size("head_dim", shared) ** -0.5
+        fields["attention_multiplier"] = config.size("head_dim", shared) ** -0.5
     elif architecture.period is not None:
-        period = found.size("sliding_window_pattern", architecture.period)
-        slides = [(i + 1) % period > 0 for i in range(found.size("num_hidden_layers"))]
+        period = config.size("sliding_window_pattern", architecture.period)
+        slides = [(i + 1) % period > 0 for i in range(config.size("num_hidden_layers"))]
         fields["layer_types"] = ["sliding_attention" if sliding else "full_attention" for sliding in slides]
         of_model = raw["num_hidden_layers"] == architecture.shared_scale
         fields["query_pre_attn_scalar"] = shared if of_model else raw.get("head_dim", 256)
@@ -152,14 +153,6 @@ def _renamed(
             f"found {list(tensor.shape)}"
         )
     return {published.replace("*", str(expert)): tensor.item(expert) for expert in range(tensor.shape[0])}
-
-
-def token_ids(gguf: GGUF, vocab_size: int) -> dict[str, Any]:
-    """`bos_token_id`, and `eos_token_id`: the ids that end a text, a turn or a message, of those in the vocabulary."""
-    stored = {name: gguf.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("bos", "eos", "eot", "eom")}
-    ids = {name: i for name, i in stored.items() if i is not None and 0 <= i < vocab_size}
-    ends = [ids[name] for name in ("eos", "eot", "eom") if name in ids]
-    return {"bos_token_id": ids.get("bos"), "eos_token_id": list(dict.fromkeys(ends)) or None}
 
 
 def _value(gguf: GGUF, key: str) -> Any:

@@ -29,7 +29,7 @@ from ...text.tokenizer.layouts import BYTE_SYMBOLS, frame
 from ...text.tokenizer.sentencepiece import merges_by_score, spaces_decoder
 from ...text.tokenizer.settings import SPACE
 from ...text.tokenizer.turn_ends import turn_ends
-from .file import GGUF
+from .file import GGUF, NAMED_TOKENS
 
 if TYPE_CHECKING:
     import tokenizers
@@ -220,14 +220,13 @@ def _role_ids(gguf: GGUF, kind: str, count: int) -> dict[str, int]:
 
     SentencePiece's own ids stand for those that the file does not name, or names wrongly, as in llama.cpp.
     """
-    keys = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "eot": "eot", "eom": "eom"}
-    usual = {"bos": 1, "eos": 2, "unk": 0} if kind == "llama" else {}
-    stored = {name: gguf.get(f"tokenizer.ggml.{key}_token_id", int) for name, key in keys.items()}
-    ids = {name: i for name, i in stored.items() if i is not None and 0 <= i < count}
-    unknown = [f"{keys[name]}_token_id {i}" for name, i in stored.items() if i is not None and name not in ids]
-    if unknown:
-        _log.warning("%s: not among its %d tokens, and left out: %s", gguf.path, count, ", ".join(unknown))
-    return {f"{name}_token": i for name, i in (usual | ids).items() if i < count}
+    usual = {"bos": 1, "eos": 2, "unknown": 0} if kind == "llama" else {}
+    ids = gguf.token_ids(count)
+    stored = {name: gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in NAMED_TOKENS}
+    if wrong := [f"{name}_token_id {i}" for name, i in stored.items() if i is not None and name not in ids]:
+        _log.warning("%s: not among its %d tokens, and left out: %s", gguf.path, count, ", ".join(wrong))
+    short = {"unknown": "unk", "padding": "pad"}
+    return {f"{short.get(name, name)}_token": i for name, i in (usual | ids).items() if i < count}
 
 
 def _byte_level(gguf: GGUF, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokenizer, bool]":

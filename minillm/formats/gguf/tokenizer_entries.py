@@ -54,14 +54,14 @@ def gguf_entries(tokenizer: Tokenizer, vocab_size: int, where: Path) -> dict[str
     Raises:
         UnsupportedModelError: GGUF files have no such tokenizer, or llama.cpp would split texts otherwise.
     """
-    found = json.loads(tokenizer.to_json())
-    model = found["model"]
+    described = json.loads(tokenizer.to_json())
+    model = described["model"]
     if model["type"] != "BPE":
         raise UnsupportedModelError(
             f"{where}: the tokenizer is of type {model['type']}; GGUF files are written with BPE"
         )
-    byte_level = _holds(found.get("decoder"), "ByteLevel")
-    tokens, types = _tokens(found, vocab_size, byte_level=byte_level)
+    byte_level = _holds(described.get("decoder"), "ByteLevel")
+    tokens, types = _tokens(described, vocab_size, byte_level=byte_level)
     if len(tokens) > vocab_size:
         raise CheckpointError(f"{where}: the tokenizer has {len(tokens)} tokens, the model {vocab_size} rows")
     merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
@@ -88,10 +88,10 @@ def gguf_entries(tokenizer: Tokenizer, vocab_size: int, where: Path) -> dict[str
         candidates = [{"tokenizer.ggml.add_space_prefix": prefix} for prefix in (True, False)]
     written = read_backend(Entries(where, entries | candidates[0], {}))
     assert written is not None
-    for each in candidates:
-        split_by(written[0], Entries(where, each, {}), byte_level=byte_level)
+    for candidate in candidates:
+        split_by(written[0], Entries(where, candidate, {}), byte_level=byte_level)
         if _same(tokenizer, written[0]):
-            return entries | each
+            return entries | candidate
     raise UnsupportedModelError(
         f"{where}: llama.cpp has no rules that split texts as this tokenizer does: it cannot be written to a GGUF file"
     )
@@ -105,10 +105,10 @@ def _same(tokenizer: Tokenizer, written: "tokenizers.Tokenizer") -> bool:
     return all(written.encode(text).ids == tokenizer.encode(text) for text in probes)
 
 
-def _tokens(found: Mapping[str, Any], vocab_size: int, *, byte_level: bool) -> tuple[list[str], list[int]]:
+def _tokens(described: Mapping[str, Any], vocab_size: int, *, byte_level: bool) -> tuple[list[str], list[int]]:
     """Text and type of every token, of a tokenizer.json."""
-    vocab = {i: token for token, i in found["model"]["vocab"].items()}
-    added = {token["id"]: token for token in found.get("added_tokens", [])}
+    vocab = {i: token for token, i in described["model"]["vocab"].items()}
+    added = {token["id"]: token for token in described.get("added_tokens", [])}
     vocab |= {i: token["content"] for i, token in added.items()}
     size = max(vocab_size, 1 + max(vocab, default=-1))
     tokens, types = [], []

@@ -27,12 +27,13 @@ from ..load_model import open_model
 from ..model_files import ModelFiles
 from ..write_checkpoint import Rounding, plan
 from .architectures import ARCHITECTURES
+from .file import FILE_TYPES as NAMES
 from .names import gguf_name, in_file_order
 from .tokenizer_entries import gguf_entries
 from .write_metadata import gguf_fields, rotary_factors
 
 TYPES = {FLOAT32: "F32", FLOAT16: "F16", BFLOAT16: "BF16", INT8: "Q8_0", INT4: "Q4_0"}
-FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32, "int8": 7, "int4": 2}
+FILE_TYPES = {form.name: code for form, name in TYPES.items() for code, known in NAMES.items() if known == name}
 """dtype -> `general.file_type`"""
 GROUP = 32
 """Weights that share a scale in Q8_0 and Q4_0"""

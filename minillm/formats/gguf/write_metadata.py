@@ -24,18 +24,18 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
     Raises:
         UnsupportedModelError: llama.cpp does not run the family, or not this configuration of it.
     """
-    known = {kin: name for name, each in ARCHITECTURES.items() for kin in (each.model_type, *each.kin)}
-    if config.model_type not in known:
+    names = {kin: name for name, table in ARCHITECTURES.items() for kin in (table.model_type, *table.kin)}
+    if config.model_type not in names:
         raise UnsupportedModelError(
             f"{where}: llama.cpp does not run {config.model_type!r}; GGUF files are written of "
-            f"{', '.join(sorted(known))}"
+            f"{', '.join(sorted(names))}"
         )
-    name = known[config.model_type]
+    name = names[config.model_type]
     architecture = ARCHITECTURES[name]
     _refuse_other(architecture, config, where)
     rotary, local = _rotaries(config, where)
     fields = Fields(_text_part(raw))
-    found = {
+    values = {
         "block_count": config.num_layers,
         "context_length": fields.size("max_position_embeddings", config.max_positions)
         if rotary
@@ -57,14 +57,14 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
         "use_parallel_residual": getattr(config, "parallel", None),
     }
     if config.model_type == "granite":  # whose configuration has products of them
-        names = {key: field for key, field in architecture.keys.items() if "scale" in key}
-        found |= {key: float(fields.number(field, 1.0)) for key, field in names.items()}
-        found["attention.layer_norm_rms_epsilon"] = fields.number("rms_norm_eps", 1e-6)
+        factors = {key: field for key, field in architecture.keys.items() if "scale" in key}
+        values |= {key: float(fields.number(field, 1.0)) for key, field in factors.items()}
+        values["attention.layer_norm_rms_epsilon"] = fields.number("rms_norm_eps", 1e-6)
     if rotary is not None:
-        found |= {"rope.freq_base": float(rotary.base), "rope.scaling.original_context_length": rotary.short}
+        values |= {"rope.freq_base": float(rotary.base), "rope.scaling.original_context_length": rotary.short}
     if local is not None:
-        found["rope.freq_base_swa"] = float(local.base)
-    entries = {key: found[key] for key in architecture.keys if found.get(key) is not None}
+        values["rope.freq_base_swa"] = float(local.base)
+    entries = {key: values[key] for key in architecture.keys if values.get(key) is not None}
     if "attention.key_length" in entries:
         entries["attention.value_length"] = config.head_dim
     if rotary is not None:
@@ -135,7 +135,7 @@ def _refuse_other(architecture: Architecture, config: ModelConfig, where: str) -
 def _window(architecture: Architecture, config: ModelConfig, where: str) -> int | None:
     """The sliding window, which llama.cpp ignores in most families."""
     windows = set(getattr(config, "windows", (getattr(config, "window", None),)))
-    window: int | None = min((each for each in windows if each is not None), default=None)
+    window: int | None = min((width for width in windows if width is not None), default=None)
     if architecture.period is not None or window is None:
         return window
     if window >= config.max_positions:

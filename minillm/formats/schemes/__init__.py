@@ -37,11 +37,11 @@ def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
         UnsupportedModelError: another quantisation method, or a variant of one that is not read.
         CheckpointError: a field is missing or invalid.
     """
-    found = raw.get("quantization_config")
-    if found is None:
+    value = raw.get("quantization_config")
+    if value is None:
         return None
-    fields = found if isinstance(found, dict) else {}
-    method = fields.get("quant_method", found if not fields else None)
+    fields = value if isinstance(value, dict) else {}
+    method = fields.get("quant_method", value if not fields else None)
     if method is None and (fields.get("load_in_4bit") or fields.get("load_in_8bit")):
         method = "bitsandbytes"  # as its first releases wrote
     if method == minillm.METHOD:

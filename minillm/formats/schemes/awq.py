@@ -47,8 +47,8 @@ def read_module(module: Module, size: int) -> Matrix:
 
     def unpacked(tensor: StoredTensor, first: int, stop: int) -> NDArray[np.int8]:
         start = first // 8 * 8
-        found = unpack_across(tensor, 4, start, -(-stop // 8) * 8)
-        ordered = found.reshape(len(found), -1, 8)[..., PLACES].reshape(found.shape)
+        integers = unpack_across(tensor, 4, start, -(-stop // 8) * 8)
+        ordered = integers.reshape(len(integers), -1, 8)[..., PLACES].reshape(integers.shape)
         return np.ascontiguousarray(ordered[:, first - start : stop - start].T)  # [in, out] -> [n, in]
 
     return Matrix(

@@ -107,10 +107,10 @@ def take_scales(
         return module.take(name, types, -(-outputs // block[0]), -(-inputs // block[1])), block[0]
     if group:
         return module.take(name, types, outputs, -(-inputs // group)), 1
-    found = module.shape_of(name)
-    if found is not None and math.prod(found) == 1 and len(found) <= 2:
-        return module.take(name, types, *found), outputs
-    return module.take(name, types, *((outputs,) if found is not None and len(found) == 1 else (outputs, 1))), 1
+    actual = module.shape_of(name)
+    if actual is not None and math.prod(actual) == 1 and len(actual) <= 2:
+        return module.take(name, types, *actual), outputs
+    return module.take(name, types, *((outputs,) if actual is not None and len(actual) == 1 else (outputs, 1))), 1
 
 
 def read_block(fields: Fields, name: str) -> tuple[int, int] | None:
@@ -119,12 +119,12 @@ def read_block(fields: Fields, name: str) -> tuple[int, int] | None:
     Raises:
         CheckpointError: it is no pair of sizes.
     """
-    found = fields.raw.get(name)
-    if found is None:
+    block = fields.raw.get(name)
+    if block is None:
         return None
-    if not (isinstance(found, list) and len(found) == 2 and all(type(n) is int and 0 < n < 2**24 for n in found)):
-        raise CheckpointError(f"{fields.source}: {name} should be two sizes, found {found!r:.60}")
-    return found[0], found[1]
+    if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n < 2**24 for n in block)):
+        raise CheckpointError(f"{fields.source}: {name} should be two sizes, found {block!r:.60}")
+    return block[0], block[1]
 
 
 def refuse_cache(fields: Fields, name: str) -> None:

@@ -64,8 +64,8 @@ class Matrix:
     @cached_property
     def dtype(self) -> str:
         """The name in `STORED_FORMATS` of what it is read as. Scales and zero points are looked through once."""
-        kept = self._kept_format()
-        return self.expanded if kept is None else kept.name
+        form = self._kept_format()
+        return self.expanded if form is None else form.name
 
     def values(self, first: int, stop: int) -> NDArray[np.float32]:
         """The weights of rows `first` to `stop`, in float32. [stop - first, in]"""
@@ -229,9 +229,9 @@ class Module:
         tensor = self._stored[name]
         fits = len(tensor.shape) == len(shape) and all(w in (None, n) for n, w in zip(tensor.shape, shape, strict=True))
         if tensor.dtype not in types or not fits:
-            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            expected = ", ".join("any" if size is None else str(size) for size in shape)
             raise CheckpointError(
-                f"tensor {name} should be {' or '.join(types)} of shape [{wanted}] by {self._scheme}, found "
+                f"tensor {name} should be {' or '.join(types)} of shape [{expected}] by {self._scheme}, found "
                 f"{tensor.dtype} of shape {list(tensor.shape)}"
             )
         self.used.add(name)
@@ -330,8 +330,8 @@ def rows_of(tensor: StoredTensor, height: int = 1) -> Rows:
         if math.prod(tensor.shape) == 1:
             return np.broadcast_to(read(tensor).reshape(1, 1), (stop - first, 1))
         blocks = np.arange(first, stop) // height
-        found = read(tensor.part(0, int(blocks[0]), int(blocks[-1]) + 1))
-        shared: NDArray[Any] = found.reshape(len(found), -1)[blocks - blocks[0]]
+        stored = read(tensor.part(0, int(blocks[0]), int(blocks[-1]) + 1))
+        shared: NDArray[Any] = stored.reshape(len(stored), -1)[blocks - blocks[0]]
         return shared
 
     return rows
