@@ -63,15 +63,15 @@ class Folder(ModelFiles):
     def weights(self) -> tuple[ModelConfig, Mapping[str, Tensor]]:
         """The configuration, whose head some families tie by the tensors, and the tensors by the names of `build`."""
         self._warn_of_surprises()
-        config, scheme, tensors = self.config, self.quantization, dict[str, Tensor](self.stored)
-        if scheme is None:
-            config = replace(config, tied_head=family_of(self.raw).NAMES.ties_head(tensors, config.tied_head))
-        shapes = tensor_shapes(config)
+        scheme, tensors = self.quantization, dict[str, Tensor](self.stored)
         if scheme is not None:
-            tensors = scheme.join(self.stored, shapes)
-        if not self.as_built:
-            tensors = without_extras(canonical_names(tensors, config, shapes), shapes, self.path)
-        return config, tensors
+            tensors = scheme.join(self.stored, self.config)
+        tied = family_of(self.raw).NAMES.ties_head(tensors, self.config.tied_head)
+        config = replace(self.config, tied_head=tied)
+        if self.as_built:
+            return config, tensors
+        shapes = tensor_shapes(config)
+        return config, without_extras(canonical_names(tensors, config, shapes), shapes, self.path)
 
     def _warn_of_surprises(self) -> None:
         warn_of_unknown_tokens(self.raw, self.config.vocab_size, self.path / "config.json")
@@ -92,7 +92,7 @@ class Folder(ModelFiles):
 
     @property
     def weight_files(self) -> tuple[Path, ...]:
-        """The weights' files that are read, or else nothing."""
+        """The weight files that are read, of all that there are."""
         return list_weights(self.path)[0]
 
     @property

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 
 from ...backends.formats import FLOAT32, INT4, INT4_ZEROS, INT8, STORED_FORMATS, Format
 from ...backends.weights import CHUNK, Tensor, expand, narrow
-from ...config import Fields
+from ...config import Fields, ModelConfig
 from ...errors import CheckpointError, UnsupportedModelError
-from ...models.sources import Shapes
 from ...progress import tick
 from ...reference.quantize import GROUPS, Quantized, pack
 from ..tensors import FLOATS_8, VALUES, ComputedTensor, StoredTensor
@@ -136,12 +135,7 @@ class MatrixTensor(ComputedTensor):
 
     def stored(self) -> Any:
         """The integers, scales and zero points, or the weights in their dtype; bfloat16 as its bits."""
-        form = STORED_FORMATS[self.dtype]
-        if form.scale_bits:
-            return self._integers()
-        out = np.empty(self.shape, form.dtype)
-        self.read_into(out)
-        return out
+        return self._integers() if STORED_FORMATS[self.dtype].scale_bits else super().stored()
 
     def read_into(self, out: NDArray[Any]) -> None:
         """Fill `out` with the weights: as float32, or in their dtype."""
@@ -269,8 +263,8 @@ class Scheme:
     def check_dtype(self, dtype: str) -> None:
         """Accept any dtype: the matrices can be rounded anew."""
 
-    def join(self, stored: Mapping[str, StoredTensor], shapes: Shapes | None = None) -> dict[str, Tensor]:
-        """One tensor for each quantised matrix, NAME.weight; all other tensors as they are. Needs no `shapes`.
+    def join(self, stored: Mapping[str, StoredTensor], config: ModelConfig | None = None) -> dict[str, Tensor]:
+        """One tensor for each quantised matrix, NAME.weight; all other tensors as they are. Needs no configuration.
 
         Raises:
             CheckpointError: a part of a matrix is missing, or has the wrong type or shape.
@@ -348,11 +342,7 @@ def integers_dtype(bits: int, *, symmetric: bool) -> str:
 
 
 def read_bits(fields: Fields, name: str = "bits", known: tuple[int, ...] = (4, 8)) -> int:
-    """The number of bits of a weight.
-
-    Raises:
-        UnsupportedModelError: it is not one of `known`.
-    """
+    """The number of bits of a weight."""
     bits = fields.size(name)
     if bits not in known:
         raise UnsupportedModelError(f"{fields.source}: {name} is {bits}; minillm reads {' and '.join(map(str, known))}")
@@ -360,11 +350,7 @@ def read_bits(fields: Fields, name: str = "bits", known: tuple[int, ...] = (4, 8
 
 
 def read_group_size(fields: Fields, default: int | None = None) -> int:
-    """The number of weights in a group; -1: a whole row.
-
-    Raises:
-        CheckpointError: it is missing or no such number.
-    """
+    """The number of weights in a group; -1: a whole row."""
     if fields.raw.get("group_size") == -1:
         return -1
     return fields.size("group_size", default)

@@ -9,7 +9,7 @@ projections, and tensors that are not quantised are stored as usual. Names and s
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from ...backends.formats import FORMATS
 from ...backends.weights import CHUNK, Tensor
+from ...config import ModelConfig
 from ...errors import CheckpointError, ParameterError
+from ...models import tensor_shapes
 from ...models.sources import Shapes
 from ...reference.quantize import GROUPS, Quantized, dequantize
 from ..tensors import ComputedTensor, StoredTensor
@@ -136,12 +138,16 @@ class MinillmScheme:
     def log(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         """Say nothing: the matrices are what they are in the files."""
 
-    def join(self, stored: Mapping[str, StoredTensor], shapes: Shapes) -> dict[str, Tensor]:
-        """Combine each matrix and its scales into one tensor; `shapes` are the model's own.
+    def join(self, stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, Tensor]:
+        """Combine each matrix and its scales into one tensor; the head may be one, whatever `config` says of ties.
 
         Raises:
             CheckpointError: values or scales of a matrix have the wrong type or shape.
         """
+        return self.join_matrices(stored, tensor_shapes(replace(config, tied_head=False)))
+
+    def join_matrices(self, stored: Mapping[str, StoredTensor], shapes: Shapes) -> dict[str, Tensor]:
+        """As `join`, for tensors of these shapes."""
         matrices = [n for n, shape in shapes.items() if len(shape) == 2 and n in stored and n + SCALE in stored]
         joined: dict[str, Tensor] = {n: self._matrix(stored[n], stored[n + SCALE], shapes[n]) for n in matrices}
         scales = {name + SCALE for name in matrices}
