@@ -20,17 +20,13 @@ def open_model(path: Path) -> ModelFiles:
     """The files of the model at a path: configuration, tensors, tokenizer, chat template, generation defaults.
 
     Nothing is read yet. A path that no format reads is taken for a folder, whose errors say what is missing.
-
-    Example:
-        >>> open_model(DEMO_MODEL).config.num_layers
-        4
     """
-    return next((form for form in FORMATS if form.reads(path)), Folder)(path)
+    return next((kind for kind in FORMATS if kind.reads(path)), Folder)(path)
 
 
 def is_model_file(path: Path) -> bool:
     """True if a path is a file that holds a whole model, such as a GGUF file."""
-    return path.is_file() and any(form.reads(path) for form in FORMATS)
+    return path.is_file() and any(kind.reads(path) for kind in FORMATS)
 
 
 def load_model(

@@ -278,12 +278,6 @@ class Merged(ComputedTensor):
             yield total
             first = rows.stop
 
-    def stored(self) -> NDArray[Any]:
-        """The values in `dtype`."""
-        out = np.empty(self.shape, FORMATS[self.dtype].dtype)
-        self.read_into(out)
-        return out
-
     def rounded(self, chunk: NDArray[np.float32]) -> NDArray[Any]:
         """Values in `dtype`."""
         return narrow(chunk, FORMATS[self.dtype])

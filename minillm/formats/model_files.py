@@ -35,7 +35,7 @@ class ModelFiles(ABC):
     UnsupportedModelError if minillm does not run what it says.
     """
 
-    form: ClassVar[str] = "safetensors"
+    format_name: ClassVar[str] = "safetensors"
     """Name of the format in the APIs that tell it"""
 
     def __init__(self, path: Path) -> None:

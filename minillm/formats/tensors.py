@@ -15,6 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from ..backends.formats import STORED_FORMATS
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files import opened
 from ..progress import tick
@@ -319,9 +320,20 @@ class ComputedTensor:
 
     shape: tuple[int, ...]
 
+    @property
+    def dtype(self) -> str:
+        """The format that it counts as stored in, by its name in `STORED_FORMATS`."""
+        raise NotImplementedError
+
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """The values as float32, some rows at a time."""
         raise NotImplementedError
+
+    def stored(self) -> Any:
+        """The values in `dtype`."""
+        out = np.empty(self.shape, STORED_FORMATS[self.dtype].dtype)
+        self.read_into(out)
+        return out
 
     def load(self) -> NDArray[np.float32]:
         """The values as float32."""

@@ -73,7 +73,7 @@ def test_a_folder_says_what_is_in_it(tmp_path: Path) -> None:
 def test_a_gguf_file_says_what_is_in_it(tmp_path: Path) -> None:
     write_llama(tmp_path / "m.gguf")
     files = open_model(tmp_path / "m.gguf")
-    assert (files.form, files.family, files.as_built) == ("gguf", "llama", True)
+    assert (files.format_name, files.family, files.as_built) == ("gguf", "llama", True)
     assert files.config.hidden_size == LLAMA["hidden_size"]
     assert files.weight_files == (tmp_path / "m.gguf",) and files.weight_bytes == (tmp_path / "m.gguf").stat().st_size
     assert files.description.startswith("GGUF ") and files.counts.total() > 0

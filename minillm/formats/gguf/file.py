@@ -10,7 +10,7 @@ Specification: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 The header is read here and not by the package `gguf`: that one makes an array of every string (3 s for a vocabulary of
 49,152 tokens), and a damaged count lets it fill the memory. Here all lengths are held against the file's size before
 anything is read, and arrays are decoded when they are asked for. The types whose values are not plain numbers are in
-`gguf_tensors.py`.
+`tensors.py`.
 """
 
 import math

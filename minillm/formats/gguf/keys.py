@@ -3,7 +3,7 @@
 Every key under the architecture's name that llama.cpp knows (`src/llama-arch.cpp`, `LLM_KV_NAMES`; read in
 `src/llama-model.cpp`, `load_hparams`, and in `src/models`) is one of
 
-- honoured: a field of config.json, by `Architecture.keys` and by `gguf.py` (`HONOURED`);
+- honoured: a field of config.json, by `Architecture.keys` and by `read_metadata.py` (`HONOURED`);
 - without effect on what is computed (`WITHOUT_EFFECT`);
 - computed in one way alone (`_computed`): another value is refused;
 - any other: named in one warning.

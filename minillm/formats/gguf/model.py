@@ -40,7 +40,7 @@ POOLINGS: dict[int, Pooling | None] = {0: None, 1: "mean", 2: "cls", 3: "last"}
 class GGUFFile(ModelFiles):
     """A GGUF file, or several that hold one model together, of which any may be named."""
 
-    form = "gguf"
+    format_name = "gguf"
 
     @classmethod
     def reads(cls, path: Path) -> bool:

@@ -73,11 +73,7 @@ class BlockTensor(ComputedTensor):
 
     def stored(self) -> Any:
         """The tensor in the format it is kept in, in new arrays: a `Quantized`, or float16. [out, in]"""
-        if self.type.name in GROUPS:
-            return self._apart(self._rows())
-        out = np.empty(self.shape, np.float16)
-        self.read_into(out)
-        return out
+        return self._apart(self._rows()) if self.type.name in GROUPS else super().stored()
 
     def _apart(self, rows: NDArray[np.uint8]) -> Quantized:
         """Blocks as integers, scales and offsets. [n, bytes] -> [n, in] or [n, in / 2], and [n, in / 32] twice

@@ -27,7 +27,8 @@ SCHEMES: dict[str, Callable[[Fields, str], Scheme]] = {
     "bitsandbytes": bitsandbytes.read,
 }
 """quant_method -> the reader of its quantization_config, which also gets the dtype of matrices that are not exact in 8
-or 4 bits. It raises CheckpointError for an invalid field, UnsupportedModelError for what is not read."""
+or 4 bits. It raises CheckpointError for an invalid field and UnsupportedModelError for what is not read; reading a
+module raises CheckpointError for a tensor that is missing, ill-shaped or contradicts another."""
 
 
 def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:

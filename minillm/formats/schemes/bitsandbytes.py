@@ -63,11 +63,7 @@ def read(fields: Fields, expanded: str) -> Scheme:
 
 
 def read_8_bits(module: Module) -> Matrix:
-    """The matrix of a module in 8 bits.
-
-    Raises:
-        UnsupportedModelError: it is not stored by rows.
-    """
+    """The matrix of a module in 8 bits."""
     weight = module.take("weight", ("int8",), None, None)
     outputs, inputs = weight.shape
     largest = module.take("SCB", ("float32",), outputs)
@@ -91,11 +87,7 @@ def read_8_bits(module: Module) -> Matrix:
 
 
 def read_4_bits(module: Module) -> Matrix:
-    """The matrix of a module in 4 bits.
-
-    Raises:
-        CheckpointError: a part is missing, ill-shaped or contradicts another.
-    """
+    """The matrix of a module in 4 bits."""
     kinds = [kind for kind in ("nf4", "fp4") if f"weight.quant_state.bitsandbytes__{kind}" in module]
     described = module.take(f"weight.quant_state.bitsandbytes__{(kinds or ['nf4'])[0]}", ("uint8",), None)
     if described.shape[0] > LONGEST:
@@ -133,11 +125,7 @@ def read_4_bits(module: Module) -> Matrix:
 
 
 def _nested_scales(module: Module, fields: Fields, absmax: StoredTensor) -> Rows:
-    """Double quantisation: (first, stop) -> the scales of these blocks, as float32.
-
-    Raises:
-        CheckpointError: a part is missing or ill-shaped.
-    """
+    """Double quantisation: (first, stop) -> the scales of these blocks, as float32."""
     block, offset = fields.size("nested_blocksize"), fields.number("nested_offset", above=-1e30)
     scales = module.take("weight.nested_absmax", ("float32",), -(-absmax.shape[0] // block))
     values = module.take("weight.nested_quant_map", ("float32",), 256)

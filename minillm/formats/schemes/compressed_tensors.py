@@ -92,11 +92,7 @@ def _texts(fields: Fields, name: str, values: list[Any]) -> list[str]:
 
 
 def _read_group(fields: Fields, name: str, layout: str) -> Group:
-    """One of config_groups.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: as `read`.
-    """
+    """One of config_groups."""
     groups = Fields(fields.get("config_groups", {}), f"{fields.source}: config_groups")
     group = Fields(groups.get(name, {}), f"{groups.source}: {name:.80}")
     group.choice("format", "pack-quantized" if layout == "mixed-precision" else layout, FORMATS)
@@ -123,11 +119,7 @@ def _read_group(fields: Fields, name: str, layout: str) -> Group:
 
 
 def _group_of(module: Module, groups: list[Group], ignored: tuple[str, ...]) -> Group:
-    """The first group that is for a module.
-
-    Raises:
-        CheckpointError: there is none, or the module is ignored.
-    """
+    """The first group that is for a module."""
     if any(_matches(target, module.name) for target in ignored):
         raise CheckpointError(
             f"tensor {module.name}.weight_scale belongs to a module that config.json leaves unquantised"
@@ -198,11 +190,7 @@ def _dense(module: Module) -> tuple[StoredTensor, tuple[int, int]]:
 
 
 def _packed(module: Module, bits: int) -> tuple[StoredTensor, tuple[int, int]]:
-    """Packed integers, and the shape of the matrix.
-
-    Raises:
-        CheckpointError: a tensor is missing, or the shape it says is not that of the packed integers.
-    """
+    """Packed integers, and the shape of the matrix."""
     weight = module.take("weight_packed", ("int32",), None, None)
     told = module.take("weight_shape", ("int64", "int32"), 2)
     outputs, inputs = (int(size) for size in told.stored((told.dtype,)))

@@ -20,11 +20,7 @@ NOTE = "activations are not rounded to 8 bits as in the original, so results dif
 
 
 def read(fields: Fields, expanded: str) -> Scheme:
-    """The scheme of a quantization_config with quant_method "fp8".
-
-    Raises:
-        CheckpointError, UnsupportedModelError: a field is invalid, or names what is not read.
-    """
+    """The scheme of a quantization_config with quant_method "fp8"."""
     fields.choice("fmt", "e4m3", ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"))
     fields.choice("activation_scheme", "dynamic", ("dynamic", "static"))
     fields.choice("scale_fmt", "float", ("float", "ue8m0"))
@@ -37,11 +33,7 @@ def read(fields: Fields, expanded: str) -> Scheme:
 
 
 def read_modelopt(fields: Fields, expanded: str) -> Scheme:
-    """The scheme of a quantization_config with quant_method "modelopt".
-
-    Raises:
-        CheckpointError, UnsupportedModelError: a field is invalid, or names what is not read.
-    """
+    """The scheme of a quantization_config with quant_method "modelopt"."""
     known = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
     algorithm = fields.choice("quant_algo", fields.get("quant_algo", ""), known)
     for name in ("kv_cache_quant_algo", "kv_cache_scheme"):
@@ -97,11 +89,7 @@ def take_scales(
     group: int = 0,
     types: tuple[str, ...] = VALUES,
 ) -> tuple[StoredTensor, int]:
-    """The scales, or zero points, of a matrix of this shape, and for how many rows each of theirs stands.
-
-    Raises:
-        CheckpointError: they are missing, or have another shape.
-    """
+    """The scales, or zero points, of a matrix of this shape, and for how many rows each of theirs stands."""
     outputs, inputs = shape
     if block is not None:
         return module.take(name, types, -(-outputs // block[0]), -(-inputs // block[1])), block[0]
@@ -114,11 +102,7 @@ def take_scales(
 
 
 def read_block(fields: Fields, name: str) -> tuple[int, int] | None:
-    """Rows and columns of a block; None if there are no blocks.
-
-    Raises:
-        CheckpointError: it is no pair of sizes.
-    """
+    """Rows and columns of a block; None if there are no blocks."""
     block = fields.raw.get(name)
     if block is None:
         return None
@@ -128,11 +112,7 @@ def read_block(fields: Fields, name: str) -> tuple[int, int] | None:
 
 
 def refuse_cache(fields: Fields, name: str) -> None:
-    """Refuse a quantised K/V cache.
-
-    Raises:
-        UnsupportedModelError: config.json asks for one.
-    """
+    """Refuse a quantised K/V cache."""
     if fields.raw.get(name) is not None:
         raise UnsupportedModelError(
             f"{fields.source}: {name} asks for a K/V cache with the checkpoint's own scales, which minillm does not "
