@@ -173,7 +173,6 @@ BAD_TEMPLATES: dict[str, tuple[str, type[Exception], str]] = {
     "our modules": ("{{ strftime_now.__globals__['json'] }}", CheckpointError, "refused by the sandbox"),
     "change of a list": ("{{ messages.append(1) }}", CheckpointError, "refused by the sandbox"),
     "change of a message": ("{{ messages[0].update(role='x') }}", CheckpointError, "refused by the sandbox"),
-    "change by the type": ("{{ dict.update(messages[0], role='x') }}", PromptError, "has no attribute 'update'"),
     "private names": (
         "{% set n = namespace() %}{% set n.__call__ = 1 %}",
         CheckpointError,
