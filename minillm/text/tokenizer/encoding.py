@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import ParameterError, PromptError, shown
 from .cleaning import Cleaner, cleaned
-from .gguf import Metadata, read_gguf_tokenizer
 from .guarded import call
 from .layouts import BYTE_SYMBOLS, FILES, read_tokenizer
 from .seq2seq import Languages
@@ -120,22 +119,6 @@ class Tokenizer:
             As `from_folder`.
         """
         return cls(*read_tokenizer(path.parent, path.name)) if path.is_file() else cls.from_folder(path)
-
-    @classmethod
-    def from_gguf(cls, metadata: Metadata, model_vocab_size: int = 0) -> "Tokenizer | None":
-        """Read the tokenizer in the metadata of a GGUF file; None if there is none.
-
-        Raises:
-            CheckpointError: the metadata contradict each other or are of the wrong type.
-            UnsupportedModelError: another kind of tokenizer, or unknown rules for splitting a text.
-        """
-        found = read_gguf_tokenizer(metadata)
-        if found is None:
-            return None
-        backend, role_ids, ends = found
-        tokenizer = cls(backend, role_ids, model_vocab_size)
-        tokenizer.end_ids = tuple(ends)
-        return tokenizer
 
     @classmethod
     def find(cls, folder: Path) -> "Tokenizer | None":
