@@ -9,7 +9,10 @@ A request is an object {"source": ..., "variables": {...}, "seconds": ...}, a li
 
     {"text": ...}                                        what the template writes
     {"variables": [...], "names": [...]}                 to a request without variables: what the template uses
-    {"error": <kind>, "message": ..., "line": ...}       kinds: ERRORS
+    {"error": <kind>, "message": ..., "line": ...}
+
+Kinds of errors: "syntax", it is not valid Jinja; "refusal", it calls `raise_exception`; "security", it does what the
+sandbox forbids; "limit", it nests too deeply, or uses too much memory or output; "failure", any other.
 """
 
 import contextlib
@@ -34,8 +37,6 @@ OUTPUT = 4_000_000
 """Most characters that a template may write, plus 16 for each character of the request"""
 MEMORY = 2**30
 """Bytes of address space of the rendering process, where the system can limit it"""
-ERRORS = ("syntax", "refusal", "security", "limit", "failure")
-"""Kinds of errors: not valid Jinja; `raise_exception`; forbidden by the sandbox; too much work; any other"""
 
 
 class Refusal(Exception):  # noqa: N818 - not an error of the template
