@@ -217,7 +217,7 @@ def load_engine(
     Raises:
         TaskError: the model generates no text, and it has to unless `any_task`.
     """
-    from ..tasks.embedding import refuse_task
+    from ..engine.arguments import refuse_task
 
     engine = leading(make_engine(args, prompts=prompts, sequences=sequences, **options))
     if not any_task:

@@ -14,11 +14,11 @@ from ..decoding.settings import GenerationConfig
 from ..decoding.strategy import Request
 from ..errors import ParameterError, PromptError, shown
 from ..progress import showing
-from ..tasks.embedding import Classification, Pair, Text, is_one_text, listed_texts, refuse_task
+from ..tasks.embedding import Classification, Pair, Text, is_one_text, listed_texts
 from ..tasks.pooling import Pooling
 from ..text.chat import RENDER_ARGUMENTS, Messages, refuse_documents
 from ..text.tokenizer import EncodedText
-from .arguments import read
+from .arguments import read, refuse_task
 from .dispatch import EventStream
 from .engine_base import EngineBase
 from .inspect import all_logits, last_attention, score_tokens

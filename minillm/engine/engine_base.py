@@ -26,10 +26,10 @@ from ..models.base import weights_of
 from ..parallel import Parallel
 from ..progress import showing
 from ..runner.runner import Runner
-from ..tasks.embedding import TextPasses, refuse_task, refuse_two_stacks
+from ..tasks.embedding import TextPasses, refuse_two_stacks
 from ..text.display import brief, table_html
 from ..text.tokenizer import Tokenizer
-from .arguments import read, read_budget, refuse_unknown
+from .arguments import read, read_budget, refuse_task, refuse_unknown
 from .dispatch import Dispatcher
 from .loading import Parts, affordable_pages, load_parts
 from .loop import StepLoop
