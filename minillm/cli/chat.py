@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backends import working_time
+from ..decoding.fields import FIELDS
 from ..decoding.resolving import chat_sampling, is_on
-from ..decoding.settings import FIELDS
 from ..errors import MinillmError, ParameterError, PromptError, UsageError, listed, printable
 from ..progress import showing
 from .conversation import Conversation

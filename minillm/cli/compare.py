@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..decoding.settings import FIELDS
+from ..decoding.fields import FIELDS
 from ..errors import ParameterError
 from ..output_files import check_writable
 from .options import add_generation_options, add_model_options, add_prompt_options, load_engine, read_prompts

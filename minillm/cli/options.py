@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..decoding.settings import FIELDS, GROUPS, GenerationConfig, Setting
+from ..decoding.fields import FIELDS, GROUPS, Setting
+from ..decoding.settings import GenerationConfig
 from ..errors import ParameterError, PromptError, UsageError, listed
 from ..progress import work
 

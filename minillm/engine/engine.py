@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import ScoreFunction
-from ..decoding.keywords import ChatFields, GenerationFields, RequestFields, with_fields
+from ..decoding.fields import GenerationFields
+from ..decoding.keywords import ChatFields, RequestFields, with_fields
 from ..decoding.request import Prompt, check_lora, encode_prompt, encode_text, is_prompt
 from ..decoding.settings import GenerationConfig
 from ..decoding.strategy import Request

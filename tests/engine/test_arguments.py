@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from minillm import Engine, GenerationConfig, MinillmError
-from minillm.decoding.settings import FIELDS
+from minillm.decoding.fields import FIELDS
 from minillm.engine.loading import DEMO_MODEL
 from minillm.errors import ParameterError, PromptError, listed, shown
 from minillm.models import published
