@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..decoding.request import need_tokenizer
+    from ..decoding.prompts import need_tokenizer
 
     if sys.stdin is None:
         raise PromptError("standard input is closed: a chat reads its lines from it")

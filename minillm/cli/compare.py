@@ -59,7 +59,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..decoding.request import need_tokenizer
+    from ..decoding.prompts import need_tokenizer
     from ..measure.comparison import BEAM_SEARCH, STRATEGIES, beam_tree, compare
 
     prompts = read_prompts(args)

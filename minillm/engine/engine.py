@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from ..config import ScoreFunction
 from ..decoding.fields import GenerationFields
 from ..decoding.keywords import ChatFields, RequestFields, with_fields
-from ..decoding.request import Prompt, check_lora, encode_prompt, encode_text, is_prompt
+from ..decoding.prompts import Prompt, encode_prompt, encode_text, is_prompt
+from ..decoding.request import check_lora
 from ..decoding.settings import GenerationConfig
 from ..decoding.strategy import Request
 from ..errors import ParameterError, PromptError, shown

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..decoding.fields import FIELDS
-from ..decoding.request import need_tokenizer
+from ..decoding.prompts import need_tokenizer
 from ..errors import MinillmError
 from ..measure.comparison import STRATEGIES, Variant
 from .exchange import json_of

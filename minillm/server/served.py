@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import __version__
 from ..decoding.fields import FIELDS
-from ..decoding.request import encode_prompt, encode_text, source_config
+from ..decoding.prompts import encode_prompt, encode_text, source_config
 from ..decoding.settings import GenerationConfig
 from ..decoding.strategy import Request
 from ..errors import MinillmError, PromptError, shown

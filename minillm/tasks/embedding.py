@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..batch import TokenSequence
 from ..config import ModelConfig, ScoreFunction
-from ..decoding.request import Prompt, encode_prompt, is_prompt, need_tokenizer
+from ..decoding.prompts import Prompt, encode_prompt, is_prompt, need_tokenizer
 from ..errors import ParameterError, PromptError, TaskError, shown
 from ..progress import work
 from ..runner.runner import Runner

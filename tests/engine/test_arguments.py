@@ -302,7 +302,7 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(
     engine: Engine, monkeypatch, prompt: Any, message: str
 ) -> None:
     monkeypatch.setattr("minillm.text.tokenizer.Tokenizer.encode", lambda *_, **__: pytest.fail("tokenized"))
-    monkeypatch.setattr("minillm.decoding.request.Integral", ())  # no token id is looked at
+    monkeypatch.setattr("minillm.decoding.prompts.Integral", ())  # no token id is looked at
     for call in (engine.generate, engine.forward, engine.score, engine.add):
         with pytest.raises(PromptError) as caught:
             call(prompt)
