@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from .fields import GenerationFields
 
@@ -26,6 +26,12 @@ class ChatFields(RequestFields, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
 
 
+def default_of(hint: Any) -> Any:
+    """The default of a keyword of this type: None if it may be None, else what its `Annotated` type carries, if any."""
+    kind, *notes = get_args(hint) if get_origin(hint) is Annotated else [hint]
+    return None if type(None) in get_args(kind) else notes[0] if notes else inspect.Parameter.empty
+
+
 def with_fields(method: Method) -> Method:
     """Give a method that takes `**fields: Unpack[...]` a signature with each field, by which notebooks complete them.
 
@@ -36,10 +42,7 @@ def with_fields(method: Method) -> Method:
     [kind] = get_args(fields.annotation)
     named = [
         inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None if type(None) in get_args(hint) else inspect.Parameter.empty,
-            annotation=hint,
+            name, inspect.Parameter.KEYWORD_ONLY, default=default_of(kind.__annotations__[name]), annotation=hint
         )
         for name, hint in get_type_hints(kind).items()
     ]

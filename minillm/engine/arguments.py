@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ..config import ModelConfig
 from ..decoding.settings import GenerationConfig
 from ..decoding.values import LARGE, flag, number, text, whole
-from ..errors import ParameterError, TaskError, listed, shown
+from ..errors import ParameterError, TaskError, shown
 from ..text.tokenizer import Tokenizer
 
 
@@ -78,8 +78,8 @@ ARGUMENTS = {
     "max_unread": Argument(whole(1), _POSITIVE),
     "config": Argument(_config, "a GenerationConfig (of a dict: GenerationConfig.from_dict)", optional=True),
 }
-"""Arguments of `Engine`, `Engine.random` and the engine's methods. Prompts are read in `request.py`, the words of
-`Placement` in `loading.py`."""
+"""Arguments of `Engine`, `Engine.random` and the engine's methods. `decoding.prompts` reads prompts, `choose_backend`
+the words of `Placement`."""
 
 
 def read(name: str, value: object) -> Any:
@@ -110,17 +110,6 @@ def read_budget(max_batched_tokens: object, max_batch_size: int) -> int | None:
             "decoding sequence takes a token of every step"
         )
     return budget
-
-
-def refuse_unknown(given: Mapping[str, object], known: tuple[str, ...]) -> None:
-    """Refuse an argument with an unknown name.
-
-    Raises:
-        ParameterError: a name is unknown; the message lists the known ones.
-    """
-    for name in given:
-        if name not in known:
-            raise ParameterError(f"there is no argument {shown(name)}: expected one of {listed(known)}")
 
 
 def refuse_task(config: ModelConfig, wanted: str, call: str) -> None:

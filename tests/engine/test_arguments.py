@@ -227,7 +227,9 @@ def test_the_words_of_a_refusal() -> None:
         with pytest.raises(ParameterError) as caught:
             Engine(**arguments)  # type: ignore[arg-type]
         assert str(caught.value) == message
-    with pytest.raises(ParameterError, match="there is no argument 'thread': expected one of device, dtype, backend"):
+    with pytest.raises(
+        ParameterError, match="there is no argument 'thread': expected one of shape, seed, std, dtype, device, backend"
+    ):
         Engine.random("opt-125m", thread=2)
     with pytest.raises(ParameterError, match=r"config should be a GenerationConfig .*from_dict.*, found {'top_k': 5}"):
         Engine().generate("a", {"top_k": 5})  # type: ignore[call-overload]
