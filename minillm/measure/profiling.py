@@ -20,7 +20,7 @@ from ..backends.observe import Call, TimingBackend
 from ..backends.operations import Backend
 from ..backends.weights import RandomTensor
 from ..cache import PagedCache
-from ..decoding.request import Prompt
+from ..decoding.prompts import Prompt
 from ..decoding.strategy import Request
 from ..engine.engine import Engine
 from ..engine.loop import StepLoop
