@@ -91,7 +91,7 @@ class EngineOptions:
 
 
 def built(options: EngineOptions, build: Callable[[Backend], Parts]) -> Parts:
-    """What `build` makes on the backend of the options; of several processes, each builds its share.
+    """Build the parts on the backend of the options; of several processes, each builds its share.
 
     Raises:
         ModelError: the model cannot be loaded (see `errors`).

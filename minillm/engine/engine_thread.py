@@ -168,11 +168,11 @@ class EngineThread:
             self._check()
             if not call.arriving:
                 return
-            self.post(lambda: None)  # wakes the thread
             call.lives, call.unfinished = lives, len(lives)
             self._lives.update(zip(ids, lives, strict=True))
             self._driver.queue(ids, requests, [partial(self._deliver, live) for live in lives])
             self._arrived(call)
+            self.post(lambda: None)  # wakes the thread, which sees them then
             if not lives:
                 self._forget(call)
         if call.aborted:
@@ -283,7 +283,7 @@ class EngineThread:
             while self._serve_inbox():
                 if self._lives:
                     self._driver.pump([*self._lives])
-                    self._wake_readers()
+                self._wake_readers()
         except EngineStateError as error:  # somebody has closed the engine itself
             end = str(error), error
         except BaseException as error:
@@ -294,6 +294,8 @@ class EngineThread:
     def _serve_inbox(self) -> bool:
         """Run the functions that were posted; waits for one if nothing is unfinished. False: the thread should end."""
         wait = not self._lives
+        if wait:
+            self._wake_readers()  # of what another thread's step has brought last
         while True:
             try:
                 message = self._inbox.get(block=wait)
@@ -306,17 +308,17 @@ class EngineThread:
 
     def _deliver(self, live: LiveRequest, event: Event) -> None:
         """Put an event into a request's mail; in the thread that runs the step."""
-        if event.request_finished:
-            with self._lock:
-                del self._lives[live.id]
-                live.call.unfinished -= 1
-                if not live.call.unfinished:
-                    self._forget(live.call)
         if not (live.dropped or live.overrun):
             event.request_id = live.call.name
             live.unread.append(event)
             live.written += len(event.token_ids)
             self._mailed.append(live)
+        if event.request_finished:  # last: a thread that finds no unfinished request wakes the readers, and sleeps
+            with self._lock:
+                del self._lives[live.id]
+                live.call.unfinished -= 1
+                if not live.call.unfinished:
+                    self._forget(live.call)
 
     def _wake_readers(self) -> None:
         """Wake the readers of what has come, and end the requests whose readers are too slow or gone."""
