@@ -30,7 +30,7 @@ import numpy as np
 from ..batch import Batch
 from ..errors import NumericalError
 from ..reference.activation import glu_cost, scale_logits_cost
-from ..reference.attention import attention_cost, kv_cost
+from ..reference.attention import AttentionSpec, attention_cost, kv_cost
 from ..reference.cost import Cost
 from ..reference.experts import Routing, combine_cost, linear_experts_cost, route_cost
 from ..reference.linear import embed_cost, linear_cost, reduce_cost
@@ -270,14 +270,11 @@ def _store_kv(backend: Backend, _: None, __: None, *, k: Any, **___: Any) -> Cos
 
 
 def _attend(
-    backend: Backend, _: None, __: Any, *, q: Any, cache: Any, layer: int, batch: Batch, scale: float, **variant: Any
+    backend: Backend, _: None, __: Any, *, q: Any, cache: Any, layer: int, batch: Batch, spec: AttentionSpec
 ) -> Cost:
     _, H, D = q.shape
-    variant |= {name: variant[name] is not None for name in ("slopes", "softcap")}
-    variant["bias"] = 0 if variant["bias"] is None else variant["bias"].shape[1]
-    if variant.pop("cross"):
-        batch, variant["causal"] = batch.over_sources, False
-    return attention_cost(batch, H, D, backend.memory.position_bytes(cache.heads, D), q.itemsize, **variant)
+    rows = batch.over_sources if spec.cross else batch
+    return attention_cost(rows, H, D, backend.memory.position_bytes(cache.heads, D), spec, q.itemsize)
 
 
 def _take_rows(_: Backend, __: None, result: Any, **___: Any) -> Cost:

@@ -4,10 +4,12 @@ A backend overrides those it has a faster implementation of, so a missing kernel
 done by the objects it carries: `loader` (weights), `memory` (results, cache, recording), `chooser` (tokens).
 """
 
+from operator import attrgetter
 from typing import Any
 
 from .. import reference
 from ..batch import Batch
+from ..reference.attention import AttentionSpec
 from ..reference.experts import Routing
 from ..reference.rotary import Rotation
 from .chooser import Chooser
@@ -133,35 +135,11 @@ class Backend:
         """Write the new tokens' keys and values to their slots of the cache. k, v: [T, K, D]"""
         reference.store_kv(k, v, *cache.layer(layer), batch)
 
-    def attend(
-        self,
-        q: Any,
-        cache: Pages,
-        layer: int,
-        batch: Batch,
-        *,
-        scale: float,
-        causal: bool = True,
-        window: int | None = None,
-        slopes: Weight | None = None,
-        bias: Weight | None = None,
-        softcap: float | None = None,
-        cross: bool = False,
-    ) -> Any:
-        """Attention over the cache, if `cross` over each one's source: `reference.attend`. [T, H, D] -> [T, H, D]"""
-        return reference.attend(
-            q,
-            *cache.layer(layer),
-            batch.over_sources if cross else batch,
-            scale,
-            self.xp,
-            self.memory.arena.take(q.shape),
-            causal=causal and not cross,
-            window=window,
-            slopes=None if slopes is None else slopes.data,
-            bias=None if bias is None else bias.data,
-            softcap=softcap,
-        )
+    def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
+        """Attention over the cache, or over each sequence's source: `reference.attend`. [T, H, D] -> [T, H, D]"""
+        out, rows = self.memory.arena.take(q.shape), batch.over_sources if spec.cross else batch
+        spec = spec.with_arrays(attrgetter("data"))
+        return reference.attend(q, *cache.layer(layer), rows, spec, self.xp, out)
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""

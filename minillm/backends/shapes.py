@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..batch import Batch
+from ..reference.attention import AttentionSpec
 from ..reference.experts import Routing, expected_experts
 from ..reference.quantize import Quantized
 from ..reference.rotary import Rotation
@@ -159,7 +160,7 @@ class ShapeBackend(Backend):
     def store_kv(self, k: Any, v: Any, cache: Any, layer: int, batch: Batch) -> None:
         """Nothing to store. k, v: [T, K, D]"""
 
-    def attend(self, q: Any, cache: Any, layer: int, batch: Batch, **variant: Any) -> Any:
+    def attend(self, q: Any, cache: Any, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
         """[T, H, D] -> [T, H, D]"""
         return self.memory.arena.take(q.shape)
 
