@@ -14,10 +14,11 @@ from ..reference.experts import Routing
 from ..reference.rotary import Rotation
 from .chooser import Chooser
 from .group import Group
+from .loader import Loader
 from .memory import Memory
 from .pages import Pages
 from .recording import composed
-from .weights import Loader, Weight, expand, look_up
+from .weights import Weight, expand, look_up
 
 
 class Backend:
@@ -69,11 +70,11 @@ class Backend:
         Where ranks share the table, the vectors of other ranks' tokens are zero.
         """
         out = self.memory.arena.take((len(ids), table.shape[1]))
-        word = look_up(table, ids, self.ranks, self.xp)  # only rows that are looked up
-        tables = (position_table, positions), (type_table, types)
-        place, kind = (each and expand(each.data, rows) for each, rows in tables)
+        words = look_up(table, ids, self.ranks, self.xp)  # only rows that are looked up
+        place = None if position_table is None else expand(position_table.data, positions)
+        kind = None if type_table is None else expand(type_table.data, types)
         rows = self.xp.arange(len(ids))
-        return reference.embed(word, rows, self.xp, out, rows, place, rows, kind, scale=scale)
+        return reference.embed(words, rows, self.xp, out, rows, place, rows, kind, scale=scale)
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual; logits are float32. [T, in] -> [T, out]"""

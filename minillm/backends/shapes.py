@@ -16,9 +16,10 @@ from ..reference.experts import Routing, expected_experts
 from ..reference.quantize import Quantized
 from ..reference.rotary import Rotation
 from .formats import FLOAT32, WEIGHT_FORMATS, Format, Role, WeightFormats
+from .loader import Loader, Tensor
 from .memory import Arena, Memory
 from .operations import Backend
-from .weights import Experts, Loader, Tensor, Weight
+from .weights import Experts, Weight
 
 _NOTHING = bytes(8)
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..backends.loader import Tensor
 from ..backends.low_rank import AdapterWeights
 from ..backends.operations import Backend
-from ..backends.weights import Tensor
 from ..config import ModelConfig, read_config, warn_of_unknown_tokens
 from ..errors import CheckpointError, UnsupportedModelError, listed
 from ..models import (

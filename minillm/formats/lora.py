@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.formats import BFLOAT16, FLOAT16, FORMATS, Role
+from ..backends.loader import RandomTensor, Rearranged, Tensor
 from ..backends.low_rank import AdapterWeights, LowRankWeight
 from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
-from ..backends.weights import RandomTensor, Rearranged, Tensor, Weight, narrow
+from ..backends.weights import Weight, narrow
 from ..config import ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..models.sources import Build, Names, Split, Weights, rows_by_block

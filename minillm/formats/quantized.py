@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.formats import FORMATS
-from ..backends.weights import CHUNK, Tensor
+from ..backends.loader import CHUNK, Tensor
 from ..errors import CheckpointError, ParameterError
 from ..models.sources import Shapes
 from ..reference.quantize import GROUPS, Quantized, dequantize

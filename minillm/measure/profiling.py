@@ -16,9 +16,9 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
+from ..backends.loader import RandomTensor
 from ..backends.observe import Call, TimingBackend
 from ..backends.operations import Backend
-from ..backends.weights import RandomTensor
 from ..cache import PagedCache
 from ..decoding.request import Prompt
 from ..decoding.resolving import strategy_for

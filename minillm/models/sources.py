@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.formats import Role
+from ..backends.loader import RandomTensor, Rearranged, Shifted, Tensor
 from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
-from ..backends.weights import RandomTensor, Rearranged, Shifted, Tensor, Weight
+from ..backends.weights import Weight
 from ..config import ModelConfig
 from ..errors import CheckpointError, ParameterError
 from ..layers.attention import Attention

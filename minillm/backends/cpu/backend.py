@@ -22,10 +22,11 @@ from ...reference.rotary import Rotation
 from ..chooser import Chooser, LogProbs
 from ..formats import Format, WeightFormats
 from ..group import Group
+from ..loader import HugePages, Loader
 from ..operations import Backend
 from ..pages import Pages, StoredVectors
 from ..recording import Recordable, recorded
-from ..weights import Experts, HugePages, Loader, Weight
+from ..weights import Experts, Weight
 from .launching import (
     DRAW,
     AddChanges,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.weights import Rearranged, Tensor
+from ...backends.loader import Rearranged, Tensor
 from ...config import Fields, ModelConfig
 from ...errors import CheckpointError, UnsupportedModelError
 from ...models.rotary import RotaryConfig, read_rotary, rope_table, yarn_scale

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...backends.formats import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, STORED_FORMATS, WEIGHT_FORMATS, Format
-from ...backends.weights import Tensor, expand, gather
+from ...backends.loader import Tensor, gather
+from ...backends.weights import expand
 from ...config import read_config
 from ...errors import ModelNotFoundError, ParameterError, UnsupportedModelError, install
 from ...models import TEXT_PARTS, config_of
