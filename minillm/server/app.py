@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..decoding.resolving import chat_sampling
-from ..engine.aio import AsyncEngine
+from ..engine.async_engine import AsyncEngine
 from ..engine.engine import Engine
 from ..errors import listed, printable, shown
 from ..text.chat import FORMATS, CallFormat

@@ -17,7 +17,8 @@ from .tools import ToolUse, delta_json, ended, is_cut, message_calls
 from .translate import CHAT
 
 if TYPE_CHECKING:
-    from ..engine.results import Completion, Event
+    from ..decoding.event import Event
+    from ..engine.results import Completion
 
 
 async def chat_completions(request: Request) -> Response:

@@ -20,7 +20,8 @@ from .texts import listed_texts
 from .translate import COMPLETIONS
 
 if TYPE_CHECKING:
-    from ..engine.results import Completion, Event
+    from ..decoding.event import Event
+    from ..engine.results import Completion
 
 MAX_TOKENS = 16
 """OpenAI's default."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..engine.aio import AsyncEventStream, arrival, take_any
+from ..engine.async_engine import AsyncEventStream, arrival, take_any
 from ..engine.results import Generation
 from ..errors import MinillmError
 from .limits import Limits, read_body, retry_after
@@ -21,7 +21,7 @@ from .tools import FirstCalls, ToolUse, tool_use
 from .translate import Endpoint, Translated, translate
 
 if TYPE_CHECKING:
-    from ..engine.results import Event
+    from ..decoding.event import Event
     from .app import Server
 
 R = TypeVar("R", bound=GenerationRequest)

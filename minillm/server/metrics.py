@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from ..engine.results import Event
+    from ..decoding.event import Event
     from .served import Served
 
 PREFIX = "minillm:"

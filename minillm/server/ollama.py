@@ -32,7 +32,8 @@ from .tools import ToolUse, is_cut
 from .translate import CHAT, Translated, translate
 
 if TYPE_CHECKING:
-    from ..engine.results import Completion, Event
+    from ..decoding.event import Event
+    from ..engine.results import Completion
     from .app import Server
     from .served import Served
 

@@ -29,7 +29,7 @@ from .tools import ToolUse
 from .translate import NAMES, Endpoint, Translated, convert_chat, translate
 
 if TYPE_CHECKING:
-    from ..engine.results import Event
+    from ..decoding.event import Event
     from .app import Server
 
 logger = logging.getLogger("minillm.server")

@@ -20,7 +20,7 @@ from .text_queue import TextQueue
 from .translate import Translated
 
 if TYPE_CHECKING:
-    from ..engine.aio import AsyncEngine, AsyncEventStream
+    from ..engine.async_engine import AsyncEngine, AsyncEventStream
     from ..engine.engine import Engine
 
 OPENAI_DEFAULTS = {"do_sample": True, "temperature": 1.0, "top_k": 0}

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from .protocol import ApiError, internal_error
 
 if TYPE_CHECKING:
-    from ..engine.results import Event
+    from ..decoding.event import Event
     from .exchange import Exchange
 
 T = TypeVar("T")

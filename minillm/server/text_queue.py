@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import EngineStateError
 
 if TYPE_CHECKING:
-    from ..engine.aio import AsyncEngine
+    from ..engine.async_engine import AsyncEngine
 
 AT_ONCE = 64
 """Texts that are computed together"""

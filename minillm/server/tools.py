@@ -21,7 +21,8 @@ from .protocol import ApiError
 from .streaming import encode
 
 if TYPE_CHECKING:
-    from ..engine.results import Completion, Event
+    from ..decoding.event import Event
+    from ..engine.results import Completion
     from .served import Served
     from .translate import Translated
 
