@@ -157,20 +157,9 @@ class Backend:
     # --- what ranks share -----------------------------------------------------------------------------------------
 
     @composed
-    def embed_reduced(
-        self,
-        ids: Any,
-        table: Weight,
-        positions: Any = None,
-        position_table: Weight | None = None,
-        scale: float = 1.0,
-        types: Any = None,
-        type_table: Weight | None = None,
-    ) -> Any:
+    def embed_reduced(self, ids: Any, table: Weight, scale: float = 1.0, **added: Any) -> Any:
         """As `embed`, where each rank has some of the rows, and rank 0 adds positions and types. 3 x [T] -> [T, E]"""
-        if self.rank:
-            positions = position_table = types = type_table = None
-        x = self.embed(ids, table, positions, position_table, scale, types, type_table)
+        x = self.embed(ids, table, scale=scale, **({} if self.rank else added))
         return x if self.ranks == 1 else self.reduce(x)
 
     @composed
