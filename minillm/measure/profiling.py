@@ -17,8 +17,8 @@ from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 from ..backends.loader import RandomTensor
-from ..backends.observe import Call, TimingBackend
 from ..backends.operations import Backend
+from ..backends.timing import Call, TimingBackend
 from ..cache import PagedCache
 from ..decoding.request import Prompt
 from ..decoding.strategy import Request

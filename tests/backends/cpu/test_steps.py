@@ -14,7 +14,8 @@ from minillm.backends.cpu import memory as steps
 from minillm.backends.cpu.backend import ACTIVATIONS, CpuBackend
 from minillm.backends.cpu.launching import num_threads, set_threads
 from minillm.backends.cpu.memory import FEW_ROWS
-from minillm.backends.observe import TimingBackend, WrappedBackend, counting
+from minillm.backends.observe import WrappedBackend, counting
+from minillm.backends.timing import TimingBackend
 from minillm.batch import TokenSequence
 from minillm.runner.runner import Runner
 
