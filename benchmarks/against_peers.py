@@ -139,10 +139,9 @@ def check(args: argparse.Namespace) -> Any:
 
     name = args.model or args.shape
     if gguf_of(args) is not None:
-        from minillm.formats.gguf.file import read_gguf
-        from minillm.formats.gguf.read_model import read_gguf_model
+        from minillm.formats import open_model
 
-        config = config_of(read_gguf_model(read_gguf(args.model))[0])
+        config = open_model(args.model).config
     else:
         config = config_of(raw_config(str(name)))
         if config.model_type not in PUBLISHED:
@@ -178,13 +177,13 @@ def text_ids(args: argparse.Namespace, config: Any) -> list[int]:
     Raises:
         BenchmarkError: the text cannot be read, is too short, or the model has no tokenizer.
     """
-    from minillm.formats.tokenizer_and_defaults import read_tokenizer
+    from minillm.formats import open_model
 
     try:
         text = args.text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BenchmarkError(f"--text {args.text} cannot be read: {error}") from None
-    tokenizer = read_tokenizer(args.model)
+    tokenizer = open_model(args.model).tokenizer
     if tokenizer is None:
         raise BenchmarkError(f"{args.model} has no tokenizer: leave the case perplexity out")
     ids = tokenizer.encode(text)[: min(TEXT_TOKENS, config.max_positions)]

@@ -28,7 +28,7 @@ from minillm.backends.loader import Tensor
 from minillm.backends.numpy import NumpyBackend
 from minillm.config import ModelConfig, read_config
 from minillm.formats import open_checkpoint
-from minillm.formats.load_model import canonical_names
+from minillm.formats.canonical import canonical_names
 from minillm.models import family_of, opt, published, published_config, tensor_shapes
 from minillm.models.bart import LOGITS_BIAS
 from minillm.models.gpt2 import GPT2Config

@@ -144,13 +144,13 @@ class Prompts:
         Raises:
             BenchmarkError: it cannot be read or is too short, or the model has no tokenizer.
         """
-        from minillm.formats.tokenizer_and_defaults import read_tokenizer
+        from minillm.formats import open_model
 
         try:
             text = args.text.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise BenchmarkError(f"--text {args.text} cannot be read: {error}") from None
-        tokenizer = read_tokenizer(args.model)
+        tokenizer = open_model(args.model).tokenizer
         if tokenizer is None:
             raise BenchmarkError(f"{args.model} has no tokenizer")
         self._new_tokens = args.new_tokens

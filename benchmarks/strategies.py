@@ -253,7 +253,7 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="minillm-int4-") as folder:
         if args.model is not None:
             from minillm.formats import find_model
-            from minillm.formats.gguf.writing import write_gguf
+            from minillm.formats.gguf.write import write_gguf
 
             say("writing the model in int4")
             int4 = Path(folder) / "int4.gguf"

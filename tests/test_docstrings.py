@@ -12,7 +12,7 @@ from minillm import AsyncEngine, Engine, GenerationConfig
 from minillm.engine.driver import EventStream
 from minillm.engine.engine_base import EngineBase
 from minillm.engine.loading import DEMO_MODEL
-from minillm.formats.quantizing import write_checkpoint
+from minillm.formats.write_checkpoint import write_checkpoint
 from minillm.text.chat import ChatTemplate
 
 PUBLIC = [value for name in minillm.__all__ if isinstance(value := getattr(minillm, name), type)]

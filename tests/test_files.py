@@ -14,7 +14,7 @@ from minillm import Engine
 from minillm.errors import CheckpointError, MinillmError
 from minillm.files import LIMITS, OTHER_LIMIT, read_bytes, read_json
 from minillm.formats import SMALL_FILES
-from minillm.formats.tokenizer_and_defaults import TOOL_USE
+from minillm.formats.folder import TOOL_USE
 
 from .tiny import write_checkpoint
 

@@ -17,7 +17,7 @@ from minillm import AsyncEngine, Engine
 from minillm.cli.main import run
 from minillm.cli.output import read_first
 from minillm.errors import ParameterError
-from minillm.formats.quantizing import write_checkpoint
+from minillm.formats.write_checkpoint import write_checkpoint
 from minillm.measure.accounting import parameter_count
 from minillm.measure.accounting.hardware import CHIPS
 from minillm.measure.comparison import BEAM_SEARCH, STRATEGIES, beam_tree, compare

@@ -35,6 +35,7 @@ EXAMPLES = {
     ("minillm/engine/README.md", 'with Engine("sentence-transformers'): "tests/test_readme.py",
     ("minillm/formats/README.md", 'Engine("facebook/opt-1.3b", adapter='): "tests/test_readme.py",
     ("minillm/formats/README.md", 'engine = Engine("facebook/opt-1.3b", adapters='): "tests/test_readme.py",
+    ("minillm/formats/README.md", "class Arrays(ModelFiles)"): "tests/formats/test_open_model.py",
     ("minillm/server/README.md", "import openai"): "tests/test_readme.py",
     ("minillm/distributed/README.md", "from minillm.parallel import Parallel"): "tests/distributed/test_commands.py",
 }

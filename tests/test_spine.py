@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-LINES, FILES, CALLS = 10_800, 51, 10_050
+LINES, FILES, CALLS = 10_750, 51, 10_000
 """Ceilings, lowered whenever the spine gets shorter; the aim is 6,000 lines in 36 files, and 6,000 calls"""
 
 TRACE = """

@@ -13,8 +13,7 @@ from .plots import MARKS, NARROW, WIDE, draw_roofline, need_matplotlib, svg, wri
 
 if TYPE_CHECKING:
     from ..config import ModelConfig
-    from ..formats.quantized import Quantization
-    from ..formats.schemes.matrix import Scheme
+    from ..formats.schemes import Quantization
     from ..measure.accounting.hardware import Hardware
     from ..measure.accounting.roofline import Analysis, Phase
 
@@ -129,8 +128,6 @@ def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "An
         ModelError: the model or its config.json cannot be found.
         ParameterError: a name is unknown or a size invalid.
     """
-    from ..formats.quantized import Quantization
-    from ..formats.schemes.matrix import Scheme
     from ..measure.accounting import Conventions
     from ..measure.accounting.hardware import THIS, find_hardware
     from ..measure.accounting.roofline import Analysis, Workload
@@ -139,8 +136,8 @@ def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "An
 
     found = find_model_config(args.model, args.revision)
     quantization = found.quantization
-    if isinstance(quantization, Quantization):
-        quantization.check_wanted(args.dtype)
+    if quantization is not None:
+        quantization.check_dtype(args.dtype)
     kept = (found.kept or args.dtype) if args.dtype == "auto" else args.dtype
     generates = found.config.output == "tokens"
     if args.context is not None and not generates:
@@ -157,7 +154,7 @@ def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "An
             group=quantization.group if quantization is not None else 32,
             keeps_vocabulary=quantization is not None and quantization.keeps_vocabulary and args.dtype == "auto",
         ),
-        scheme=quantization.title if isinstance(quantization, Scheme) else "",
+        scheme=quantization.title if quantization is not None and quantization.published else "",
         workload=Workload(
             batch=args.batch, prompt_length=prompt_length, context=args.context if generates else prompt_length
         ),
@@ -175,7 +172,7 @@ class FoundConfig(NamedTuple):
     config: "ModelConfig"
     dtype: str
     """Dtype of the checkpoint's tensors that are not quantised"""
-    quantization: "Quantization | Scheme | None" = None
+    quantization: "Quantization | None" = None
     kept: str | None = None
     """The dtype in 8 or 4 bits that the checkpoint has"""
 
@@ -187,14 +184,9 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
         ModelError: it cannot be found.
         ParameterError: the name is neither a folder, a hub id nor a published name; the message suggests some.
     """
-    from ..config import read_config
-    from ..formats import find_config
-    from ..formats.gguf.file import is_gguf, read_gguf
-    from ..formats.gguf.read_model import main_dtype
-    from ..formats.load_model import read_gguf_model_config
-    from ..formats.schemes import read_quantization
+    from ..formats import find_config, open_model
     from ..measure.accounting.storage import BYTES
-    from ..models import config_of, published, published_config
+    from ..models import published, published_config
 
     if model in published() and not Path(model).exists():
         if revision is not None:
@@ -204,16 +196,9 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
         near = get_close_matches(model, published(), n=1)
         hint = f"did you mean {near[0]}?" if near else f"published names: {listed(published())}"
         raise ParameterError(f"model {model!r} is neither a folder nor a hub id (owner/name); {hint}")
-    path = find_config(model, revision=revision)
-    if is_gguf(path):
-        gguf = read_gguf(path)
-        main = main_dtype(gguf)
-        return FoundConfig(read_gguf_model_config(gguf), main if main in BYTES else "float32", None, main)
-    raw = read_config(path)
-    config = config_of(raw)
-    stored, quantization = raw.get("dtype") or raw.get("torch_dtype"), read_quantization(raw)
-    kept = None if quantization is None else quantization.dtype
-    return FoundConfig(config, stored if stored in BYTES else "float32", quantization, kept)
+    files = open_model(find_config(model, revision=revision))
+    dtype = files.dtype if files.dtype in BYTES else "float32"
+    return FoundConfig(files.config, dtype, files.quantization, files.kept_dtype)
 
 
 def bytes_by_format(analysis: "Analysis") -> tuple[dict[str, int], dict[str, int]]:

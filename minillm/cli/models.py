@@ -145,58 +145,22 @@ def _examine(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardwar
     Raises:
         MinillmError: it is damaged, or of a kind that minillm does not run.
     """
-    from ..config import read_config
-    from ..formats import ADAPTER_CONFIG, open_checkpoint
-    from ..formats.load_model import check_complete
-    from ..models import config_of, tensor_shapes
+    from ..formats import ADAPTER_CONFIG, open_model
+    from ..models import tensor_shapes
 
-    if path.is_file():
-        return _examine_gguf(path, facts, machine, hardware)
     if (path / ADAPTER_CONFIG).exists():
         facts["format"] = "adapter"
         return "an adapter: give it as --adapter beside its base model"
-    raw = read_config(path)
-    facts["family"] = str(raw.get("model_type"))
-    stored = open_checkpoint(path)
-    numbers: dict[str, int] = {}
-    for tensor in stored.values():
-        numbers[tensor.dtype] = numbers.get(tensor.dtype, 0) + math.prod(tensor.shape)
-    most = max(numbers, key=lambda dtype: numbers[dtype])
-    quantised = raw.get("quantization_config")
-    facts["format"] = most + (" .bin" if stored.files[0].suffix == ".bin" else "")
-    if isinstance(quantised, dict):
-        method, bits = quantised.get("quant_method"), quantised.get("bits")
-        facts["format"] = f"int{bits}" if method == "minillm" else f"{method} {bits} bits" if bits else str(method)
-    else:
-        facts["parameters"] = sum(numbers.values())  # unless the family says better
-    config = config_of(raw)
-    facts["parameters"] = sum(map(math.prod, tensor_shapes(config).values()))
-    dtype = most if quantised is None else "auto"
-    if quantised is None:
-        check_complete(stored, config)
+    files = open_model(path)
+    facts["family"] = files.family
+    facts["format"] = files.description
+    facts["family"] = str(files.raw.get("model_type"))
+    if files.raw.get("quantization_config") is None:
+        facts["parameters"] = files.counts.total()  # unless the family says better
+    facts["parameters"] = sum(map(math.prod, tensor_shapes(files.config).values()))
+    files.check_complete()
+    dtype = files.counts.most_common(1)[0][0] if files.kept_dtype is None else "auto"
     return _predict(path, dtype, facts, machine, hardware)
-
-
-def _examine_gguf(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardware | None") -> str:
-    """As `_examine`, of a GGUF file."""
-    from ..formats.gguf.file import FILE_TYPES, read_gguf, read_shards
-    from ..formats.gguf.read_model import read_gguf_model
-    from ..models import config_of, tensor_shapes
-    from ..models.sources import check_tensors
-
-    gguf = read_gguf(path)
-    numbers: dict[str, int] = {}
-    for shard in read_shards(gguf):
-        for located in shard.tensors.values():
-            numbers[located.type.name] = numbers.get(located.type.name, 0) + math.prod(located.shape)
-    most = max(numbers, key=lambda name: numbers[name], default="")  # of some files that is the embedding's type
-    facts["format"] = f"GGUF {FILE_TYPES.get(gguf.get('general.file_type', int, -1), most)}".rstrip()
-    raw, tensors, _ = read_gguf_model(gguf)
-    facts["family"] = raw["model_type"]
-    config = config_of(raw)
-    facts["parameters"] = sum(map(math.prod, tensor_shapes(config).values()))
-    check_tensors(tensors, tensor_shapes(config))
-    return _predict(path, "auto", facts, machine, hardware)
 
 
 def _predict(path: Path, dtype: str, facts: dict[str, Any], machine: str, hardware: "Hardware | None") -> str:

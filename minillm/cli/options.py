@@ -186,15 +186,14 @@ def settle(args: argparse.Namespace, fields: Mapping[str, Any], task: Mapping[st
     """
     from ..decoding.resolving import resolve
     from ..files import read_optional_json
-    from ..formats import find_model
-    from ..formats.tokenizer_and_defaults import generation_fields
+    from ..formats import find_model, open_model
     from ..models import ENCODER_DECODERS
 
     defaults, models = dict(task or {}), [name for name in MODEL_FLAGS if getattr(args, name) is not None]
     if args.model is not None:
         folder = find_model(args.model, revision=args.revision)
         args.model, args.revision = str(folder), None
-        defaults |= generation_fields(folder)[1]
+        defaults |= open_model(folder).generation_fields()[1]
         if read_optional_json(folder / "config.json").get("model_type") in ENCODER_DECODERS:
             models.append("encoder")
     return resolve(GenerationConfig(**fields), defaults, vocab_size=sys.maxsize, eos_token_id=0, models=models)

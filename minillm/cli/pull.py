@@ -55,8 +55,8 @@ def _only_gguf(model: str, revision: str | None) -> str | None:
         CheckpointError: there are several.
     """
     from ..formats import list_hub_files
-    from ..formats.folder import find_weights
     from ..formats.gguf.file import choose_file
+    from ..formats.weight_files import find_weights
 
     try:
         present = list_hub_files(model, revision=revision)
@@ -68,48 +68,36 @@ def _only_gguf(model: str, revision: str | None) -> str | None:
 def _pull_file(model: str, name: str, revision: str | None) -> None:
     """Fetch a GGUF file, and the other files of its model if it is one of several."""
     from ..formats import find_file
-    from ..formats.gguf.file import all_shards, read_gguf
-    from ..formats.gguf.read_model import read_gguf_config
-    from ..formats.tokenizer_and_defaults import read_chat_template
-    from ..models import config_of, tensor_shapes
+    from ..formats.gguf.file import all_shards
 
-    paths = [find_file(model, each, revision=revision) for each in all_shards(name)]
-    raw = read_gguf_config(read_gguf(paths[0]))
-    config = config_of(raw)
+    paths = [find_file(model, shard, revision=revision) for shard in all_shards(name)]
     place = f"{model}/{paths[0].name}" if revision is None and "/" not in name else paths[0]
-    _report(
-        folder=paths[0].parent,
-        file=paths[0].name,
-        size=bytes_text(sum(path.stat().st_size for path in paths)),
-        family=config.model_type,
-        parameters=f"{sum(math.prod(shape) for shape in tensor_shapes(config).values()):,}",
-        next=next_command(place, chat=read_chat_template(paths[0]) is not None),
-    )
+    _report(paths[0], {"folder": paths[0].parent, "file": paths[0].name}, paths, place)
 
 
 def _pull_checkpoint(model: str, revision: str | None) -> None:
     """Fetch a checkpoint; one of a family that minillm does not run is refused before its weights are fetched."""
-    from ..config import read_config
-    from ..formats import find_config, find_model
-    from ..formats.schemes import read_quantization
-    from ..formats.tokenizer_and_defaults import read_chat_template
-    from ..models import config_of, tensor_shapes
+    from ..formats import find_config, find_model, open_model
 
-    raw = read_config(find_config(model, revision=revision))
-    config = config_of(raw)
-    read_quantization(raw)
+    files = open_model(find_config(model, revision=revision))
+    _ = files.config, files.quantization
     folder = find_model(model, revision=revision)
-    parameters = sum(math.prod(shape) for shape in tensor_shapes(config).values())
     more = "" if revision is None else f" --revision {shlex.quote(revision)}"
-    _report(
-        folder=folder,
-        size=bytes_text(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())),
-        family=config.model_type,
-        parameters=f"{parameters:,}",
-        next=next_command(model, chat=read_chat_template(folder) is not None, output=config.output) + more,
-    )
+    _report(folder, {"folder": folder}, [path for path in folder.rglob("*") if path.is_file()], model, more)
 
 
-def _report(**facts: object) -> None:
-    for name, value in facts.items():
-        print(f"{name:<11} {value}")
+def _report(path: Path, places: dict[str, Path | str], fetched: list[Path], name: Path | str, more: str = "") -> None:
+    """Say what was fetched, and with which command to go on."""
+    from ..formats import open_model
+    from ..models import tensor_shapes
+
+    files = open_model(path)
+    chat, config = files.chat_template is not None, files.config
+    facts = places | {
+        "size": bytes_text(sum(file.stat().st_size for file in fetched)),
+        "family": config.model_type,
+        "parameters": f"{sum(map(math.prod, tensor_shapes(config).values())):,}",
+        "next": next_command(name, chat=chat, output=config.output) + more,
+    }
+    for label, value in facts.items():
+        print(f"{label:<11} {value}")

@@ -10,7 +10,7 @@ from .options import next_command
 from .output import Table, bytes_text
 
 if TYPE_CHECKING:
-    from ..formats.quantizing import Rounding
+    from ..formats.write_checkpoint import Rounding
 
 EPILOG = """examples:
   minillm quantize facebook/opt-1.3b opt-1.3b-int4 --dtype int4
@@ -51,31 +51,21 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..formats import find_model
-    from ..formats.gguf.writing import check_gguf_request, write_gguf
-    from ..formats.load_model import read_model_config
-    from ..formats.quantizing import check_request, write_checkpoint
-    from ..formats.tokenizer_and_defaults import read_chat_template
+    from ..formats import find_model, open_model
+    from ..formats.gguf.write import check_gguf_request, write_gguf
+    from ..formats.write_checkpoint import check_request, write_checkpoint
 
     as_gguf = args.target.suffix.lower() == ".gguf"
     check, write = (check_gguf_request, write_gguf) if as_gguf else (check_request, write_checkpoint)
     check(args.target, args.dtype, args.group_size)  # before anything is downloaded
     source = find_model(args.source, revision=args.revision)
     roundings = write(source, args.target, args.dtype, args.group_size)
-    before, after = weight_bytes(source), weight_bytes(args.target)
+    written = open_model(args.target)
+    before, after = open_model(source).weight_bytes, written.weight_bytes
     print("\n".join(error_table(roundings)))
     print(f"{'weights':<11} {bytes_text(before)} -> {bytes_text(after)}, {after / before:.0%} of it")
-    chat = read_chat_template(args.target) is not None
-    print(f"{'next':<11} {next_command(args.target, chat=chat, output=read_model_config(args.target).output)}")
-
-
-def weight_bytes(path: Path) -> int:
-    """Bytes of the files with a model's weights."""
-    from ..formats.folder import list_weights
-    from ..formats.gguf.file import all_shards, is_gguf
-
-    files = [path.with_name(name) for name in all_shards(path.name)] if is_gguf(path) else list_weights(path)[0]
-    return sum(file.stat().st_size for file in files)
+    chat = written.chat_template is not None
+    print(f"{'next':<11} {next_command(args.target, chat=chat, output=written.config.output)}")
 
 
 def error_table(roundings: "list[Rounding]") -> list[str]:

@@ -25,18 +25,17 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..engine.loading import DEMO_MODEL
-    from ..formats import find_model
-    from ..formats.tokenizer_and_defaults import named_tokenizer, read_tokenizer
-    from ..text.tokenizer import Tokenizer
+    from ..engine.loading import DEMO_MODEL, named_tokenizer
+    from ..formats import find_model, open_model
 
     if args.ids and args.json:
         raise ParameterError("--ids and --json are two forms of the output: leave one of them out")
     prompts = read_prompts(args)
-    tokenizer, _ = named_tokenizer(args.tokenizer)
-    if tokenizer is None:
-        folder = DEMO_MODEL if args.model is None else find_model(args.model, revision=args.revision)
-        tokenizer = read_tokenizer(folder) or Tokenizer.from_folder(folder)  # which says what is missing
+    if args.tokenizer is not None:
+        tokenizer, _ = named_tokenizer(args.tokenizer)
+    else:
+        path = DEMO_MODEL if args.model is None else find_model(args.model, revision=args.revision)
+        tokenizer = open_model(path).need_tokenizer()
     for number, prompt in enumerate(prompts):
         ids = tokenizer.encode(prompt, add_special_tokens=not args.no_special)
         if args.ids:

@@ -12,7 +12,7 @@ from ..backends.placement import Placement, available_cores
 from ..backends.shapes import ShapeBackend
 from ..config import ModelConfig
 from ..errors import FollowedError, MinillmError, ParameterError, RankError, shown
-from ..formats.load_model import read_model_config
+from ..formats import open_model
 from ..models import shape_model
 from ..models.base import Model, weights_of
 from ..parallel import Parallel
@@ -98,7 +98,7 @@ class Ranks:
         """
         self._compared["the checkpoint"] = fingerprint(path)
         self._compared |= {f"adapter {i + 1}": fingerprint(folder) for i, folder in enumerate(adapters)}
-        return self.share_of(read_model_config(path))
+        return self.share_of(open_model(path).config)
 
     def share_of(self, config: ModelConfig) -> dict[str, Any]:
         """As `share`, of a configuration."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..backends.weights import format_of
-from ..formats.gguf.file import is_gguf, read_gguf, read_shards
+from ..formats import open_model
 from ..measure.accounting import Storage, activation_bytes, cache_bytes_per_token, weights_bytes
 from ..models.base import Model, stored_format, weights_of
 from ..runner.runner import Runner
@@ -20,29 +20,8 @@ class Footprint(NamedTuple):
     predicted: int
 
 
-FILE_TYPES = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    7: "Q8_0",
-    8: "Q5_0",
-    9: "Q5_1",
-    10: "Q2_K",
-    11: "Q3_K_S",
-    12: "Q3_K_M",
-    13: "Q3_K_L",
-    14: "Q4_K_S",
-    15: "Q4_K_M",
-    16: "Q5_K_S",
-    17: "Q5_K_M",
-    18: "Q6_K",
-    32: "BF16",
-}
-"""`general.file_type` of a GGUF file -> llama.cpp's name"""
 SHORT = {"float": "F", "bfloat": "BF", "int": "INT"}
 """Kind of numbers -> its name before their bits"""
-WEIGHT_FILES = (".safetensors", ".bin")
 
 
 class Stored(NamedTuple):
@@ -60,13 +39,10 @@ def stored(path: Path | None, model: Model) -> Stored:
     """How a model is stored. `path`: its folder or GGUF file, if it has one."""
     in_memory = stored_format(model)
     numbers = f"{SHORT[in_memory.kind]}{in_memory.bits}"
-    if path is not None and is_gguf(path):
-        gguf = read_gguf(path)
-        size = sum(shard.path.stat().st_size for shard in read_shards(gguf))
-        return Stored(size, "gguf", FILE_TYPES.get(gguf.get("general.file_type", int, -1), numbers))
-    files = [] if path is None or not path.is_dir() else [*path.iterdir()]
-    size = sum(file.stat().st_size for file in files if file.suffix in WEIGHT_FILES)
-    return Stored(size or sum(weight.nbytes for weight in weights_of(model)), "safetensors", numbers)
+    if path is None or not path.exists():
+        return Stored(sum(weight.nbytes for weight in weights_of(model)), "safetensors", numbers)
+    files = open_model(path)
+    return Stored(files.weight_bytes, files.format_name, files.numbers or numbers)
 
 
 def footprints(runners: Collection[Runner]) -> list[Footprint]:

@@ -3,32 +3,25 @@
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..backends.low_rank import AdapterWeights
 from ..backends.operations import Backend
-from ..config import ModelConfig, warn_of_unknown_tokens
+from ..config import ModelConfig
 from ..errors import ParameterError
-from ..formats import find_adapter, find_model
-from ..formats.gguf.file import is_gguf, read_gguf
-from ..formats.load_model import load_adapter, load_model, read_model_config
-from ..formats.sentence_files import read_embedding_settings
-from ..formats.tokenizer_and_defaults import (
-    Name,
-    gguf_pooling,
-    named_tokenizer,
-    read_chat_template,
-    read_generation_config,
-    read_tokenizer,
-)
+from ..formats import find_adapter, find_model, find_tokenizer, open_model
+from ..formats.load_model import is_model_file, load_adapter, load_model
 from ..models.base import Model
 from ..tasks.pooling import EmbeddingSettings
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import Tokenizer
 
 logger = logging.getLogger("minillm")
+
+Name = str | os.PathLike[str]
+"""A checkpoint folder, a GGUF file or a Hugging Face hub id."""
 
 DEMO_MODEL = Path(__file__).parents[1] / "assets" / "demo-opt"
 
@@ -89,32 +82,40 @@ def load_parts(
     if len(helpers) > 1:
         raise ParameterError("draft and amateur select different decoding strategies: leave one of them out")
     path = DEMO_MODEL if model is None else find_model(model, revision=revision)
-    named, template = named_tokenizer(tokenizer)
-    own = read_tokenizer(path) if named is None else None
+    files = open_model(path)
+    own, template = (files.tokenizer, None) if tokenizer is None else named_tokenizer(tokenizer)
     merged = None if adapter is None else find_adapter(adapter)
     folders = {name: find_adapter(where) for name, where in (adapters or {}).items()}
     part = {} if share is None else share(path, [*([] if merged is None else [merged]), *folders.values()])
     loaded = load_model(path, backend, adapter=merged, **part)
-    if named is not None:
-        own = named.for_model(loaded.config.vocab_size)
+    if tokenizer is not None and own is not None:
+        own = own.for_model(loaded.config.vocab_size)
     helping = {
         name: _load_helper(name, where, loaded.config, helper_backend or backend) for name, where in helpers.items()
     }
-    defaults = read_generation_config(path)
-    if (
-        named_in := path / "generation_config.json"
-    ).exists():  # config.json, which may stand for it, has been looked at
-        warn_of_unknown_tokens(defaults, loaded.config.vocab_size, named_in)
+    defaults = files.generation_defaults(loaded.config.vocab_size)
     if own is not None and own.end_ids:
         defaults = {"eos_token_id": list(own.end_ids)} | defaults
-    template = template or read_chat_template(path)
-    whole = loaded.config if share is None or not folders else read_model_config(path)
+    template = template or files.chat_template
+    whole = loaded.config if share is None or not folders else files.config
     lora = {name: load_adapter(folder, whole, backend, **part) for name, folder in folders.items()}
-    source = None if template is None else template.source
-    embedding = read_embedding_settings(path, loaded.config, source)
-    if is_gguf(path):
-        embedding = replace(embedding, pooling=gguf_pooling(read_gguf(path), embedding.pooling))
+    embedding = files.embedding_settings(loaded.config, None if template is None else template.source)
     return Parts(backend, loaded, own, defaults, helping, template, lora, helper_backend, embedding, path)
+
+
+def named_tokenizer(tokenizer: Name | Tokenizer) -> tuple[Tokenizer, ChatTemplate | None]:
+    """The tokenizer that a user names, and the chat template beside it.
+
+    Raises:
+        ModelError: there is none, or it cannot be read.
+    """
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer, None
+    path = find_tokenizer(tokenizer)
+    if path.is_file() and not is_model_file(path):
+        return Tokenizer.from_path(path), open_model(path.parent).chat_template
+    files = open_model(path)
+    return files.need_tokenizer(), files.chat_template
 
 
 def _load_helper(name: str, where: Name, config: ModelConfig, backend: Backend) -> Model:

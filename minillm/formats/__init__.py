@@ -1,11 +1,18 @@
-"""Reading weights from a folder or hub id as named tensors, and writing them. Independent of model code.
+"""The formats of models on disk, behind one door: `open_model(path)` -> `ModelFiles`. Weights are named tensors.
 
-hub.py           folder or hub id -> local folder; downloads what is needed and nothing else
-folder.py        local folder -> Checkpoint: which files hold the weights, shards merged
-safetensors.py   one .safetensors file -> its tensors; tensors -> such files, written row by row
-gguf.py          one GGUF file -> its metadata, and the places of its tensors (models/gguf.py makes a model of them)
-pytorch.py       one pytorch_model.bin -> its tensors; the pickle inside is read without running it
-tensors.py       StoredTensor: location of the values in a file, mapped or read
+load_model.py        open_model and the table of formats; a model on a backend, with LoRA adapters
+model_files.py       the interface of a format: configuration, tensors, tokenizer, chat template, defaults
+folder.py            a checkpoint folder; sentence_files.py: how its texts are embedded
+gguf/                a GGUF file, read and written
+schemes/             matrices in 8 or 4 bits: minillm's own, GPTQ, AWQ, ...
+lora.py              adapters, merged into tensors or for single requests; lora_config.py: their configuration
+canonical.py         published names -> those that a family's `build` asks for
+hub.py               folder, file or hub id -> local path; downloads what is needed and nothing else
+weight_files.py      folder -> which files hold the weights; their tensors, shards merged
+safetensors.py       one .safetensors file -> its tensors; tensors -> such files, written row by row
+pytorch.py           one pytorch_model.bin -> its tensors; the pickle inside is read without running it
+tensors.py           StoredTensor: location of the values in a file, mapped or read
+write_checkpoint.py  a checkpoint -> one with smaller weights
 
 Files are untrusted: headers are checked before use, and a file that is shorter than its header says, or that changes
 while a model is loaded, raises CheckpointError. Weights are mapped, not copied, where possible: while a model is in
@@ -14,7 +21,6 @@ error. To replace a checkpoint, write new files and rename them into place, as `
 processes that have the old files open keep them.
 """
 
-from .folder import ADAPTER_CONFIG, Checkpoint, open_adapter, open_checkpoint
 from .hub import (
     SMALL_FILES,
     Cached,
@@ -26,13 +32,18 @@ from .hub import (
     find_tokenizer,
     list_hub_files,
 )
+from .load_model import FORMATS, open_model
+from .model_files import ModelFiles
 from .tensors import StoredTensor
+from .weight_files import ADAPTER_CONFIG, Checkpoint, open_adapter, open_checkpoint
 
 __all__ = [
     "ADAPTER_CONFIG",
+    "FORMATS",
     "SMALL_FILES",
     "Cached",
     "Checkpoint",
+    "ModelFiles",
     "StoredTensor",
     "cached_models",
     "find_adapter",
@@ -43,4 +54,5 @@ __all__ = [
     "list_hub_files",
     "open_adapter",
     "open_checkpoint",
+    "open_model",
 ]

@@ -1,155 +1,190 @@
-"""Locates the weight files of a folder and merges their tensors into one mapping.
+"""A checkpoint folder as `save_pretrained` writes it: config.json, weights, tokenizer, chat template, defaults.
 
-File names are those of transformers' `save_pretrained`: one file, or shards and an index that maps tensors to shards.
-If a folder has both formats, safetensors take precedence.
+The weights are safetensors or .bin files (`weight_files.py`); `schemes` has those in 8 and 4 bits.
 """
 
 import logging
-from collections.abc import Collection, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
-from ..errors import CheckpointError, ModelNotFoundError
-from ..files import parse_json, read_bytes
-from .safetensors import read_safetensors
-from .tensors import StoredTensor
+from ..backends.loader import Tensor
+from ..config import ModelConfig, read_config, warn_of_unknown_tokens
+from ..decoding.settings import model_config_fields
+from ..errors import CheckpointError
+from ..files import read_optional_json, read_text
+from ..models import TEXT_PARTS, family_of, tensor_shapes
+from ..tasks.pooling import EmbeddingSettings
+from ..text.chat import ChatTemplate
+from ..text.tokenizer import Tokenizer
+from ..text.tokenizer.settings import read_settings
+from .canonical import canonical_names, check_published, without_extras
+from .model_files import ModelFiles
+from .schemes import Quantization, read_quantization
+from .sentence_files import read_embedding_settings
+from .tensors import check_unchanged
+from .weight_files import Checkpoint, list_weights, open_checkpoint
 
 logger = logging.getLogger("minillm")
 
-WEIGHT_NAMES = (  # the first that exists is taken
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
-
-OFTEN_TIED = ("lm_head.weight", "embed_out.weight", "embed_tokens.weight", "shared.weight")
-"""Endings of tensors that are one in many models, of which the index may list all; the model asks for what it needs"""
-
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-"""PEFT's names; the first that exists is taken."""
+TOOL_USE = "additional_chat_templates/tool_use.jinja"
 
 
-class Checkpoint(dict[str, StoredTensor]):
-    """All tensors of a folder by name, across its files. Made by `open_checkpoint`."""
+class Folder(ModelFiles):
+    """A checkpoint folder."""
 
-    def __init__(self, folder: Path, files: tuple[Path, ...], tensors: Mapping[str, StoredTensor]) -> None:
-        super().__init__(tensors)
-        self.folder = folder
-        self.files = files
+    @classmethod
+    def reads(cls, path: Path) -> bool:
+        """True if the path is a folder."""
+        return path.is_dir()
 
-    def check_unchanged(self) -> None:
-        """Check, after everything is read, that no file has changed.
+    @cached_property
+    def raw(self) -> dict[str, Any]:
+        """The fields of config.json; `quantization_config` may be from a file beside it."""
+        return read_config(self.path)
 
-        Raises:
-            CheckpointError: a weight file was changed since it was opened.
+    @cached_property
+    def quantization(self) -> Quantization | None:
+        """The scheme that config.json names."""
+        return read_quantization(self.raw)
+
+    @property
+    def as_built(self) -> bool:
+        """True of what minillm has written in 8 or 4 bits."""
+        return self.quantization is not None and self.quantization.as_built
+
+    @cached_property
+    def stored(self) -> Checkpoint:
+        """The tensors by their published names, as they are in the files."""
+        return open_checkpoint(self.path)
+
+    def weights(self) -> tuple[ModelConfig, Mapping[str, Tensor]]:
+        """The configuration, whose head some families tie by the tensors, and the tensors by the names of `build`."""
+        self._warn_of_surprises()
+        scheme, tensors = self.quantization, dict[str, Tensor](self.stored)
+        if scheme is not None:
+            tensors = scheme.join(self.stored, self.config)
+        tied = family_of(self.raw).NAMES.ties_head(tensors, self.config.tied_head)
+        config = replace(self.config, tied_head=tied)
+        if self.as_built:
+            return config, tensors
+        shapes = tensor_shapes(config)
+        return config, without_extras(canonical_names(tensors, config, shapes), shapes, self.path)
+
+    def _warn_of_surprises(self) -> None:
+        warn_of_unknown_tokens(self.raw, self.config.vocab_size, self.path / "config.json")
+        if self.raw.get("auto_map"):
+            logger.warning(
+                "%s: config.json names code of its own (auto_map), which is not run: read as %s",
+                self.path,
+                self.config.model_type,
+            )
+        if self.raw["model_type"] in TEXT_PARTS:
+            logger.warning("%s: a model of text and images, of which minillm reads the text model alone", self.path)
+
+    def finish(self, tensors: Mapping[str, Tensor]) -> None:
+        """Check that no file was changed, and log what quantised matrices have become."""
+        if self.quantization is not None:
+            self.quantization.log(self.path, tensors)
+        check_unchanged(self.stored.values())
+
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        """The weight files that are read, of all that there are."""
+        return list_weights(self.path)[0]
+
+    @property
+    def description(self) -> str:
+        """The scheme and its bits, or the type of most numbers."""
+        fields = self.raw.get("quantization_config")
+        if not isinstance(fields, dict):
+            return super().description + (" .bin" if self.stored.files[0].suffix == ".bin" else "")
+        method, bits = fields.get("quant_method"), fields.get("bits")
+        return f"int{bits}" if method == "minillm" else f"{method} {bits} bits" if bits else str(method)
+
+    def check_complete(self) -> None:
+        """Check names and shapes of tensors that are not quantised; those of others are checked when they are read."""
+        if self.quantization is None:
+            check_published(self.stored, self.config)
+
+    # --- beside the model ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None if the folder has no files of one."""
+        return Tokenizer.find(self.path)
+
+    def need_tokenizer(self) -> Tokenizer:
+        """The tokenizer; the error says which files are looked for."""
+        return self.tokenizer or Tokenizer.from_folder(self.path)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The template in chat_template.jinja, else the one in tokenizer_config.json.
+
+        Of several named templates "default" is used, and "tool_use" for conversations with tools, as in transformers.
+        They are in tokenizer_config.json, or in the folder additional_chat_templates/.
         """
-        for file in {tensor.file for tensor in self.values()}:
-            file.check_unchanged()
-
-    def __repr__(self) -> str:
-        return f"Checkpoint({str(self.folder)!r}, {len(self.files)} files, {len(self)} tensors)"
-
-
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open the weights of a local folder. Only headers are read; tensors are read on demand.
-
-    Raises:
-        CheckpointError: there are no weights, a shard or a tensor of the index is missing, or a file is truncated,
-            damaged or unsafe. The message names the file and the tensor.
-    """
-    files, shard_of = list_weights(folder)
-    return Checkpoint(folder, files, _merge(files, shard_of))
-
-
-def open_adapter(folder: Path) -> Checkpoint:
-    """Open the weights of an adapter's folder, as PEFT's `save_pretrained` writes it.
-
-    Raises:
-        ModelNotFoundError: the folder holds no adapter_config.json.
-        CheckpointError: there are no weights, or their file is truncated, damaged or unsafe.
-    """
-    if not (folder / ADAPTER_CONFIG).exists():
-        raise ModelNotFoundError(f"{folder} holds no {ADAPTER_CONFIG}: expected a folder that PEFT has written")
-    path = next((folder / name for name in ADAPTER_WEIGHTS if (folder / name).exists()), None)
-    if path is None:
-        raise CheckpointError(f"adapter {folder} holds no weights: looked for {', '.join(ADAPTER_WEIGHTS)}")
-    return Checkpoint(folder, (path,), _merge((path,), {}))
-
-
-def list_weights(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
-    """The weight files of a folder, and for shards the index's tensor -> file map. Opens only the index.
-
-    Raises:
-        CheckpointError: there are no weights, the index is unusable, or a shard is missing.
-    """
-    try:
-        present = {path.name for path in folder.iterdir() if path.is_file()}
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read: {error.strerror or error}") from error
-    name = find_weights(present)
-    if name is None:
-        found = ", ".join(sorted(present)[:8]) or "no file at all"
-        raise CheckpointError(f"{folder} holds no weights: looked for {', '.join(WEIGHT_NAMES)}; found {found}")
-    if not is_index(name):
-        return (folder / name,), {}
-    shard_of = read_index(folder / name)
-    shards = sorted(set(shard_of.values()))
-    missing = [shard for shard in shards if shard not in present]
-    if missing:
-        raise CheckpointError(f"{folder} lacks {len(missing)} files that {name} lists, the first is {missing[0]!r}")
-    return tuple(folder / shard for shard in shards), shard_of
-
-
-def find_weights(names: Collection[str]) -> str | None:
-    """The first match among a folder's file names: a weight file or an index; None without either."""
-    return next((name for name in WEIGHT_NAMES if name in names), None)
-
-
-def is_index(name: str) -> bool:
-    """True if the file name is that of an index of shards."""
-    return name.endswith(".index.json")
-
-
-def read_index(path: Path) -> dict[str, str]:
-    """The `weight_map` of an index: tensor name -> file name in the same folder.
-
-    Raises:
-        CheckpointError: the index is unreadable, or lists a file outside its folder.
-    """
-    shard_of = parse_json(read_bytes(path), str(path), unique=True).get("weight_map")
-    if not isinstance(shard_of, dict) or not shard_of:
-        raise CheckpointError(f"{path} has no weight_map from tensor names to file names")
-    for tensor, shard in shard_of.items():
-        # Checks the name, not the link target: in the hub's cache each file is a link to ../../blobs.
-        if not isinstance(shard, str) or PurePosixPath(shard).name != shard or shard in ("", "..") or "\\" in shard:
-            raise CheckpointError(
-                f"{path} places tensor {tensor!r} in {shard!r}, expected a file name in the same folder"
-            )
-    return shard_of
-
-
-def _merge(files: tuple[Path, ...], shard_of: dict[str, str]) -> dict[str, StoredTensor]:
-    """The tensors of all files. Tensors missing from the index are kept; the model accepts or refuses them."""
-    tensors: dict[str, StoredTensor] = {}
-    for path in files:
-        if path.suffix == ".safetensors":
-            inside = read_safetensors(path)
+        settings, path = read_settings(self.path), self.path / "chat_template.jinja"
+        source: str | None
+        if path.exists():
+            source, other = read_text(path), self.path / TOOL_USE
+            tool_use = read_text(other) if other.exists() else None
         else:
-            from .pytorch import read_torch_zip
+            path = self.path / "tokenizer_config.json"
+            source, tool_use = _named_templates(path, settings.get("chat_template"))
+        if source is None:
+            return None
+        return ChatTemplate(source, f"the chat template of {path}", _special_tokens(settings), tool_use)
 
-            inside = read_torch_zip(path)
-        for name, tensor in inside.items():
-            if shard_of.get(name, path.name) != path.name:
-                continue  # a second copy; the index places the tensor elsewhere
-            if name in tensors:
-                raise CheckpointError(f"tensor {name!r} is both in {tensors[name].file.path} and in {path}")
-            tensors[name] = tensor
-    for name, shard in shard_of.items():
-        if name not in tensors and name.endswith(OFTEN_TIED):
-            logger.warning("%s: the index lists %s, which no file holds: left out", files[0].parent, name)
-        elif name not in tensors:
+    def generation_fields(self) -> tuple[Path, dict[str, Any]]:
+        """The fields of generation_config.json, in older checkpoints of config.json; empty without either.
+
+        As in transformers, the one replaces all such fields of the other.
+        """
+        path = self.path / "generation_config.json"
+        if path.exists():
+            return path, read_optional_json(path)
+        path = self.path / "config.json"
+        return path, model_config_fields(read_optional_json(path))
+
+    def generation_defaults(self, vocab_size: int | None = None) -> dict[str, Any]:
+        """`generation_fields`, with warnings; tokens that config.json names are warned of with the weights."""
+        fields, path = super().generation_defaults(), self.path / "generation_config.json"
+        if vocab_size is not None and path.exists():
+            warn_of_unknown_tokens(fields, vocab_size, path)
+        return fields
+
+    def embedding_settings(self, config: ModelConfig, template: str | None = None) -> EmbeddingSettings:
+        """The settings in the files of sentence-transformers."""
+        return read_embedding_settings(self.path, config, super().embedding_settings(config), template)
+
+
+def _named_templates(path: Path, value: Any) -> tuple[str | None, str | None]:
+    """One template, or "default" and "tool_use" of `[{"name": ..., "template": ...}]`."""
+    tool_use = None
+    if isinstance(value, list) and all(
+        isinstance(item, dict) and {"name", "template"} <= item.keys() for item in value
+    ):
+        named = {str(item["name"]): item["template"] for item in value}
+        if "default" not in named:
+            logger.warning("%s: no chat template is named default; ignored: %s", path, ", ".join(named))
+        value, tool_use = named.get("default"), named.get("tool_use")
+    for source in (value, tool_use):
+        if source is not None and not isinstance(source, str):
             raise CheckpointError(
-                f"tensor {name!r} is missing from {files[0].parent / shard}, where the index places it"
+                f"{path}: chat_template should be text, or a list of objects with name and template; "
+                f"found {source!r:.60}"
             )
-    return tensors
+    return value, tool_use
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that transformers passes to a template, as text: `..._token` fields, and named extra ones."""
+    further = settings.get("extra_special_tokens")
+    named = {name: token for name, token in settings.items() if name.endswith("_token")}
+    tokens = named | (further if isinstance(further, dict) else {})
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}

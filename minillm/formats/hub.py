@@ -16,33 +16,21 @@ from typing import Any, NamedTuple
 from ..errors import CheckpointError, ModelNotFoundError, ParameterError
 from ..output_files import undone_by_signals
 from ..progress import bars_shown
-from .folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_weights, is_index, list_weights, read_index
-from .gguf.file import all_shards, choose_file, is_gguf
+from .gguf.file import all_shards, choose_file
+from .load_model import is_model_file
+from .weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_weights, is_index, list_weights, read_index
 
 _log = logging.getLogger("minillm")
 
+_NAMES = """
+config.json generation_config.json hf_quant_config.json quantize_config.json quant_config.json tokenizer.json
+tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt tokenizer.model
+sentencepiece.bpe.model spiece.model source.spm vocab.txt chat_template.jinja
+additional_chat_templates/tool_use.jinja modules.json sentence_bert_config.json
+config_sentence_transformers.json
+"""
 SMALL_FILES = {
-    "config.json",
-    "generation_config.json",
-    "hf_quant_config.json",
-    "quantize_config.json",
-    "quant_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "source.spm",
-    "vocab.txt",
-    "chat_template.jinja",
-    "additional_chat_templates/tool_use.jinja",
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
+    *_NAMES.split(),
     *(f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "xlm-roberta")),
     *(f"{i}_Pooling/config.json" for i in (1, 2, 3)),
     *(f"{i}_Normalize/config.json" for i in (2, 3, 4, 5)),
@@ -55,21 +43,36 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @contextmanager
-def _bars() -> Iterator[None]:
-    """Without the client's progress bars where none are shown; HF_HUB_DISABLE_PROGRESS_BARS has the last word."""
+def _client(repo_id: str, revision: str | None) -> Iterator[None]:
+    """Calls of the client: with its progress bars where ours are shown, and with its errors as ModelNotFoundError.
+
+    HF_HUB_DISABLE_PROGRESS_BARS has the last word on the bars. If a signal ends the command line, what is fetched only
+    in part is removed: since release 2.4 the client writes to a file with a name of its own for each download,
+    ETAG.RANDOM.incomplete, and begins anew the next time. Older ones go on with ETAG.incomplete, which stays.
+    """
     import huggingface_hub
     from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
 
-    if bars_shown() or constants.HF_HUB_DISABLE_PROGRESS_BARS is not None:
-        yield
-        return
     utils: Any = huggingface_hub.utils  # which documents these functions, without declaring them exported
-    before = utils.are_progress_bars_disabled()
-    utils.disable_progress_bars()
+    hide = not bars_shown() and constants.HF_HUB_DISABLE_PROGRESS_BARS is None
+    hide = hide and not utils.are_progress_bars_disabled()
+    blobs = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo_id, repo_type="model"), "blobs")
+    before = set(blobs.glob(_PART))
+
+    def remove_parts() -> None:
+        for path in set(blobs.glob(_PART)) - before:
+            path.unlink(missing_ok=True)
+
+    if hide:
+        utils.disable_progress_bars()
     try:
-        yield
+        with undone_by_signals(remove_parts):
+            yield
+    except _client_errors() as error:
+        raise ModelNotFoundError(_explain(error, repo_id, revision)) from error
     finally:
-        if not before:
+        if hide:
             utils.enable_progress_bars()
 
 
@@ -116,18 +119,18 @@ def cached_models() -> list[Cached]:
         cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
         return []
-    found = []
+    models = []
     for repo in cache.repos:
         for revision in repo.revisions if repo.repo_type == "model" else ():
             version = min(revision.refs, default=revision.commit_hash[:8])
             name = repo.repo_id if len(repo.revisions) == 1 else f"{repo.repo_id}@{version}"
-            found.append(Cached(name, revision.snapshot_path))
+            models.append(Cached(name, revision.snapshot_path))
     for warning in cache.warnings:
         parts = re.search(r"models--([^\s/\\]+)", str(warning))
         if parts:
             folder = Path(constants.HF_HUB_CACHE, parts[0])
-            found.append(Cached(parts[1].replace("--", "/"), folder, _one_line(warning)))
-    return sorted(found)
+            models.append(Cached(parts[1].replace("--", "/"), folder, _one_line(warning)))
+    return sorted(models)
 
 
 def list_hub_files(repo_id: str, *, revision: str | None = None) -> set[str]:
@@ -136,13 +139,16 @@ def list_hub_files(repo_id: str, *, revision: str | None = None) -> set[str]:
     Raises:
         ModelNotFoundError: there is no such repository or revision, access is denied, or the hub cannot be reached.
     """
+    with _client(repo_id, revision):
+        return _repository(repo_id, revision)[1]
+
+
+def _repository(repo_id: str, revision: str | None) -> tuple[str | None, set[str]]:
+    """The commit of a revision, and the names of its files."""
     from huggingface_hub import HfApi, constants
 
-    try:
-        info = HfApi().model_info(repo_id, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except _client_errors() as error:
-        raise ModelNotFoundError(_explain(error, repo_id, revision)) from error
-    return {sibling.rfilename for sibling in info.siblings or ()}
+    info = HfApi().model_info(repo_id, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    return info.sha, {sibling.rfilename for sibling in info.siblings or ()}
 
 
 def find_file(repo_id: str, name: str, *, revision: str | None = None) -> Path:
@@ -151,15 +157,16 @@ def find_file(repo_id: str, name: str, *, revision: str | None = None) -> Path:
     Raises:
         ModelNotFoundError: the repository has no such file; or as `find_model`.
     """
-    from huggingface_hub import errors, hf_hub_download
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    try:
-        with _bars(), _removing_parts(repo_id):
+    with _client(repo_id, revision):
+        try:
             return Path(hf_hub_download(repo_id, name, revision=revision))
-    except _client_errors() as error:
-        if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
+        except LocalEntryNotFoundError:  # which is an EntryNotFoundError, and says that the hub cannot be reached
+            raise
+        except EntryNotFoundError as error:
             raise ModelNotFoundError(f"{_title(repo_id, revision)} has no file {name!r:.100}") from error
-        raise ModelNotFoundError(_explain(error, repo_id, revision)) from error
 
 
 def find_config(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> Path:
@@ -184,13 +191,11 @@ def find_config(path_or_id: str | os.PathLike[str], *, revision: str | None = No
         if not isinstance(cached, str):
             raise
         return Path(cached).parent
-    try:
-        with _bars():
+    with _client(name, revision):
+        try:
             return Path(hf_hub_download(name, "config.json", revision=revision)).parent
-    except EntryNotFoundError:
-        return _find_on_hub(name, revision)  # a GGUF file has it inside
-    except _client_errors() as error:
-        raise ModelNotFoundError(_explain(error, name, revision)) from error
+        except EntryNotFoundError:
+            return _find_on_hub(name, revision)  # a GGUF file has it inside
 
 
 def find_adapter(path_or_id: str | os.PathLike[str]) -> Path:
@@ -200,16 +205,7 @@ def find_adapter(path_or_id: str | os.PathLike[str]) -> Path:
         ModelNotFoundError: as `find_model`.
     """
     name = os.fspath(path_or_id)
-    folder = _local_folder(name, None)
-    if folder is not None:
-        return folder
-    from huggingface_hub import snapshot_download
-
-    try:
-        with _bars():
-            return Path(snapshot_download(name, allow_patterns=[ADAPTER_CONFIG, *ADAPTER_WEIGHTS]))
-    except _client_errors() as error:
-        raise ModelNotFoundError(_explain(error, name, None)) from error
+    return _local_folder(name, None) or _fetch_files(name, [ADAPTER_CONFIG, *ADAPTER_WEIGHTS])
 
 
 def find_tokenizer(path_or_id: str | os.PathLike[str]) -> Path:
@@ -219,18 +215,18 @@ def find_tokenizer(path_or_id: str | os.PathLike[str]) -> Path:
         ModelNotFoundError: as `find_model`.
     """
     name = os.fspath(path_or_id)
-    folder = _local_folder(name, None, or_file=True)
-    if folder is not None:
-        return folder
-    if is_hub_file(name):
-        return _fetch_file(name, None)
+    path = _local_folder(name, None, or_file=True)
+    if path is not None:
+        return path
+    return _fetch_file(name, None) if is_hub_file(name) else _fetch_files(name, sorted(SMALL_FILES))
+
+
+def _fetch_files(repo_id: str, names: list[str]) -> Path:
+    """The local folder of these files of a repository, of those that it has."""
     from huggingface_hub import snapshot_download
 
-    try:
-        with _bars():
-            return Path(snapshot_download(name, allow_patterns=sorted(SMALL_FILES)))
-    except _client_errors() as error:
-        raise ModelNotFoundError(_explain(error, name, None)) from error
+    with _client(repo_id, None):
+        return Path(snapshot_download(repo_id, allow_patterns=names))
 
 
 def _local_folder(name: str, revision: str | None, *, or_file: bool = False) -> Path | None:
@@ -244,7 +240,7 @@ def _local_folder(name: str, revision: str | None, *, or_file: bool = False) -> 
     except (OSError, ValueError, RuntimeError) as error:  # no permission, a NUL character, no such user after the ~
         reason = getattr(error, "strerror", None) or error
         raise ModelNotFoundError(f"{name!r:.100} cannot be looked up as a folder: {reason!s:.100}") from error
-    is_file = exists and bool(name) and is_gguf(path)
+    is_file = exists and bool(name) and is_model_file(path)
     if (is_folder or is_file) and name:
         if revision is not None:
             raise ParameterError(
@@ -286,7 +282,7 @@ def gguf_in(folder: Path) -> Path | None:
 def _fetch_file(name: str, revision: str | None) -> Path:
     """The local copy of owner/name/file.gguf, and of the other files of its model if it is one of several."""
     repo_id, _, file = name.rpartition("/")
-    first, *_ = [find_file(repo_id, each, revision=revision) for each in all_shards(file)]
+    first, *_ = [find_file(repo_id, shard, revision=revision) for shard in all_shards(file)]
     return first
 
 
@@ -297,35 +293,14 @@ def _find_on_hub(repo_id: str, revision: str | None) -> Path:
     if cached is not None and _COMMIT.fullmatch(revision or ""):
         return cached
     try:
-        with _bars(), _removing_parts(repo_id):
+        with _client(repo_id, revision):
             return _download(repo_id, revision, cached)
-    except _client_errors() as error:
-        if cached is None:
-            raise ModelNotFoundError(_explain(error, repo_id, revision)) from error
-        if not isinstance(error, OfflineModeIsEnabled):
-            _log.warning("using the cached copy of %s: %s", repo_id, _explain(error, repo_id, revision))
+    except ModelNotFoundError as error:
+        if cached is None or error.__cause__ is None:  # the hub has answered: the repository is no model
+            raise
+        if not isinstance(error.__cause__, OfflineModeIsEnabled):
+            _log.warning("using the cached copy of %s: %s", repo_id, error)
         return cached
-
-
-@contextmanager
-def _removing_parts(repo_id: str) -> Iterator[None]:
-    """Remove what is fetched only in part if a signal ends the command line.
-
-    Since release 2.4 the client writes to a file with a name of its own for each download, ETAG.RANDOM.incomplete, and
-    begins anew the next time. Older ones go on with ETAG.incomplete, which stays.
-    """
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    blobs = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo_id, repo_type="model"), "blobs")
-    before = set(blobs.glob(_PART))
-
-    def remove() -> None:
-        for path in set(blobs.glob(_PART)) - before:
-            path.unlink(missing_ok=True)
-
-    with undone_by_signals(remove):
-        yield
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
@@ -341,28 +316,23 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
 
 def _find_in_cache(repo_id: str, revision: str | None) -> Path | None:
-    """The cached snapshot of this revision, if it has the configuration and all weights."""
-    from huggingface_hub import try_to_load_from_cache
+    """The cached snapshot of this revision if it has the configuration and all weights, or its one GGUF model."""
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        config = try_to_load_from_cache(repo_id, "config.json", revision=revision)
+        folder = Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
     except HFValidationError as error:
         raise ModelNotFoundError(
             f"{repo_id!r:.100} is neither a folder nor a valid hub id: {_one_line(error)}"
         ) from error
-    folder = Path(config).parent if isinstance(config, str) else None
-    return folder if folder is not None and _has_weights(folder) else _find_gguf_in_cache(repo_id, revision)
-
-
-def _find_gguf_in_cache(repo_id: str, revision: str | None) -> Path | None:
-    """The one complete GGUF model in the cached snapshot of this revision."""
-    from huggingface_hub import snapshot_download
-
-    errors: tuple[type[Exception], ...] = CheckpointError, *_client_errors()
+    except _client_errors():
+        return None
+    if (folder / "config.json").exists() and _has_weights(folder):
+        return folder
     try:
-        path = gguf_in(Path(snapshot_download(repo_id, revision=revision, local_files_only=True)))
-    except errors:
+        path = gguf_in(folder)
+    except CheckpointError:
         return None
     complete = path is not None and all(path.with_name(name).is_file() for name in all_shards(path.name))
     return path if complete else None
@@ -378,12 +348,11 @@ def _has_weights(folder: Path) -> bool:
 
 def _download(repo_id: str, revision: str | None, cached: Path | None) -> Path:
     """Fetch the files needed and not yet cached. Small files come first, so a snapshot with weights is complete."""
-    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub import snapshot_download
 
-    info = HfApi().model_info(repo_id, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    present = {sibling.rfilename for sibling in info.siblings or ()}
+    commit, present = _repository(repo_id, revision)
     small = SMALL_FILES & present
-    if cached is not None and cached.name == info.sha and all((cached / name).is_file() for name in small):
+    if cached is not None and cached.name == commit and all((cached / name).is_file() for name in small):
         return cached
     weights = find_weights(present)
     if weights is None and (file := choose_file(list(present), _title(repo_id, revision))) is not None:
@@ -407,34 +376,26 @@ def _download(repo_id: str, revision: str | None, cached: Path | None) -> Path:
 
 def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
     """One-line message for an error of the client."""
-    no_folder = "" if "/" in repo_id else f"there is no folder {repo_id!r:.100}, and "
-    return no_folder + _explained(error, repo_id, revision)
-
-
-def _explained(error: Exception, repo_id: str, revision: str | None) -> str:
     from huggingface_hub import constants, errors
 
-    model = _title(repo_id, revision)
-    log_in = "set HF_TOKEN or run `hf auth login`"
-    match error:
-        case errors.GatedRepoError():  # before RepositoryNotFoundError, its base class
-            return f"{model} is gated: accept its terms on its page, then {log_in}"
-        case errors.RepositoryNotFoundError():
-            return f"the hub has no public model {repo_id!r}: check the spelling, or for a private one {log_in}"
-        case errors.RevisionNotFoundError():
-            return (
-                f"model {repo_id!r:.100} has no revision {revision!r:.60}: give a branch, a tag or a full commit hash"
-            )
-        case _ if isinstance(error, errors.OfflineModeIsEnabled) or (
-            constants.HF_HUB_OFFLINE and isinstance(error, errors.LocalEntryNotFoundError)
-        ):
-            return f"{model} is not complete in the local cache, and HF_HUB_OFFLINE is set: unset it to download it"
-    if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
-        return f"the hub denies access to {model}: {log_in} with an account that may read it"
-    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # what failed, without the client's words about its cache
-    reason = _one_line(error)
-    return f"{model} could not be fetched from {constants.ENDPOINT} ({reason}); try again, complete files are kept"
+    model, log_in = _title(repo_id, revision), "set HF_TOKEN or run `hf auth login`"
+    offline = errors.LocalEntryNotFoundError if constants.HF_HUB_OFFLINE else errors.OfflineModeIsEnabled
+    if isinstance(error, errors.GatedRepoError):  # which is a RepositoryNotFoundError
+        message = f"{model} is gated: accept its terms on its page, then {log_in}"
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        message = f"the hub has no public model {repo_id!r}: check the spelling, or for a private one {log_in}"
+    elif isinstance(error, errors.RevisionNotFoundError):
+        message = f"model {repo_id!r:.100} has no revision {revision!r:.60}: give a branch, a tag or a full commit hash"
+    elif isinstance(error, errors.OfflineModeIsEnabled | offline):
+        message = f"{model} is not complete in the local cache, and HF_HUB_OFFLINE is set: unset it to download it"
+    elif getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+        message = f"the hub denies access to {model}: {log_in} with an account that may read it"
+    else:
+        if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+            error = error.__cause__  # what failed, without the client's words about its cache
+        reason = f"({_one_line(error)}); try again, complete files are kept"
+        message = f"{model} could not be fetched from {constants.ENDPOINT} {reason}"
+    return message if "/" in repo_id else f"there is no folder {repo_id!r:.100}, and {message}"
 
 
 def _title(repo_id: str, revision: str | None) -> str:

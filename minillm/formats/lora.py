@@ -7,8 +7,9 @@ A module's matrix W [out, in] becomes W + scale B A, with scale = lora_alpha / r
 base model's published tensors have, so that merging happens by name, before tensors are fused or rearranged.
 """
 
+import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,101 +18,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.formats import BFLOAT16, FLOAT16, FORMATS, Role
-from ..backends.loader import RandomTensor, Rearranged, Tensor
+from ..backends.formats import BFLOAT16, FLOAT16, FORMATS
+from ..backends.loader import Rearranged, Tensor
 from ..backends.low_rank import AdapterWeights, LowRankWeight
 from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
-from ..backends.weights import Weight, narrow
+from ..backends.weights import narrow
 from ..config import ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
-from ..models.sources import Build, Names, Split, Weights, rows_by_block
-from . import ADAPTER_CONFIG, StoredTensor, open_adapter
+from ..models import build_of, family_named
+from ..models.sources import Names, Parameter, Weights, parameters_of
 from .lora_config import LoraConfig, read_lora_config
+from .tensors import ComputedTensor, StoredTensor, check_unchanged
+from .weight_files import ADAPTER_CONFIG, open_adapter
+
+logger = logging.getLogger("minillm")
 
 PREFIX = "base_model.model."
 """PEFT's prefix of every tensor."""
 
-# --- the modules of a model ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Module:
-    """A matrix of the model as the checkpoint has it, and its place in the model's own weight."""
-
-    weight: str
-    """The weight that it is a part of: "layers.3.self_attn.qkv" """
-    outputs: int
-    inputs: int
-    first: int
-    """Its first row in the weight"""
-    role: Role
-    blocks: int = 1
-    heads: int | None = None
-    """Rows are stored head by head (`Weights.linear`)"""
-    transposed: bool = False
-    """Published as [inputs, outputs]"""
-    is_expert: bool = False
-    """One of several experts' matrices"""
-
-    def arranged(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Rows in the checkpoint's order as the model has them. [outputs, ...]"""
-        return rows if self.heads is None else rows_by_block(rows, self.heads, self.blocks)
-
-
-class _Modules(Weights):
-    """Takes up the modules for which a family's `build` asks."""
-
-    def __init__(self, backend: ShapeBackend) -> None:
-        super().__init__(lambda name, shape: RandomTensor(name, shape, seed=0, std=0), backend, as_built=True)
-        self.found: dict[str, Module] = {}
-
-    def linear(
-        self,
-        name: str,
-        outputs: int | Mapping[str, int],
-        *,
-        inputs: int,
-        bias: bool = False,
-        split: Split | None = None,
-        blocks: int | tuple[int, ...] = 1,
-        heads: int | None = None,
-        units: Sequence[int] | None = None,
-        transposed: bool = False,
-        role: Role = "projection",
-    ) -> Weight:
-        first = 0
-        for part, rows in (outputs if isinstance(outputs, Mapping) else {name: outputs}).items():
-            weight, order = self._prefix + name, (blocks if isinstance(blocks, int) else 1, heads, transposed)
-            self.found[self._prefix + part] = Module(weight, rows, inputs, first, "projection", *order)
-            first += rows
-        return super().linear(name, outputs, inputs=inputs, bias=bias, split=split, role=role)
-
-    def experts(
-        self, name: str, outputs: Mapping[str, int], *, inputs: int, count: int, split: Split | None = None
-    ) -> Weight:
-        for expert in range(count):
-            first = 0
-            for part, rows in outputs.items():
-                module = Module(f"{self._prefix}{name}.{expert}", rows, inputs, first, "projection", is_expert=True)
-                self.found[self._prefix + part.replace("*", str(expert))] = module
-                first += rows
-        return super().experts(name, outputs, inputs=inputs, count=count, split=split)
-
-    def table(
-        self, name: str, rows: int, width: int, role: Role, *, bias: str | None = None, split: Split | None = None
-    ) -> Weight:
-        kind: Role = "projection" if role == "router" else role  # a linear layer, as PEFT sees it
-        self.found[self._prefix + name] = Module(self._prefix + name, rows, width, 0, kind)
-        return super().table(name, rows, width, role, bias=bias, split=split)
-
-
-def modules_of(build: Build, config: ModelConfig) -> dict[str, Module]:
-    """The matrices of a model by the names of its published tensors, without ".weight"."""
-    backend = ShapeBackend()
-    modules = _Modules(backend)
-    build(config, modules, backend)
-    return modules.found
+# --- shares of ranks --------------------------------------------------------------------------------------------------
 
 
 class Share(NamedTuple):
@@ -124,7 +50,6 @@ class Share(NamedTuple):
 class _Place(NamedTuple):
     """The place of a part of a tensor in the whole, which stands for the tensor."""
 
-    name: str
     extents: tuple[range, ...]
     """Its rows, and columns if it has any"""
 
@@ -137,34 +62,30 @@ class _Place(NamedTuple):
         """Rows or columns `first` to `stop`."""
         extents = list(self.extents)
         extents[axis] = extents[axis][first:stop]
-        return self._replace(extents=tuple(extents))
+        return _Place(tuple(extents))
 
 
-class _Shares(Weights):
-    """Takes up which parts of the modules a rank takes when a family's `build` asks for them."""
+def shares_of(config: ModelConfig, rank: int, ranks: int) -> dict[str, Share]:
+    """The share of each weight that rank number `rank` of `ranks` has, by the weight's name; without experts'.
 
-    def __init__(self, modules: Mapping[str, Module], rank: int, ranks: int) -> None:
-        def find(name: str, shape: tuple[int, ...]) -> Any:
-            return _Place(name.removesuffix(".weight"), tuple(map(range, shape)))
+    The LM head has one of its own.
+    """
+    shares: dict[str, Share] = {}
 
-        super().__init__(find, ShapeBackend(), rank=rank, ranks=ranks)
-        self.modules = modules
-        self.found: dict[str, Share] = {}
+    def find(name: str, shape: tuple[int, ...]) -> Any:
+        return _Place(tuple(map(range, shape)))
 
-    def _prepare(self, name: str, tensors: Sequence[Any], biases: Sequence[Any], role: Role) -> Weight:
-        if all(place.name in self.modules for place in tensors):
-            rows = [self.modules[place.name].first + np.asarray(place.extents[0], np.int64) for place in tensors]
-            self.found[self._prefix + name] = Share(np.concatenate(rows), tensors[0].extents[1])
-        return super()._prepare(name, tensors, biases, role)
+    def add(parameter: Parameter, places: Sequence[Any]) -> None:
+        if not parameter.is_expert:
+            before = [shares[parameter.weight].rows] if parameter.first else []
+            rows = [parameter.first + np.asarray(place.extents[0], np.int64) for place in places]
+            shares[parameter.weight] = Share(np.concatenate([*before, *rows]), places[0].extents[1])
 
-
-def shares_of(
-    build: Build, config: ModelConfig, modules: Mapping[str, Module], rank: int, ranks: int
-) -> dict[str, Share]:
-    """The share of each weight that rank number `rank` of `ranks` has, by the weight's name; without experts'."""
-    shares = _Shares(modules, rank, ranks)
-    build(config, shares, ShapeBackend())
-    return shares.found
+    backend = ShapeBackend()
+    build_of(config)(
+        replace(config, tied_head=False), Weights(find, backend, rank=rank, ranks=ranks, on_parameter=add), backend
+    )
+    return shares
 
 
 # --- adapter_model.safetensors ---------------------------------------------------------------------------------------
@@ -193,35 +114,28 @@ class Adapter:
     """Tensors in the place of the model's own, by name"""
     unties: bool
     """Whether it changes the embedding or the LM head of a model in which they are one"""
-    modules: Mapping[str, Module] = field(repr=False)
+    modules: Mapping[str, Parameter] = field(repr=False)
     """All of the model's"""
-    head: str
-    """Which of them is the LM head"""
+    names: Names
+    """Names of the family's published tensors"""
 
 
 _MATRICES = re.compile(r"(.+)\.(?:lora_([AB])\.weight|lora_embedding_([AB])|(lora_magnitude_vector)(?:\.weight)?)")
 
 
-def read_adapter(folder: Path, build: Build, config: ModelConfig, names: Names) -> Adapter:
+def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
     """Read an adapter and check that it fits a model.
-
-    Args:
-        folder: with adapter_config.json and the adapter's weights
-        build: the family's
-        config: the model's
-        names: of the family's published tensors
 
     Raises:
         ModelNotFoundError: the folder has no adapter_config.json.
         CheckpointError: a file cannot be read, or a tensor is missing, unexpected or of another shape.
         UnsupportedModelError: another kind of adapter, or a variant of LoRA that is not supported.
     """
-    stored = open_adapter(folder)
-    lora = read_lora_config(folder)
-    source = f"adapter {folder}"
+    stored, lora, source = open_adapter(folder), read_lora_config(folder), f"adapter {folder}"
+    names: Names = family_named(config.model_type).NAMES
     head = names.head.removesuffix(".weight")
     also = head if lora.tie and config.tied_head else None  # PEFT stores it beside the embedding, whatever is named
-    modules = modules_of(build, replace(config, tied_head=False))  # with a head of its own
+    modules = parameters_of(build_of(config), replace(config, tied_head=False))  # with a head of its own
     matrices: dict[str, dict[str, StoredTensor]] = {}
     full_names: dict[str, str] = {}
     replaced: dict[str, StoredTensor] = {}
@@ -253,15 +167,15 @@ def read_adapter(folder: Path, build: Build, config: ModelConfig, names: Names) 
         full_names[module] = full
     _check_complete(source, lora, modules, full_names, head)
     changes = {
-        module: _read_change(f"{source}: {full_names[module]}", lora, modules[module], found, full_names[module], head)
-        for module, found in matrices.items()
+        module: _read_change(f"{source}: {full_names[module]}", lora, modules[module], tensors, full_names[module])
+        for module, tensors in matrices.items()
     }
-    stored.check_unchanged()
+    check_unchanged(stored.values())
     touched = set(changes) | {name.removesuffix(".weight") for name in replaced}
     embedding = names.embedding.removesuffix(".weight")
     alike = also is not None and head not in touched and embedding.endswith("embed_tokens")  # as PEFT ties the two
     unties = config.tied_head and bool(touched & {head, embedding}) and not alike
-    return Adapter(folder, changes, replaced, unties, modules, head)
+    return Adapter(folder, changes, replaced, unties, modules, names)
 
 
 def _may_replace(lora: LoraConfig, module: str, short: str, is_base: bool, names: Names) -> bool:
@@ -271,47 +185,47 @@ def _may_replace(lora: LoraConfig, module: str, short: str, is_base: bool, names
 
 
 def _check_complete(
-    source: str, lora: LoraConfig, modules: Mapping[str, Module], full_names: Mapping[str, str], head: str
+    source: str, lora: LoraConfig, modules: Mapping[str, Parameter], full_names: Mapping[str, str], head: str
 ) -> None:
     """Refuse an adapter that lacks a module which its configuration names."""
     if not full_names:
         raise CheckpointError(f"{source} has no lora_A and lora_B: expected those of its target_modules")
     module, full = next(((m, f) for m, f in full_names.items() if m != head), (head, head))
     prefix = full.removesuffix(module)
-    wanted = {prefix + name: name for name, each in modules.items() if each.role == "projection"}
-    for full, name in (wanted | {"lm_head": head, head: head}).items():
+    expected = {prefix + name: name for name, parameter in modules.items() if parameter.role == "projection"}
+    for full, name in (expected | {"lm_head": head, head: head}).items():
         if name not in full_names and lora.targets_module(full, head=name == head):
             raise CheckpointError(f"{source} lacks the matrices of {full!r:.100}, which its {ADAPTER_CONFIG} targets")
 
 
 def _read_change(
-    where: str, lora: LoraConfig, module: Module, found: Mapping[str, StoredTensor], full: str, head: str
+    where: str, lora: LoraConfig, module: Parameter, tensors: Mapping[str, StoredTensor], full: str
 ) -> LowRank:
     """One module's matrices, in float32.
 
     PEFT's matrices of an embedding are transposed: its table is [V, E], the change A^T B^T.
     """
-    wanted = {"A", "B", "lengths"} if lora.decomposed else {"A", "B"}
-    if set(found) != wanted:
-        raise CheckpointError(f"{where} should have {', '.join(sorted(wanted))}, found {', '.join(sorted(found))}")
+    expected = {"A", "B", "lengths"} if lora.decomposed else {"A", "B"}
+    if set(tensors) != expected:
+        raise CheckpointError(f"{where} should have {', '.join(sorted(expected))}, found {', '.join(sorted(tensors))}")
     r = lora.rank_of(full)
-    embedding = "lora_embedding" in found["A"].name
+    embedding = "lora_embedding" in tensors["A"].name
     if embedding and lora.decomposed:
         raise UnsupportedModelError(f"{where}: use_dora on an embedding is not supported")
     inputs, outputs = (module.outputs, module.inputs) if embedding else (module.inputs, module.outputs)
     for kind, shape in {"A": (r, inputs), "B": (outputs, r), "lengths": (module.outputs,)}.items():
-        if kind in wanted and found[kind].shape not in (shape, (1, *shape) if kind == "lengths" else shape):
+        if kind in expected and tensors[kind].shape not in (shape, (1, *shape) if kind == "lengths" else shape):
             raise CheckpointError(
                 f"{where}.{kind if kind == 'lengths' else 'lora_' + kind} should have shape {list(shape)} by the "
-                f"model and r = {r}, found {list(found[kind].shape)}: is it another model's adapter?"
+                f"model and r = {r}, found {list(tensors[kind].shape)}: is it another model's adapter?"
             )
-    a, b = found["A"].load(), found["B"].load()
+    a, b = tensors["A"].load(), tensors["B"].load()
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise CheckpointError(f"{where}: the matrices hold NaN or infinity")
     scale = np.float32(lora.scale(full))
     if embedding:
         return LowRank(np.ascontiguousarray(a.T) * scale, np.ascontiguousarray(b.T))  # [V, r], [r, E]
-    lengths = found["lengths"].load().reshape(-1).copy() if lora.decomposed else None
+    lengths = tensors["lengths"].load().reshape(-1).copy() if lora.decomposed else None
     return LowRank(b * scale, np.array(a), lengths)  # [out, r], [r, in]
 
 
@@ -319,7 +233,7 @@ def _read_change(
 
 
 @dataclass(frozen=True, eq=False)
-class Merged:
+class Merged(ComputedTensor):
     """A tensor plus a low-rank change, computed in float32 when it is read.
 
     It counts as stored in the 16 bits of `source`, rounded as PEFT's `merge_and_unload` does; of any other source as
@@ -335,7 +249,7 @@ class Merged:
     """DoRA: those of the rows of the sum, or of its columns, [rows, 1] or [1, columns]"""
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         """The source's shape."""
         return self.source.shape
 
@@ -365,30 +279,9 @@ class Merged:
             yield total
             first = rows.stop
 
-    def load(self) -> NDArray[np.float32]:
-        """The values as float32."""
-        out = np.empty(self.shape, np.float32)
-        self._fill(out)
-        return out
-
-    def stored(self) -> NDArray[Any]:
-        """The values in `dtype`."""
-        out = np.empty(self.shape, FORMATS[self.dtype].dtype)
-        self.read_into(out)
-        return out
-
-    def read_into(self, out: NDArray[Any]) -> None:
-        """Fill `out` with the values: as float32, or in `dtype`."""
-        self._fill(out, None if out.dtype == np.float32 else lambda chunk: narrow(chunk, FORMATS[self.dtype]))
-
-    def _fill(self, out: NDArray[Any], convert: Callable[[NDArray[np.float32]], NDArray[Any]] | None = None) -> None:
-        first = 0
-        for chunk in self.chunks():
-            out[first : first + len(chunk)] = chunk if convert is None else convert(chunk)
-            first += len(chunk)
-
-    def merged_with(self, other: Any) -> None:
-        """None: the sum is in no file."""
+    def rounded(self, chunk: NDArray[np.float32]) -> NDArray[Any]:
+        """Values in `dtype`."""
+        return narrow(chunk, FORMATS[self.dtype])
 
     def part(self, axis: int, first: int, stop: int) -> "Merged | Rearranged":
         """Rows or columns `first` to `stop`; with DoRA, whose factors need whole rows, all of the source is read."""
@@ -398,27 +291,48 @@ class Merged:
         return Merged(self.source.part(axis, first, stop), left, right)
 
 
-def merge(adapter: Adapter, tensors: Mapping[str, Tensor], names: Names, *, as_built: bool) -> dict[str, Tensor]:
+def merge_adapter(
+    folder: Path, config: ModelConfig, tensors: Mapping[str, Tensor], *, as_built: bool
+) -> tuple[ModelConfig, Mapping[str, Tensor]]:
+    """A model's configuration and tensors with the adapter of a folder merged in.
+
+    Matrices stored in 8 or 4 bits are expanded: they stay float32 unless the backend is to round them again.
+
+    Raises:
+        ModelNotFoundError, CheckpointError, UnsupportedModelError: the adapter cannot be read, or does not fit.
+    """
+    adapter = read_adapter(folder, config)
+    merged = merge(adapter, tensors, as_built=as_built)
+    changed = [tensors[name] for name in merged if name in tensors and merged[name] is not tensors[name]]
+    if any("float" not in tensor.dtype for tensor in changed):
+        logger.warning(
+            "%s: the checkpoint is quantised; the matrices that the adapter changes become float32, unless dtype names "
+            "another format",
+            folder,
+        )
+    return replace(config, tied_head=config.tied_head and not adapter.unties), merged
+
+
+def merge(adapter: Adapter, tensors: Mapping[str, Tensor], *, as_built: bool) -> dict[str, Tensor]:
     """A model's tensors with an adapter in them; if `adapter.unties`, with an LM head beside the embedding.
 
     Args:
         adapter: fits the model
         tensors: by the names that `build` asks for
-        names: of the family's published tensors
         as_built: the tensors are in the model's own order (`Weights`)
 
     Raises:
         CheckpointError: a replaced tensor has no place in the model, or another shape than the model's.
     """
-    merged = dict(tensors)
+    merged, names = dict(tensors), adapter.names
     if adapter.unties and names.embedding in merged:
         merged[names.head] = merged[names.embedding]
     for name, replacement in adapter.replaced.items():
         if name not in merged or (not as_built and merged[name].shape != replacement.shape):
-            found = "has none" if name not in merged else f"has {list(merged[name].shape)}"
+            problem = "has none" if name not in merged else f"has {list(merged[name].shape)}"
             raise CheckpointError(
                 f"adapter {adapter.folder}: {name} of shape {list(replacement.shape)} is to replace the model's, which "
-                f"{found}"
+                f"{problem}"
             )
         merged[name] = _as_built(replacement, adapter.modules, name) if as_built else replacement
     for name, change in adapter.changes.items():
@@ -447,10 +361,11 @@ def per_request(adapter: Adapter, backend: Backend, shares: Mapping[str, Share] 
     Raises:
         UnsupportedModelError: it changes more than projections by low-rank matrices: it can only be merged.
     """
+    head = adapter.names.head.removesuffix(".weight")
     tables = [
         name
         for name in adapter.changes
-        if adapter.modules[name].role != "projection" and (name != adapter.head or adapter.unties)
+        if adapter.modules[name].role != "projection" and (name != head or adapter.unties)
     ]
     experts = [name for name in adapter.changes if adapter.modules[name].is_expert]
     reason = (
@@ -489,7 +404,7 @@ def per_request(adapter: Adapter, backend: Backend, shares: Mapping[str, Share] 
     return weights
 
 
-def _as_built(tensor: Tensor, modules: Mapping[str, Module], name: str) -> Tensor:
+def _as_built(tensor: Tensor, modules: Mapping[str, Parameter], name: str) -> Tensor:
     """A replacement as published, in the model's own order."""
     module = modules.get(name.rpartition(".")[0])
     if module is None:

@@ -12,64 +12,32 @@ from typing import Any
 from ..config import Fields
 from ..errors import CheckpointError, UnsupportedModelError, listed
 from ..files import read_json
-from . import ADAPTER_CONFIG
+from .weight_files import ADAPTER_CONFIG
 
-UNSUPPORTED = (
-    "alora_invocation_tokens",
-    "arrow_config",
-    "kasa_config",
-    "layer_replication",
-    "lora_bias",
-    "megatron_config",
-    "monteclora_config",
-    "target_parameters",
-    "trainable_token_indices",
-    "use_bdlora",
-    "use_qalora",
-    "velora_config",
-)
+_UNSUPPORTED = """
+alora_invocation_tokens arrow_config kasa_config layer_replication lora_bias megatron_config monteclora_config
+target_parameters trainable_token_indices use_bdlora use_qalora velora_config
+"""
+UNSUPPORTED = tuple(_UNSUPPORTED.split())
 """Fields of variants of LoRA that are refused unless they are null, false or empty."""
 
-HONOURED = {
-    "alpha_pattern",
-    "bias",
-    "ensure_weight_tying",
-    "exclude_modules",
-    "init_lora_weights",
-    "layers_pattern",
-    "layers_to_transform",
-    "lora_alpha",
-    "modules_to_save",
-    "peft_type",
-    "r",
-    "rank_pattern",
-    "target_modules",
-    "use_dora",
-    "use_rslora",
-}
+_HONOURED = """
+alpha_pattern bias ensure_weight_tying exclude_modules init_lora_weights layers_pattern layers_to_transform lora_alpha
+modules_to_save peft_type r rank_pattern target_modules use_dora use_rslora
+"""
+HONOURED = frozenset(_HONOURED.split())
 """Fields that decide what an adapter computes."""
 
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that change the base model's weights, so that the adapter does not fit the published ones."""
 
-NO_EFFECT = {
-    "auto_mapping",
-    "base_model_name_or_path",  # for people: the shapes decide
-    "corda_config",
-    "eva_config",
-    "fan_in_fan_out",  # follows from the module, as in PEFT
-    "inference_mode",
-    "loftq_config",
-    "lora_dropout",
-    "lora_ga_config",
-    "megatron_core",
-    "peft_version",
-    "qalora_group_size",
-    "revision",
-    "runtime_config",
-    "task_type",
-}
-"""Fields that describe training or the base model; they do not change what a trained adapter computes."""
+_NO_EFFECT = """
+auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode loftq_config lora_dropout
+lora_ga_config megatron_core peft_version qalora_group_size revision runtime_config task_type
+"""
+NO_EFFECT = frozenset(_NO_EFFECT.split())
+"""Fields that describe training or the base model; they do not change what a trained adapter computes. The base model's
+name is for people: the shapes decide. `fan_in_fan_out` follows from the module, as in PEFT."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +86,8 @@ class LoraConfig:
             return _named(self.targets, module)
         if self.layers is not None:
             patterns = self.layers_patterns or (r"[^.]*",)
-            found = (re.match(rf"(?:^|.*?\.){pattern}\.(\d+)\.", module) for pattern in patterns)
-            at = next((match for match in found if match), None)
+            matches = (re.match(rf"(?:^|.*?\.){pattern}\.(\d+)\.", module) for pattern in patterns)
+            at = next((match for match in matches if match), None)
             if at is None or int(at[1]) not in self.layers:
                 return False
         return _named(self.targets, module)
@@ -218,7 +186,7 @@ def _names(fields: Fields, name: str) -> str | tuple[str, ...]:
         if value != "all-linear":
             _check_pattern(fields.source, value)
         return value
-    if not isinstance(value, list | tuple) or not all(isinstance(each, str) and each for each in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(text, str) and text for text in value):
         raise CheckpointError(f"{fields.source}: {name} should be a text or a list of texts, found {value!r:.60}")
     return tuple(value)
 

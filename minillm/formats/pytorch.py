@@ -165,7 +165,7 @@ def read_pickle(data: bytes, find_storage: Callable[[object], object], where: st
     """
     machine = _Unpickler(data, find_storage)
     try:
-        found = machine.load()
+        value = machine.load()
     except (_RefusedError, KeyError) as error:
         asked = f"uses the pickle instruction {error.args[0]:#04x}" if isinstance(error, KeyError) else error
         raise CheckpointError(
@@ -176,7 +176,7 @@ def read_pickle(data: bytes, find_storage: Callable[[object], object], where: st
         raise CheckpointError(f"{where} is damaged, or holds more than tensors: {error!s:.200}") from error
     if machine.stack or machine.metastack:
         raise CheckpointError(f"{where} is damaged: its pickle ends too early")
-    return found
+    return value
 
 
 _MAX_PICKLE = 16 * 2**20  # about 100,000 tensors
@@ -190,11 +190,11 @@ def read_torch_zip(path: Path) -> dict[str, StoredTensor]:
         CheckpointError: the file is not such an archive, is truncated or unsafe, or holds anything but named tensors.
     """
     archive = _Archive(WeightFile(path))
-    found = read_pickle(archive.read("data.pkl", _MAX_PICKLE), archive.storage, str(path))
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds a {type(found).__name__}, expected a dictionary of tensors by name")
+    contents = read_pickle(archive.read("data.pkl", _MAX_PICKLE), archive.storage, str(path))
+    if not isinstance(contents, dict):
+        raise CheckpointError(f"{path} holds a {type(contents).__name__}, expected a dictionary of tensors by name")
     tensors = {}
-    for name, value in found.items():
+    for name, value in contents.items():
         if not isinstance(name, str) or not isinstance(value, TensorNote):
             what = "tensor" if isinstance(value, TensorNote) else type(value).__name__
             raise CheckpointError(

@@ -28,7 +28,7 @@ from ..config import Fields, ModelConfig, read_score_function
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files import read_json, read_optional_json, read_text
 from ..tasks.pooling import ACTIVATIONS, SIMILARITIES, AsMessages, Dense, EmbeddingSettings, LogitScore, Pooling
-from . import open_checkpoint
+from .weight_files import open_checkpoint
 
 logger = logging.getLogger("minillm")
 
@@ -68,12 +68,15 @@ _PARTS = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 """A template with one of these reads content as a list of parts, to sentence-transformers"""
 
 
-def read_embedding_settings(folder: Path, config: ModelConfig, template: str | None = None) -> EmbeddingSettings:
+def read_embedding_settings(
+    folder: Path, config: ModelConfig, settings: EmbeddingSettings, template: str | None = None
+) -> EmbeddingSettings:
     """Read the settings with which a checkpoint's texts are embedded or scored.
 
     Args:
-        folder: of the checkpoint; a GGUF file has no such settings
+        folder: of the checkpoint
         config: of its model
+        settings: those of a folder without such files
         template: source of its chat template
 
     Raises:
@@ -82,9 +85,6 @@ def read_embedding_settings(folder: Path, config: ModelConfig, template: str | N
             module whose file is missing. A model that generates text does so all the same: then a warning says it, and
             `refused`.
     """
-    settings = EmbeddingSettings(pooling="mean" if config.bidirectional else "last")
-    if not folder.is_dir():
-        return settings
     longest = read_optional_json(folder / "tokenizer_config.json").get("model_max_length")
     settings = replace(settings, max_tokens=longest if isinstance(longest, int) and longest > 0 else None)
     try:
@@ -239,19 +239,19 @@ class _Reader:
         default = fields.get("default_prompt_name", "") or None
         if default is not None and default not in prompts:
             raise CheckpointError(f"{MODEL_FILE}: default_prompt_name is {default!r:.60}, and there is no such prompt")
-        found: dict[str, Any] = {"prompts": prompts, "default_prompt": default}
+        settings: dict[str, Any] = {"prompts": prompts, "default_prompt": default}
         read = {"prompts", "default_prompt_name"} | _WITHOUT_EFFECT[MODEL_FILE]
         if task == "feature-extraction":
             read |= {"truncate_dim", "activation_fn"}
             if fields.raw.get("truncate_dim") is not None:
-                found["truncate_dim"] = fields.size("truncate_dim")
+                settings["truncate_dim"] = fields.size("truncate_dim")
             if fields.raw.get("similarity_fn_name") in SIMILARITIES:
-                read, found["similarity"] = read | {"similarity_fn_name"}, fields.raw["similarity_fn_name"]
+                read, settings["similarity"] = read | {"similarity_fn_name"}, fields.raw["similarity_fn_name"]
         else:
             read |= {"similarity_fn_name", "truncate_dim", "activation_fn"}
-            found["score_function"] = self.score_function(fields, task)
+            settings["score_function"] = self.score_function(fields, task)
         self.not_read(MODEL_FILE, fields.raw, read)
-        return found
+        return settings
 
     def score_function(self, fields: Fields, task: str) -> Any:
         """The function of a cross-encoder's logits: that of the file, of config.json, else sigmoid for one label."""
@@ -282,10 +282,10 @@ class _Reader:
             max_tokens = fields.size("max_seq_length")
         if of_texts.raw.get("max_length") is not None:
             max_tokens = of_texts.size("max_length")
-        found: dict[str, Any] = {"max_tokens": max_tokens, "lowercase": fields.get("do_lower_case", False)}
+        settings: dict[str, Any] = {"max_tokens": max_tokens, "lowercase": fields.get("do_lower_case", False)}
         if "message" in modalities:
-            found |= {"messages": self.messages(modalities["message"], calls), "strip": False}
-        return found
+            settings |= {"messages": self.messages(modalities["message"], calls), "strip": False}
+        return settings
 
     def messages(self, modality: Any, calls: Fields) -> AsMessages:
         """How the chat template writes texts."""

@@ -3,20 +3,22 @@
 import math
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from ..backends.formats import STORED_FORMATS
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files import opened
+from ..progress import tick
 
 CHUNK_BYTES = 2**19
 """Bytes read at once, so that rounding works in the processor's cache and in reused memory: with 4 MiB converting
@@ -183,8 +185,8 @@ class StoredTensor:
         Raises:
             UnsupportedModelError: the stored type is none of those that can be read.
         """
-        one = self.part(0, index, index + 1)
-        return replace(one, shape=self.shape[1:], strides=self.strides[1:])
+        member = self.part(0, index, index + 1)
+        return replace(member, shape=self.shape[1:], strides=self.strides[1:])
 
     def as_bytes(self) -> "StoredTensor":
         """The stored bytes of a contiguous column, as uint8. [n, 1] -> [n itemsize, 1]
@@ -311,6 +313,65 @@ class StoredTensor:
         for start in range(0, count, rows):
             part = out[(slice(None),) * axis + (slice(start, start + rows),)]
             self._fill(part, file, offset + start * stride * chunk.itemsize, chunk)
+
+
+class ComputedTensor:
+    """A tensor whose values are computed when they are read, some rows at a time: `chunks` says how."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> str:
+        """The format that it counts as stored in, by its name in `STORED_FORMATS`."""
+        raise NotImplementedError
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The values as float32, some rows at a time."""
+        raise NotImplementedError
+
+    def stored(self) -> Any:
+        """The values in `dtype`."""
+        out = np.empty(self.shape, STORED_FORMATS[self.dtype].dtype)
+        self.read_into(out)
+        return out
+
+    def load(self) -> NDArray[np.float32]:
+        """The values as float32."""
+        out = np.empty(self.shape, np.float32)
+        self.read_into(out)
+        return out
+
+    def read_into(self, out: NDArray[Any]) -> None:
+        """Fill `out` with the values: as float32, or rounded to the 16 bits in which the tensor counts as stored."""
+        first = 0
+        for chunk in self.chunks():
+            out[first : first + len(chunk)] = chunk if out.dtype == np.float32 else self.rounded(chunk)
+            first += len(chunk)
+            tick()
+
+    def rounded(self, chunk: NDArray[np.float32]) -> NDArray[Any]:
+        """Values as the numbers that `stored` has."""
+        raise NotImplementedError
+
+    def merged_with(self, other: Any) -> Any:
+        """None: the values are in no file."""
+
+
+class InFile(Protocol):
+    """A tensor in a file."""
+
+    @property
+    def file(self) -> WeightFile: ...
+
+
+def check_unchanged(tensors: Iterable[InFile]) -> None:
+    """Check, after everything is read, that no file of these tensors has changed.
+
+    Raises:
+        CheckpointError: one was changed since it was opened.
+    """
+    for file in {tensor.file for tensor in tensors}:
+        file.check_unchanged()
 
 
 def is_count(number: object) -> TypeGuard[int]:

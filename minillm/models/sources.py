@@ -42,6 +42,32 @@ Split = Literal["outputs", "inputs"]
 the product)."""
 
 
+@dataclass(frozen=True)
+class Parameter:
+    """A matrix for which `build` asks, as the checkpoint has it, and its place in the model's own weight."""
+
+    name: str
+    """Its published name without ".weight": "layers.3.self_attn.k_proj" """
+    weight: str
+    """The weight that it is a part of: "layers.3.self_attn.qkv" """
+    outputs: int
+    inputs: int
+    first: int = 0
+    """Its first row in the weight"""
+    role: Role = "projection"
+    blocks: int = 1
+    heads: int | None = None
+    """Rows are stored head by head (`Weights.linear`)"""
+    transposed: bool = False
+    """Published as [inputs, outputs]"""
+    is_expert: bool = False
+    """One of several experts' matrices"""
+
+    def arranged(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Rows in the checkpoint's order as the model has them. [outputs, ...]"""
+        return rows if self.heads is None else rows_by_block(rows, self.heads, self.blocks)
+
+
 class Weights:
     """The parameters of a model, or of one rank's share of it, prepared for a backend one by one."""
 
@@ -55,6 +81,7 @@ class Weights:
         ranks: int = 1,
         holds: Callable[[str], bool] = lambda name: True,
         progress: Work | None = None,
+        on_parameter: Callable[[Parameter, Sequence[Tensor]], None] = lambda parameter, tensors: None,
     ) -> None:
         """Set the source.
 
@@ -67,10 +94,12 @@ class Weights:
             ranks: how many share the model
             holds: whether a parameter is needed here, by its name; others, as those of other stages, have no data
             progress: counts the numbers that are prepared
+            on_parameter: called for each matrix of projections and tables, with the tensors that this rank has of it
         """
         self.rank, self.ranks = rank, ranks
         self._find, self._backend, self._as_built, self._holds = find, backend, as_built, holds
         self._progress, self._prefix = progress or Work("loading", None, PARAMETERS), ""
+        self._on_parameter = on_parameter
 
     @property
     def prepared(self) -> int:
@@ -131,12 +160,16 @@ class Weights:
         """
         tensors: list[Tensor] = []
         biases: list[Tensor] = []
-        parts = outputs if isinstance(outputs, Mapping) else {name: outputs}
+        parts, first = outputs if isinstance(outputs, Mapping) else {name: outputs}, 0
+        place = {"blocks": blocks if isinstance(blocks, int) else 1, "heads": heads, "transposed": transposed}
         for i, (part, rows) in enumerate(parts.items()):
             within = units if units is None or len(parts) == 1 else units[i : i + 1]
             order: dict[str, Any] = {"split": split, "blocks": blocks, "heads": heads, "units": within}
-            tensors += self._tensors(f"{part}.weight", (rows, inputs), **order, transposed=transposed)
+            matrix = self._tensors(f"{part}.weight", (rows, inputs), **order, transposed=transposed)
+            self._listen(part, name, matrix, outputs=rows, inputs=inputs, first=first, **place)
+            tensors += matrix
             biases += self._tensors(f"{part}.bias", (rows,), **order) if bias else []
+            first += rows
         if split == "inputs" and self.rank:
             biases = []
         return self._prepare(name, tensors, biases, role)
@@ -154,11 +187,16 @@ class Weights:
             count: X
             split: as of `linear`, within each expert
         """
-        experts: list[list[Tensor]] = []
-        for expert in range(count):
-            parts = {part.replace("*", str(expert)): rows for part, rows in outputs.items()}
-            found = [self._tensors(f"{part}.weight", (rows, inputs), split=split) for part, rows in parts.items()]
-            experts.append([tensor for tensors in found for tensor in tensors])
+        experts: list[list[Tensor]] = [[] for _ in range(count)]
+        for expert, tensors in enumerate(experts):
+            first = 0
+            for pattern, rows in outputs.items():
+                part = pattern.replace("*", str(expert))
+                matrix = self._tensors(f"{part}.weight", (rows, inputs), split=split)
+                place = {"outputs": rows, "inputs": inputs, "first": first}
+                self._listen(part, f"{name}.{expert}", matrix, **place, is_expert=True)
+                tensors += matrix
+                first += rows
         if not self._holds(self._prefix + name):
             return Weight(self._prefix + name, None)
         weight = self._backend.loader.prepare_experts(self._prefix + name, experts)
@@ -179,11 +217,14 @@ class Weights:
             biases += self._tensors(bias, (rows,))
         elif bias is not None:
             biases += [Rearranged(each, np.ravel) for each in self._tensors(bias, (1, rows))]
-        if self.ranks == 1 or role != "vocabulary":
-            return self._prepare(name, tensors, biases, role)
-        first, stop = vocabulary_share(rows, self.rank, self.ranks)
-        parts, biases = ([each.part(0, first, stop) for each in whole] for whole in (tensors, biases))
-        return replace(self._prepare(name, parts, biases, role), first=first)
+        first = None
+        if self.ranks > 1 and role == "vocabulary":
+            first, stop = vocabulary_share(rows, self.rank, self.ranks)
+            tensors, biases = ([tensor.part(0, first, stop) for tensor in whole] for whole in (tensors, biases))
+        kind: Role = "projection" if role == "router" else role  # a linear layer, as others see it
+        self._listen(name, name, tensors, outputs=rows, inputs=width, role=kind)
+        weight = self._prepare(name, tensors, biases, role)
+        return weight if first is None else replace(weight, first=first)
 
     def norm(self, name: str, width: int, *, bias: bool = False, gain: bool = True, offset: float = 0.0) -> Weight:
         """The gain of a norm [width], and its bias, or neither.
@@ -256,6 +297,9 @@ class Weights:
             return [by_block(part, heads, blocks) for part in parts]
         return [transpose(part) for part in parts] if transposed else parts
 
+    def _listen(self, name: str, weight: str, tensors: Sequence[Tensor], **place: Any) -> None:
+        self._on_parameter(Parameter(self._prefix + name, self._prefix + weight, **place), tensors)
+
     def _prepare(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor], role: Role) -> Weight:
         if not self._holds(self._prefix + name):
             return Weight(self._prefix + name, None, role=role)
@@ -291,6 +335,7 @@ def build_from(
         ParameterError: the ranks cannot share the model equally.
     """
     shapes: Shapes = {}
+    config.sharded(ranks)  # names heads that cannot be shared
     asked = _weights_of_shapes(shapes, ShapeBackend(), as_built=as_built, rank=rank, ranks=ranks, holds=holds)
     build(config, asked, ShapeBackend())
     check_tensors(tensors, shapes)
@@ -312,6 +357,18 @@ def tensor_shapes(build: Build, config: Any, *, as_built: bool = True) -> Shapes
     backend = ShapeBackend()
     build(config, _weights_of_shapes(shapes, backend, as_built=as_built), backend)
     return shapes
+
+
+def parameters_of(build: Build, config: Any) -> dict[str, Parameter]:
+    """The matrices of a model's projections and tables, by their published names without ".weight"."""
+    parameters: dict[str, Parameter] = {}
+
+    def note(parameter: Parameter, tensors: Sequence[Tensor]) -> None:
+        parameters[parameter.name] = parameter
+
+    backend = ShapeBackend()
+    build(config, _weights_of_shapes({}, backend, on_parameter=note), backend)
+    return parameters
 
 
 def random_tensors(shapes: Shapes, seed: int, std: float, backend: Backend) -> dict[str, Tensor]:

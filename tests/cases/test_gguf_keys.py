@@ -9,9 +9,9 @@ from gguf import GGUFReader
 
 from minillm import Engine
 from minillm.errors import CheckpointError, UnsupportedModelError
+from minillm.formats import open_model
 from minillm.formats.gguf.file import read_gguf
-from minillm.formats.gguf.read_model import read_gguf_config
-from minillm.formats.tokenizer_and_defaults import read_generation_config
+from minillm.formats.gguf.read_metadata import read_gguf_config
 
 from ..gguf_files import LLAMA, byte_tokens, write_llama
 
@@ -111,12 +111,12 @@ def test_a_file_of_another_kind_is_no_model(tmp_path):
 def test_the_files_own_sampling_is_the_default(tmp_path, caplog):
     sampling = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "penalty_repeat": 1.1, "xtc_probability": 0.5}
     write_with(tmp_path / "m.gguf", {f"general.sampling.{key}": value for key, value in sampling.items()})
-    assert read_generation_config(tmp_path / "m.gguf") == {
+    assert open_model(tmp_path / "m.gguf").generation_defaults() == {
         "do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.1
     }  # fmt: skip
     assert caplog.messages == [f"{tmp_path / 'm.gguf'}: not read: general.sampling.xtc_probability"]
     write_with(tmp_path / "greedy.gguf", {"general.sampling.temp": 0.0})
-    assert read_generation_config(tmp_path / "greedy.gguf") == {"do_sample": False}
+    assert open_model(tmp_path / "greedy.gguf").generation_defaults() == {"do_sample": False}
 
 
 def test_tokens_that_the_file_suppresses_are_never_produced(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from starlette.applications import Starlette
 
 from minillm import Engine
-from minillm.formats.gguf.writing import write_gguf
+from minillm.formats.gguf.write import write_gguf
 from minillm.server import make_app
 from minillm.server.ollama import OPTIONS, RUNNING, _log_once
 from minillm.server.ollama_models import parameters_text

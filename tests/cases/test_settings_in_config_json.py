@@ -10,7 +10,7 @@ import pytest
 from minillm import Engine
 from minillm.cli.main import run
 from minillm.decoding.settings import FIELDS, NO_MEANING, NOT_OFFERED, OWN_FIELDS, model_config_fields
-from minillm.formats.tokenizer_and_defaults import read_generation_config
+from minillm.formats import open_model
 
 from ..families import CONFIGS as DECODERS
 from ..seq2seq import CONFIGS as ENCODER_DECODERS
@@ -86,11 +86,11 @@ def test_every_field_of_transformers_is_read_as_it_reads_it() -> None:
 
 def test_generation_config_json_replaces_all_settings_in_config_json(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, num_beams=4, repetition_penalty=1.5)
-    assert read_generation_config(folder) == {"num_beams": 4, "repetition_penalty": 1.5}
+    assert open_model(folder).generation_defaults() == {"num_beams": 4, "repetition_penalty": 1.5}
     (folder / "generation_config.json").write_text(json.dumps({"top_k": 3}))
-    assert read_generation_config(folder) == {"top_k": 3}
+    assert open_model(folder).generation_defaults() == {"top_k": 3}
     (folder / "generation_config.json").write_text("{}")
-    assert read_generation_config(folder) == {}
+    assert open_model(folder).generation_defaults() == {}
 
 
 def test_what_is_not_supported_is_named_and_a_model_s_own_fields_are_not(

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from minillm import Engine
 from minillm.errors import CheckpointError
-from minillm.formats import quantizing
+from minillm.formats.write_checkpoint import write_checkpoint as quantise
 
 from ..tiny import write_checkpoint
 
@@ -64,7 +64,7 @@ def test_what_would_change_the_result_is_refused(tmp_path, name, value):
 def test_they_are_not_quantised_either(tmp_path):
     folder = write_checkpoint(tmp_path / "m", "untied")
     add(folder, EXTRAS["a value head"])
-    quantizing.write_checkpoint(folder, tmp_path / "small", "int8")
+    quantise(folder, tmp_path / "small", "int8")
     with Engine(tmp_path / "small") as engine:
         engine.forward(LINE)
 

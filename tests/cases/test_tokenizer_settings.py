@@ -13,10 +13,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from minillm import Engine
 from minillm.errors import CheckpointError
+from minillm.formats.gguf.tokenizer import CONTROL, UNUSED
+from minillm.formats.gguf.tokenizer_entries import gguf_entries
 from minillm.text.tokenizer import Tokenizer
 from minillm.text.tokenizer.cleaning import RULES, Cleaner, cleaned
-from minillm.text.tokenizer.gguf import CONTROL, UNUSED
-from minillm.text.tokenizer.gguf_entries import gguf_entries
 from minillm.text.tokenizer.settings import HONOURED, WITHOUT_EFFECT, warn_unknown
 
 from ..tiny import write_checkpoint

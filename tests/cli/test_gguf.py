@@ -8,7 +8,7 @@ import pytest
 from minillm import Engine
 from minillm.cli.main import run
 from minillm.errors import CheckpointError, ModelNotFoundError, ParameterError
-from minillm.formats.gguf.writing import write_gguf
+from minillm.formats.gguf.write import write_gguf
 
 from ..formats.test_gguf_writing import CONFIGS, write_folder
 from ..gguf_files import write_llama

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minillm.cli.main import run
-from minillm.formats.quantizing import write_checkpoint as quantise
+from minillm.formats.write_checkpoint import write_checkpoint as quantise
 from minillm.measure.accounting import hardware
 from minillm.measure.accounting.hardware import Hardware
 

@@ -17,7 +17,7 @@ from minillm import Engine
 from minillm.cli.main import run
 from minillm.cli.output import bytes_text
 from minillm.engine.loading import DEMO_MODEL
-from minillm.formats.quantizing import write_checkpoint as write_weights
+from minillm.formats.write_checkpoint import write_checkpoint as write_weights
 from minillm.measure.precision import perplexity
 
 from ..tiny import write_checkpoint

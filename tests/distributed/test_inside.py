@@ -12,10 +12,10 @@ from minillm import Engine
 from minillm.config import read_config
 from minillm.engine.inspect import masked_attention_maps
 from minillm.errors import RankError
-from minillm.formats.lora import modules_of
 from minillm.measure.accounting.hardware import CHIPS
 from minillm.measure.profiling import profile
 from minillm.models import family_of
+from minillm.models.sources import parameters_of
 from minillm.parallel import Parallel
 
 from ..adapters import write_adapter
@@ -123,7 +123,7 @@ def write_adapter_of_all(folder: Path, model: Path) -> Path:
     """An adapter of every projection of a model, and of its LM head if that is its own."""
     config = family_of(raw := read_config(model)).read_config(raw)
     family, rng, tensors, targets = family_of(raw), np.random.default_rng(7), {}, set()
-    for name, module in modules_of(family.build, config).items():
+    for name, module in parameters_of(family.build, config).items():
         is_head = name == family.NAMES.head.removesuffix(".weight") and not config.tied_head
         if (module.role == "projection" and not module.is_expert) or is_head:
             where = f"base_model.model.{'lm_head' if is_head else name}"

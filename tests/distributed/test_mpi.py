@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from minillm.formats.quantizing import write_checkpoint as quantized
+from minillm.formats.write_checkpoint import write_checkpoint as quantized
 
 from ..task_models import BERT, T5, THREE_LABELS, write_task_model
 from ..tiny import write_checkpoint

@@ -8,7 +8,7 @@ import pytest
 
 from minillm import Engine
 from minillm.errors import NumericalError, ParameterError
-from minillm.formats.load_model import read_model_config
+from minillm.formats import open_model
 from minillm.parallel import Parallel
 from minillm.text.tokenizer import EncodedText
 
@@ -89,7 +89,7 @@ def test_vectors_of_a_decoder_between_its_requests(parallel: Parallel, tmp_path:
 def test_bytes_of_texts(parallel: Parallel) -> None:
     """All-reduces as `analyze` says and by T (2 L + 1) E; the results go to rank 0 if another stage has them."""
     folder = golden_encoder("bert-pairs")
-    config, (T,) = read_model_config(folder), {len(text) for text in TEXTS[2:3]}
+    config, (T,) = open_model(folder).config, {len(text) for text in TEXTS[2:3]}
     shared = on_ranks(parallel, lambda engine: engine.classify(TEXTS[2:3]), folder)
     analysis = analysis_of(config, parallel, T)
     E, L, tensor = config.hidden_size, config.num_layers, parallel.tensor
@@ -161,7 +161,7 @@ def test_every_encoder_decoder(family: str, name: str, backend: str) -> None:
 def test_bytes_of_a_source_and_a_step(family: str, name: str) -> None:
     """The encoder's two all-reduces a layer, the decoder's three, and one of each embedding."""
     folder, parallel, T = folder_of((family, name)), Parallel(tensor=2), len(SOURCES[0])
-    config = read_model_config(folder)
+    config = open_model(folder).config
 
     def generated(engine: Engine) -> Any:
         engine.generation_defaults = {}  # a forced EOS token would need all logits of its step

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.formats.load_model import read_model_config
+from minillm.formats import open_model
 from minillm.measure.accounting.hardware import CHIPS
 from minillm.measure.accounting.roofline import Analysis, Workload
 from minillm.measure.accounting.storage import Storage
@@ -33,7 +33,7 @@ def analysis_of(config: Any, parallel: Parallel, prompt_length: int) -> Analysis
 
 
 def assert_counted(folder: Path, parallel: Parallel) -> None:
-    T, config = 7, read_model_config(folder)
+    T, config = 7, open_model(folder).config
     shared = on_ranks(
         parallel, lambda engine: engine.generate([4, 5, 6, 7, 8, 9, 10], max_new_tokens=2, eos_token_id=[]), folder
     )
@@ -71,7 +71,7 @@ def test_bytes_of_a_prompt_and_a_step(parallel: Parallel, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("family", "name"), GOLDEN_CASES)
 def test_bytes_of_every_family(family: str, name: str, parallel: Parallel) -> None:
     folder = GOLDEN / family / name.replace(" ", "-")
-    config = read_model_config(folder)
+    config = open_model(folder).config
     if config.num_heads % parallel.tensor or config.num_layers < parallel.pipeline:
         pytest.skip("it cannot be shared")
     assert_counted(folder, parallel)

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from minillm import Engine
 from minillm.backends.numpy import NumpyBackend
 from minillm.formats.load_model import load_model
-from minillm.formats.quantizing import write_checkpoint as quantise
+from minillm.formats.write_checkpoint import write_checkpoint as quantise
 
 from .. import seq2seq
 from ..adapters import LORA

@@ -18,7 +18,7 @@ from minillm.decoding.resolving import resolve
 from minillm.decoding.settings import GenerationConfig
 from minillm.engine.loading import DEMO_MODEL
 from minillm.errors import CheckpointError, DeviceError, ModelNotFoundError, ParameterError, PromptError
-from minillm.formats.tokenizer_and_defaults import read_generation_config
+from minillm.formats import open_model
 from minillm.measure.accounting.hardware import CHIPS
 from minillm.measure.profiling import profile
 from minillm.text.tokenizer import Tokenizer
@@ -34,15 +34,15 @@ def write(folder: Path, text: str | bytes) -> Path:
 
 
 def test_reading_the_defaults_of_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert read_generation_config(tmp_path) == {}
+    assert open_model(tmp_path).generation_defaults() == {}
     stored = {"_from_model_config": True, "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1, "typical_p": 1.0}
-    assert read_generation_config(write(tmp_path, json.dumps(stored))) == stored
+    assert open_model(write(tmp_path, json.dumps(stored))).generation_defaults() == stored
     assert not caplog.records
 
 
 def test_what_is_not_done_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stored = {"temperature": 0.6, "max_time": 0.5, "constraints": [], "guidance_scale": 2, "zzz": 1}
-    defaults = read_generation_config(write(tmp_path, json.dumps(stored)))
+    defaults = open_model(write(tmp_path, json.dumps(stored))).generation_defaults()
     resolve(GenerationConfig(), defaults, vocab_size=100, eos_token_id=2)
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("minillm", logging.WARNING)
@@ -52,13 +52,13 @@ def test_what_is_not_done_is_reported_once(tmp_path: Path, caplog: pytest.LogCap
 @pytest.mark.parametrize("text", ["", "{", "[1]", b"\xff\xfe{}"], ids=["empty", "cut off", "a list", "not UTF-8"])
 def test_an_unreadable_file_is_named(text: str | bytes, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"generation_config\.json: expected a JSON"):
-        read_generation_config(write(tmp_path, text))
+        open_model(write(tmp_path, text)).generation_defaults()
 
 
 def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").mkdir()
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
-        read_generation_config(tmp_path)
+        open_model(tmp_path).generation_defaults()
 
 
 # --- tokenizers -------------------------------------------------------------------------------------------------------

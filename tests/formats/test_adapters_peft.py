@@ -15,7 +15,7 @@ from minillm.batch import TokenSequence  # noqa: E402
 from minillm.cache import PagedCache  # noqa: E402
 from minillm.errors import UnsupportedModelError  # noqa: E402
 from minillm.formats.load_model import load_adapter, load_model  # noqa: E402
-from minillm.formats.quantizing import write_checkpoint  # noqa: E402
+from minillm.formats.write_checkpoint import write_checkpoint  # noqa: E402
 from minillm.models import FAMILIES  # noqa: E402
 from minillm.runner.runner import Runner  # noqa: E402
 

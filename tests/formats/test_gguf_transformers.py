@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from minillm import Engine
-from minillm.formats.gguf.writing import write_gguf
+from minillm.formats.gguf.write import write_gguf
 
 from ..gguf_files import LLAMA, write_llama
 from ..text.test_tokenizer_gguf import TEXTS, bpe, odd_texts

@@ -19,8 +19,8 @@ from minillm.backends.weights import expand
 from minillm.cli.main import run as cli
 from minillm.errors import CheckpointError, MinillmError, ParameterError, UnsupportedModelError
 from minillm.formats.load_model import load_model
-from minillm.formats.quantizing import write_checkpoint
 from minillm.formats.schemes import matrix, read_quantization
+from minillm.formats.write_checkpoint import write_checkpoint
 from minillm.models.base import weights_of
 from minillm.reference.quantize import Quantized
 

@@ -18,7 +18,7 @@ from minillm.backends.weights import expand, narrow
 from minillm.batch import TokenSequence
 from minillm.formats import open_checkpoint
 from minillm.formats.load_model import load_model
-from minillm.formats.quantizing import DTYPES, write_checkpoint
+from minillm.formats.write_checkpoint import DTYPES, write_checkpoint
 from minillm.models.base import weights_of
 from minillm.progress import watching
 from minillm.reference.quantize import Quantized, quantize
@@ -152,7 +152,7 @@ def test_numpy_keeps_what_is_quantised_and_computes_in_float32_with_the_rest(tmp
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_quantised_folder_expands_piece_by_piece(tmp_path: Path, monkeypatch, dtype: str) -> None:
     write_checkpoint(write_source(tmp_path / "source"), tmp_path / "out", "int4")
-    monkeypatch.setattr("minillm.formats.quantized.CHUNK", 100)  # numbers: three rows
+    monkeypatch.setattr("minillm.formats.schemes.minillm.CHUNK", 100)  # numbers: three rows
     kept, loaded = (weights_of(load_model(tmp_path / "out", NumpyBackend(weights=word))) for word in ("auto", dtype))
     for weight, whole in zip(loaded, kept, strict=True):
         exact = expand(whole.data)

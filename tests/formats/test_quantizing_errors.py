@@ -10,8 +10,8 @@ import pytest
 
 from minillm import Engine
 from minillm.errors import CheckpointError, ParameterError, UnsupportedModelError
-from minillm.formats.quantizing import write_checkpoint
 from minillm.formats.safetensors import SafetensorsFile
+from minillm.formats.write_checkpoint import write_checkpoint
 
 from ..tiny import write_checkpoint as write_source
 

@@ -12,10 +12,11 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import expand, narrow
 from minillm.formats import open_checkpoint
 from minillm.formats.load_model import load_model
-from minillm.formats.quantizing import DTYPES, write_checkpoint
+from minillm.formats.write_checkpoint import DTYPES, write_checkpoint
 from minillm.models import family_of, tensor_shapes
 from minillm.models.base import weights_of
 
+from .. import seq2seq
 from ..families import GOLDEN_CASES, each_of
 from ..tiny import each_expert, logits_of, runner_of
 
@@ -79,3 +80,14 @@ def test_8_and_4_bits_have_the_names_and_rows_of_the_familys_table(source: Path,
     assert {name for name in written if not name.endswith("_scale")} == set(table)
     for name, shape in table.items():
         assert written[name].shape[0] == shape[0]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16"])
+def test_the_head_that_a_checkpoint_stores_is_written_whatever_config_json_says(dtype: str, tmp_path: Path) -> None:
+    """In the T5 families the tensors decide; the copy in 8 or 4 bits is read by its config.json alone."""
+    source = seq2seq.write_checkpoint(tmp_path / "model", "t5", tie_word_embeddings=False)
+    raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    (source / "config.json").write_text(json.dumps(raw | {"tie_word_embeddings": True}), encoding="utf-8")
+    write_checkpoint(source, tmp_path / "out", dtype)
+    loaded, original = (load_model(folder, NumpyBackend()) for folder in (tmp_path / "out", source))
+    assert not loaded.config.tied_head and loaded.config == original.config

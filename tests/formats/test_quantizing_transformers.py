@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers", reason="needs the reference e
 
 from minillm.backends.numpy import NumpyBackend  # noqa: E402
 from minillm.formats.load_model import load_model  # noqa: E402
-from minillm.formats.quantizing import write_checkpoint  # noqa: E402
+from minillm.formats.write_checkpoint import write_checkpoint  # noqa: E402
 
 from .. import huggingface  # noqa: E402
 from ..families import CASES, CONFIGS, IDS  # noqa: E402

@@ -11,8 +11,9 @@ from safetensors.numpy import save_file
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import expand
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.formats.load_model import canonical_names, load_model
-from minillm.formats.quantizing import write_checkpoint
+from minillm.formats.canonical import canonical_names
+from minillm.formats.load_model import load_model
+from minillm.formats.write_checkpoint import write_checkpoint
 from minillm.models import bart, build_model, family_named, tensor_shapes
 from minillm.models.base import weights_of
 

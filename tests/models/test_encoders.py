@@ -14,7 +14,8 @@ from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.operations import Backend
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.formats.load_model import canonical_names, load_model
+from minillm.formats.canonical import canonical_names
+from minillm.formats.load_model import load_model
 from minillm.models import ENCODERS, build_model, config_of, family_named, published_config, tensor_shapes
 from minillm.models.heads import without_head
 

@@ -11,7 +11,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.batch import TokenSequence
 from minillm.engine.inspect import masked_attention_maps
 from minillm.errors import CheckpointError
-from minillm.formats.load_model import canonical_names
+from minillm.formats.canonical import canonical_names
 from minillm.models import build_model, family_of, published, published_config, tensor_shapes
 
 from ..comparing import assert_same_tokens

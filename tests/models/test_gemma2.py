@@ -13,7 +13,7 @@ from minillm.backends.formats import BFLOAT16, FLOAT32
 from minillm.backends.numpy import NumpyBackend
 from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.formats.load_model import load_model
-from minillm.formats.quantizing import write_checkpoint
+from minillm.formats.write_checkpoint import write_checkpoint
 from minillm.models import family_of, gemma2, tensor_shapes
 
 from ..tiny import logits_of, model_of, runner_of

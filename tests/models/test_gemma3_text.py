@@ -14,7 +14,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.formats.gguf.architectures import ARCHITECTURES
 from minillm.formats.gguf.file import read_gguf
-from minillm.formats.gguf.read_model import read_gguf_model
+from minillm.formats.gguf.read_metadata import read_gguf_model
 from minillm.formats.load_model import load_model
 from minillm.models import build_model, family_of, gemma3_text
 

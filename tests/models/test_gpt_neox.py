@@ -7,7 +7,7 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.formats.load_model import canonical_names
+from minillm.formats.canonical import canonical_names
 from minillm.models import build_model, gpt_neox, tensor_shapes
 
 from ..tiny import Held, logits_of, runner_of, tiny_tensors

@@ -71,7 +71,7 @@ def test_an_adapter_changes_an_expert_and_the_router(tmp_path: Path) -> None:
 
     np.testing.assert_allclose(logits("base", tmp_path / "adapter"), logits("summed"), rtol=0, atol=1e-4)
     assert np.abs(logits("base") - logits("summed")).max() > 0.1
-    found = read_adapter(tmp_path / "adapter", mixtral.build, mixtral.read_config(CONFIG), mixtral.NAMES)
+    found = read_adapter(tmp_path / "adapter", mixtral.read_config(CONFIG))
     with pytest.raises(
         UnsupportedModelError, match=r"w2, an expert, which cannot be done for single requests: merge it"
     ):

@@ -20,9 +20,9 @@ from minillm.cache import PagedCache
 from minillm.errors import ParameterError
 from minillm.formats import open_checkpoint
 from minillm.formats.load_model import load_model
-from minillm.formats.quantized import Quantization
-from minillm.formats.quantizing import write_checkpoint
+from minillm.formats.schemes.minillm import MinillmScheme
 from minillm.formats.tensors import WeightFile
+from minillm.formats.write_checkpoint import write_checkpoint
 from minillm.models import build_model, family_of, tensor_shapes
 from minillm.models.base import weight_paths
 from minillm.models.sources import by_block, random_tensors, transpose
@@ -109,7 +109,7 @@ def test_a_quantised_tensor_reads_its_part_alone(bits: int, tmp_path: Path, read
     stored = quantize(matrix, bits)
     save_file({"a.weight": stored.values, "a.weight_scale": stored.scales}, tmp_path / "model.safetensors")
     files = open_checkpoint(tmp_path)
-    (whole,) = Quantization(bits, 32).join(files, {"a.weight": matrix.shape}).values()
+    (whole,) = MinillmScheme(bits, 32).join_matrices(files, {"a.weight": matrix.shape}).values()
     for first, stop in ((0, 6), (6, 12)):
         rows = whole.part(0, first, stop).stored()  # mapped: those pages alone
         np.testing.assert_array_equal(rows.values, stored.values[first:stop])

@@ -15,7 +15,7 @@ import pytest
 
 from minillm import Engine
 from minillm.backends.cpu.compiling import available
-from minillm.formats.gguf.writing import write_gguf
+from minillm.formats.gguf.write import write_gguf
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 

@@ -21,7 +21,7 @@ from minillm.errors import (
     TaskError,
     UnsupportedModelError,
 )
-from minillm.formats.quantizing import write_checkpoint as write_checkpoint_in
+from minillm.formats.write_checkpoint import write_checkpoint as write_checkpoint_in
 from minillm.models import config_of, published, tensor_shapes
 from minillm.models.base import weights_of
 from minillm.progress import watching

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minillm.errors import CheckpointError, ParameterError, PromptError
-from minillm.formats.tokenizer_and_defaults import read_chat_template
+from minillm.formats import open_model
 from minillm.text.chat import ChatTemplate
 
 from ..conversations import CONVERSATIONS, NAMES, TALK, TEMPLATES, WRITTEN, assistant, user, write_tokenizer
@@ -173,7 +173,6 @@ BAD_TEMPLATES: dict[str, tuple[str, type[Exception], str]] = {
     "our modules": ("{{ strftime_now.__globals__['json'] }}", CheckpointError, "refused by the sandbox"),
     "change of a list": ("{{ messages.append(1) }}", CheckpointError, "refused by the sandbox"),
     "change of a message": ("{{ messages[0].update(role='x') }}", CheckpointError, "refused by the sandbox"),
-    "change by the type": ("{{ dict.update(messages[0], role='x') }}", PromptError, "has no attribute 'update'"),
     "private names": (
         "{% set n = namespace() %}{% set n.__call__ = 1 %}",
         CheckpointError,
@@ -210,11 +209,11 @@ def test_what_cannot_be_continued_is_said() -> None:
 
 def test_the_file_wins_over_the_configuration(tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path, "file {{ eos_token }}", chat_template="configuration {{ bos_token }}")
-    found = read_chat_template(folder)
+    found = open_model(folder).chat_template
     assert found is not None
     assert found.render([user("a")]) == "file </s>"
     (folder / "chat_template.jinja").unlink()
-    found = read_chat_template(folder)
+    found = open_model(folder).chat_template
     assert found is not None
     assert found.render([user("a")]) == "configuration </s>"
 
@@ -222,12 +221,12 @@ def test_the_file_wins_over_the_configuration(tmp_path: Path) -> None:
 def test_of_several_the_default_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    found = read_chat_template(tmp_path)
+    found = open_model(tmp_path).chat_template
     assert found is not None
     assert found.source == "b"
     assert not caplog.records
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named[:1]}))
-    assert read_chat_template(tmp_path) is None
+    assert open_model(tmp_path).chat_template is None
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "tool_use" in caplog.text
 
@@ -236,17 +235,17 @@ def test_of_several_the_default_is_taken(tmp_path: Path, caplog: pytest.LogCaptu
 def test_none_is_none(settings: dict[str, Any] | None, tmp_path: Path) -> None:
     if settings is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert read_chat_template(tmp_path) is None
+    assert open_model(tmp_path).chat_template is None
 
 
 @pytest.mark.parametrize("value", [7, {"default": "a"}, ["a"], [{"name": "default"}]], ids=str)
 def test_a_template_that_is_no_text_is_named(value: Any, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: chat_template should be text, or a list"):
-        read_chat_template(tmp_path)
+        _ = open_model(tmp_path).chat_template
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(CheckpointError, match=r"chat_template\.jinja: expected UTF-8 text"):
-        read_chat_template(tmp_path)
+        _ = open_model(tmp_path).chat_template

@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers", reason="the comparison needs 
 
 from minillm import Engine  # noqa: E402
 from minillm.errors import PromptError  # noqa: E402
-from minillm.formats.tokenizer_and_defaults import read_chat_template  # noqa: E402
+from minillm.formats import open_model  # noqa: E402
 from minillm.text.chat import ChatTemplate  # noqa: E402
 
 from ..conversations import CONVERSATIONS, NAMES, TEMPLATES, assistant, system, user, write_tokenizer  # noqa: E402
@@ -37,7 +37,7 @@ THEIR_MARK = "CONTINUE_FINAL_MESSAGE_TAG"
 
 def both(folder: Path) -> tuple[Any, ChatTemplate]:
     """One folder as transformers reads it, and as we do."""
-    template = read_chat_template(folder)
+    template = open_model(folder).chat_template
     assert template is not None
     return transformers.AutoTokenizer.from_pretrained(folder), template
 

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.formats.tokenizer_and_defaults import read_tokenizer
-from minillm.text.tokenizer.gguf import BYTE, CONTROL, NORMAL, RULES, UNKNOWN, USER_DEFINED
+from minillm.formats import open_model
+from minillm.formats.gguf.tokenizer import BYTE, CONTROL, NORMAL, RULES, UNKNOWN, USER_DEFINED
 
 from ..gguf_files import LLAMA, write_llama
 
@@ -106,7 +106,7 @@ def llama_cpp(path: Path) -> Any:
 
 def test_byte_level_equals_the_library_it_was_trained_with(tmp_path):
     entries = bpe()
-    tokenizer = read_tokenizer(written(tmp_path / "m.gguf", entries))
+    tokenizer = open_model(written(tmp_path / "m.gguf", entries)).tokenizer
     own = Backend(
         models.BPE(
             vocab={token: i for i, token in enumerate(entries["tokens"])},
@@ -124,7 +124,7 @@ def test_byte_level_equals_the_library_it_was_trained_with(tmp_path):
 
 def test_sentencepiece_equals_the_package(tmp_path):
     model, entries = sentencepiece()
-    tokenizer = read_tokenizer(written(tmp_path / "m.gguf", entries))
+    tokenizer = open_model(written(tmp_path / "m.gguf", entries)).tokenizer
     for text in [*TEXTS[:-5], *odd_texts(100)]:
         if text.startswith(" ") or "  " in text or text.strip() != text or "ﬁ" in text or not text.isprintable():
             continue  # the package normalises white space and Unicode; GGUF files do not say so
@@ -139,7 +139,7 @@ def test_sentencepiece_equals_the_package(tmp_path):
 @pytest.mark.parametrize("rules", sorted(RULES))
 def test_rules_equal_llama_cpp(tmp_path, rules):
     path = written(tmp_path / "m.gguf", bpe() | {"pre": rules})
-    ours, theirs = read_tokenizer(path), llama_cpp(path)
+    ours, theirs = open_model(path).tokenizer, llama_cpp(path)
     for text in TEXTS + odd_texts(200):
         if RULES[rules].nfc:  # which llama.cpp leaves out
             text = unicodedata.normalize("NFC", text)
@@ -147,7 +147,7 @@ def test_rules_equal_llama_cpp(tmp_path, rules):
 
 
 def test_qwen2_normalises_as_its_published_tokenizer_does(tmp_path):
-    tokenizer = read_tokenizer(written(tmp_path / "m.gguf", bpe() | {"pre": "qwen2"}))
+    tokenizer = open_model(written(tmp_path / "m.gguf", bpe() | {"pre": "qwen2"})).tokenizer
     assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")
 
 
@@ -177,32 +177,32 @@ def test_qwen2_normalises_as_its_published_tokenizer_does(tmp_path):
 def test_broken_metadata_are_refused(tmp_path, changes, error, message):
     path = written(tmp_path / "m.gguf", bpe() | changes)
     with pytest.raises(error, match=message):
-        read_tokenizer(path)
+        _ = open_model(path).tokenizer
 
 
 def test_a_token_that_stands_twice_is_refused(tmp_path):
     entries = bpe()
     entries["tokens"][300] = entries["tokens"][301]
     with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.tokens has the token .* twice"):
-        read_tokenizer(written(tmp_path / "m.gguf", entries))
+        _ = open_model(written(tmp_path / "m.gguf", entries)).tokenizer
 
 
 def test_without_rules_a_text_is_split_as_llama_cpp_does_with_a_warning(tmp_path, caplog):
-    named = read_tokenizer(written(tmp_path / "named.gguf", bpe() | {"pre": "default"}))
-    unnamed = read_tokenizer(written(tmp_path / "unnamed.gguf", bpe() | {"pre": None}))
+    named = open_model(written(tmp_path / "named.gguf", bpe() | {"pre": "default"})).tokenizer
+    unnamed = open_model(written(tmp_path / "unnamed.gguf", bpe() | {"pre": None})).tokenizer
     assert "does not say how a text is split (tokenizer.ggml.pre): read as 'default'" in caplog.text
     for text in TEXTS:
         assert unnamed.encode(text) == named.encode(text)
 
 
 def test_a_file_without_a_tokenizer_has_none(tmp_path):
-    assert read_tokenizer(written(tmp_path / "m.gguf", {"tokens": ["a"] * 320, "model": "none"})) is None
+    assert open_model(written(tmp_path / "m.gguf", {"tokens": ["a"] * 320, "model": "none"})).tokenizer is None
 
 
 @pytest.mark.reference
 @pytest.mark.parametrize("changes", [{}, {"add_space_prefix": False}, {"add_bos_token": False, "add_eos_token": True}])
 def test_sentencepiece_equals_llama_cpp(tmp_path, changes):
     path = written(tmp_path / "m.gguf", sentencepiece()[1] | changes)
-    ours, theirs = read_tokenizer(path), llama_cpp(path)
+    ours, theirs = open_model(path).tokenizer, llama_cpp(path)
     for text in TEXTS + odd_texts(400):
         assert ours.encode(text) == theirs.tokenize(text.encode(), add_bos=True, special=True), text

@@ -3,8 +3,9 @@
 The compiled library is kept in the user's cache folder. Loading it runs its code, so a folder is used only if no one
 but its owner, this user, can write to it (`why_unusable`), and a file only if its content has the digest in its name.
 That name, `KEY-COMPILER-DIGEST.so`, also says what it was compiled from, for which processor and with which compiler:
-machines may share a home directory. So old ones are removed by their last use: whenever one is added, the KEPT most
-recently used stay, and all that any machine used within the last RECENT seconds.
+machines may share a home directory. The `KEPT` libraries that were used last stay. A fresh build is used, and kept,
+only if it passes `selftest.py` in a process of its own, since instructions that the processor does not have end the
+process.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -43,18 +44,17 @@ COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-Wall")
 """Contraction is off: kernels name their fused multiply-adds, so that a sum has the same bits in every loop."""
 
-POLL_SECONDS = 0.25
-"""Interval at which the compilers that have ended are counted."""
-
-KEPT = 8
-RECENT = 14 * 24 * 3600.0
+KEPT = 32
+PATIENCE = 120
+"""Seconds after which the test of a build counts as failed; it takes less than one."""
+PASSED = "the kernels agree with NumPy"
+"""Last line of a test that found nothing"""
 
 _LOADING = threading.Lock()
 if hasattr(os, "register_at_fork"):  # a child has none of the threads that may hold it
     os.register_at_fork(after_in_child=lambda: globals().update(_LOADING=threading.Lock()))
 _chosen: Path | None = None
 """The file that `use` set"""
-_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}-[0-9a-f]{32}\.so")
 _PROCESSOR = re.compile(r"(vendor_id|cpu family|model|model name|flags|Features|CPU \w+)\s*:")
 """The lines of /proc/cpuinfo that name a processor; others change from one moment to the next, such as its clock."""
 
@@ -103,14 +103,12 @@ def _load() -> ctypes.CDLL:
     folder = cache_folder()
     why = why_unusable(folder)
     candidates: list[list[str] | None] = [*found] or [None]  # without a compiler, what one has made before
-    for compiler in candidates if why is None else ():
-        with contextlib.suppress(CompilerError):
-            if path := _stored(folder, _key(compiler)):
-                try:
-                    return ctypes.CDLL(str(path))
-                except OSError as error:  # a disk from which nothing may be run
-                    why = str(error)
-                    break
+    stored = (_stored(folder, _key(compiler)) for compiler in candidates if why is None)
+    if path := next(filter(None, stored), None):
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:  # a disk from which nothing may be run
+            why = str(error)
     if not found:
         raise DeviceError(
             f"the C kernels need a C compiler: found neither CC nor {', '.join(COMPILERS)}; install gcc "
@@ -206,19 +204,16 @@ def _compile(compiler: list[str], scratch: Path, progress: Work) -> Path:
 
 
 def _identity(compiler: list[str]) -> str:
-    """A digest of a compiler's version and arguments."""
-    with _private_folder() as scratch:
-        version = _run(compiler, [["--version"]], scratch)
-    return hashlib.sha256(repr((version, compiler[1:])).encode()).hexdigest()[:8]
+    """A digest of a compiler's file and arguments: another version has another size or date."""
+    status = Path(compiler[0]).stat()
+    parts = (compiler, status.st_size, status.st_mtime_ns)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
 
 
-def _run(compiler: list[str], calls: Iterable[list[str]], scratch: Path, progress: Work | None = None) -> str:
-    """Run a compiler among the sources, with the arguments of all calls at once. -> its output
+def _run(compiler: list[str], calls: list[list[str]], scratch: Path, progress: Work) -> None:
+    """Run a compiler among the sources, with the arguments of all calls at once. Temporary files go to `scratch`.
 
-    `progress` counts the calls that are done.
-
-    The processes form a group, which is killed with their children on Ctrl-C or when one fails. Temporary files go to
-    `scratch`.
+    The processes form a group, which is killed with their children on Ctrl-C or when one fails.
 
     Raises:
         CompilerError: a call fails; with the first line that says why.
@@ -226,14 +221,6 @@ def _run(compiler: list[str], calls: Iterable[list[str]], scratch: Path, progres
     folders = dict.fromkeys(("TMPDIR", "ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(scratch))
     environment = os.environ | folders | {"LC_ALL": "C"}
     running: list[subprocess.Popen[str]] = []
-    told = 0
-
-    def tell() -> None:
-        nonlocal told
-        if progress is not None:
-            done = sum(process.poll() is not None for process in running)
-            progress.advance(done - told)
-            told = done
 
     def kill() -> None:
         if any(process.returncode is None for process in running):
@@ -251,30 +238,20 @@ def _run(compiler: list[str], calls: Iterable[list[str]], scratch: Path, progres
                     text=True,
                     errors="replace",
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
                 )
                 running.append(ended.enter_context(process))
-            return "".join(_output_of(process, compiler, tell) for process in running)
+            for process in running:
+                _, messages = process.communicate()
+                if process.returncode:
+                    reason = _first_error(messages) or f"exit code {process.returncode}"
+                    raise CompilerError(f"the C kernels do not compile by {shlex.join(compiler)}: {reason}")
+                progress.advance()
         except OSError as error:
             raise CompilerError(f"the C compiler {shlex.join(compiler)} cannot be run: {error.strerror}") from None
         finally:
             kill()
-
-
-def _output_of(process: subprocess.Popen[str], compiler: list[str], tell: Callable[[], None]) -> str:
-    """The output of a compiler when it ends; `tell` is called every `POLL_SECONDS` and then."""
-    while True:
-        try:
-            output, messages = process.communicate(timeout=POLL_SECONDS)
-            break
-        except subprocess.TimeoutExpired:
-            tell()
-    tell()
-    if process.returncode:
-        reason = _first_error(messages) or f"exit code {process.returncode}"
-        raise CompilerError(f"the C kernels do not compile by {shlex.join(compiler)}: {reason}")
-    return output
 
 
 def _first_error(messages: str) -> str:
@@ -284,9 +261,37 @@ def _first_error(messages: str) -> str:
 
 
 def _test(library: Path, compiler: list[str]) -> None:
-    from .selftest import passed
+    """Test a compiled library in a child process.
 
-    passed(library, compiler)
+    Raises:
+        DeviceError: the child died, or a result differs from the reference's.
+    """
+    if not sys.executable or getattr(sys, "frozen", False):  # Python inside of another program
+        return
+    places = [place for place in sys.path if isinstance(place, str)]  # others mean nothing to Python
+    code = f"import sys; sys.path[:] = {places!r}; from {__package__}.selftest import main; main()"
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", code, str(library)],
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+        )
+    except (subprocess.TimeoutExpired, OSError) as error:
+        reason = str(error)
+    else:
+        if child.returncode == 0 and PASSED in child.stdout:  # 0 too where the parent ignores SIGCHLD
+            return
+        reason = (child.stdout.strip() or child.stderr.strip() or f"exit code {child.returncode}").splitlines()[-1]
+        if child.returncode < 0:
+            reason = f"the process died of {signal.Signals(-child.returncode).name}"
+    target = os.environ.get("MINILLM_MARCH")
+    wrong = "MINILLM_MARCH should name what this processor has" if target else "CC names another compiler"
+    by = shlex.join(compiler) + (f" for {target}" if target else "")
+    raise DeviceError(f"the C kernels, compiled by {by}, fail their test: {reason}; {wrong}")
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------
@@ -305,11 +310,7 @@ def cache_folder() -> Path:
 
 
 def _key(compiler: list[str] | None = None) -> str:
-    """Digests of what the library depends on: sources, flags, processor and C library; and the compiler, if given.
-
-    Raises:
-        CompilerError: the compiler does not say its version.
-    """
+    """Digests of what the library depends on: sources, flags, processor and C library; and the compiler, if given."""
     sources = sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h")])
     if not sources:
         raise DeviceError(f"the C kernels are not in {SOURCES}: install minillm again")
@@ -361,16 +362,14 @@ def _store(folder: Path, key: str, compiled: Path) -> Path:
 
 
 def _prune(folder: Path) -> None:
-    """Remove libraries that no machine has used for long, but for the last few."""
-    used = {}
-    for path in folder.iterdir():
+    """Remove all libraries but the last used."""
+    used = []
+    for path in folder.glob("*-*-*.so"):
         with contextlib.suppress(OSError):  # another process removed it
-            if _NAME.fullmatch(path.name):
-                used[path] = path.lstat().st_mtime
-    for path in sorted(used, key=lambda path: used[path])[:-KEPT]:
+            used.append((path.lstat().st_mtime, path))
+    for _, path in sorted(used)[:-KEPT]:
         with contextlib.suppress(OSError):
-            if used[path] < time.time() - RECENT:
-                path.unlink()
+            path.unlink()
 
 
 def _read(path: Path) -> bytes:
@@ -408,47 +407,36 @@ def why_unusable(folder: Path) -> str | None:
     must belong to this user or to root, and others may not write to them unless they are sticky.
     """
     try:
-        missing = [path for path in _chain(folder) if not os.path.lexists(path)]
-        if missing and (why := _why_unsafe(missing[-1].parent, own=False)):
+        missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+        if missing and (why := _why_unsafe(missing[-1].parent)):  # nothing is made in another user's folder
             return why
         for path in reversed(missing):
             path.mkdir(mode=0o700, exist_ok=True)
-        if not folder.is_dir():
+        status = folder.stat()
+        if not stat.S_ISDIR(status.st_mode):
             return f"{folder} is no folder"
-        return _why_unsafe(folder, own=True)
+        if status.st_uid != os.getuid():
+            return f"{folder} belongs to another user"
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"other users may write to {folder}"
+        return _why_unsafe(folder)
     except OSError as error:
         return f"{folder} cannot be used: {error.strerror}"
 
 
-def _why_unsafe(folder: Path, *, own: bool) -> str | None:
-    """Why other users could write files there, or None; `own` is the check for the folder that holds the kernels."""
-    if not hasattr(os, "getuid"):
-        return None  # Windows keeps users' folders apart
+def _why_unsafe(folder: Path) -> str | None:
+    """Why other users could replace a folder or one above it, on the way of its name or of what links there lead to.
+
+    A sticky folder is safe, and so is write access for a group with the user's own number: many systems give each user
+    a private group of that number.
+    """
     real = folder.resolve()
-    for path in {*_chain(folder), *_chain(real)}:
+    for path in {folder, *folder.parents, real, *real.parents}:
         status = path.lstat()
-        strict = own and path in (folder, real)
-        if status.st_uid not in ({os.getuid()} if strict else {os.getuid(), 0}):
+        if status.st_uid not in (os.getuid(), 0):
             return f"{path} belongs to another user"
-        if not stat.S_ISLNK(status.st_mode) and _writable_by_others(status, strict=strict):
+        private = status.st_gid == os.getgid() == os.getuid()
+        others = stat.S_IWOTH if private else stat.S_IWGRP | stat.S_IWOTH
+        if status.st_mode & others and not status.st_mode & stat.S_ISVTX and not stat.S_ISLNK(status.st_mode):
             return f"other users may write to {path}"
     return None
-
-
-def _chain(path: Path) -> list[Path]:
-    return [path, *path.parents]
-
-
-def _writable_by_others(status: os.stat_result, *, strict: bool) -> bool:
-    """Whether others may replace what is in a folder.
-
-    Unless `strict`, a sticky folder is safe, and so is write access for a group with the user's own number: many
-    systems give each user a private group of that number.
-    """
-    others = stat.S_IWGRP | stat.S_IWOTH
-    if not strict:
-        if status.st_mode & stat.S_ISVTX:
-            return False
-        if status.st_gid == os.getgid() == os.getuid():
-            others = stat.S_IWOTH
-    return bool(status.st_mode & others)

@@ -10,19 +10,87 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+ROTARY_FACTORS = "rope_freqs.weight"
+"""Tensor by which rotary frequencies are divided, in Llama 3.1 to 3.3"""
+LONGROPE = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
+"""The same of LongRoPE -> fields of rotary scaling"""
+
+
+_SIZES = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+}
+_GROUPED = _SIZES | {
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+}
+_RMS = _GROUPED | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+_OPTIONAL = """
+attention.head_count_kv attention.key_length attention.sliding_window attention.layer_norm_rms_epsilon
+attention.layer_norm_epsilon expert_count expert_used_count expert_feed_forward_length rope.freq_base
+"""
+OPTIONAL = frozenset(_OPTIONAL.split())
+"""Keys that may be absent in every architecture"""
+
+_SPLIT_ATTENTION = {
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
+    "output": "lm_head",
+    "blk.N.attn_norm": "layers.N.input_layernorm",
+    "blk.N.attn_q": "layers.N.self_attn.q_proj",
+    "blk.N.attn_k": "layers.N.self_attn.k_proj",
+    "blk.N.attn_v": "layers.N.self_attn.v_proj",
+    "blk.N.attn_output": "layers.N.self_attn.o_proj",
+    "blk.N.ffn_norm": "layers.N.post_attention_layernorm",
+}
+_LLAMA = _SPLIT_ATTENTION | {
+    "blk.N.ffn_gate": "layers.N.mlp.gate_proj",
+    "blk.N.ffn_up": "layers.N.mlp.up_proj",
+    "blk.N.ffn_down": "layers.N.mlp.down_proj",
+}
+_GEMMA = _LLAMA | {  # gains of norms are as the model uses them, not less 1 as in checkpoints
+    "blk.N.post_attention_norm": "layers.N.post_attention_layernorm",
+    "blk.N.ffn_norm": "layers.N.pre_feedforward_layernorm",
+    "blk.N.post_ffw_norm": "layers.N.post_feedforward_layernorm",
+}
+_GEMMA_KEYS = _RMS | {
+    "attention.sliding_window_pattern": "sliding_window_pattern",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_GEMMA_OPTIONAL = frozenset({"attention.sliding_window_pattern", "final_logit_softcapping"})
+_HEAD_NORMS = {
+    "blk.N.attn_q_norm": "layers.N.self_attn.q_norm",
+    "blk.N.attn_k_norm": "layers.N.self_attn.k_norm",
+}
+_EXPERTS = {
+    "blk.N.ffn_gate_inp": "layers.N.mlp.gate",
+    "blk.N.ffn_gate_exps": "layers.N.mlp.experts.*.gate_proj",
+    "blk.N.ffn_up_exps": "layers.N.mlp.experts.*.up_proj",
+    "blk.N.ffn_down_exps": "layers.N.mlp.experts.*.down_proj",
+}
+_PERMUTED = {"blk.N.attn_q": "num_attention_heads", "blk.N.attn_k": "num_key_value_heads"}
+_BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """llama.cpp's words for a family."""
+    """llama.cpp's words for a family; those of Llama where it has no others."""
 
     model_type: str
     kin: tuple[str, ...] = ()
     """Further families under the same name"""
-    keys: Mapping[str, str]
+    keys: Mapping[str, str] = field(default_factory=lambda: _RMS)
     """Metadata key, without the architecture's prefix -> field of config.json"""
     optional: frozenset[str] = frozenset()
-    """Keys that may be absent"""
-    tensors: Mapping[str, str]
+    """Keys that may be absent, beside `OPTIONAL`"""
+    tensors: Mapping[str, str] = field(default_factory=lambda: _LLAMA)
     """Tensor in the file -> in a checkpoint, without ".weight" and ".bias"; N is the number of the layer, and * that of
     an expert: the file has those of all experts as one tensor [X, out, in]"""
     flags: Mapping[str, str] = field(default_factory=dict)
@@ -53,71 +121,10 @@ class Architecture:
     """The LM head is stored also where it is the embedding"""
 
 
-_SIZES = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-}
-_GROUPED = _SIZES | {
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.sliding_window": "sliding_window",
-    "rope.freq_base": "rope_theta",
-    "expert_count": "num_local_experts",
-    "expert_used_count": "num_experts_per_tok",
-}
-_RMS = _GROUPED | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
-_OPTIONAL = frozenset({"attention.head_count_kv", "attention.key_length", "attention.sliding_window", "expert_count"})
-_OPTIONAL |= {"expert_used_count", "expert_feed_forward_length"}
-_OPTIONAL |= {"rope.freq_base", "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"}
-
-_SPLIT_ATTENTION = {
-    "token_embd": "embed_tokens",
-    "output_norm": "norm",
-    "output": "lm_head",
-    "blk.N.attn_norm": "layers.N.input_layernorm",
-    "blk.N.attn_q": "layers.N.self_attn.q_proj",
-    "blk.N.attn_k": "layers.N.self_attn.k_proj",
-    "blk.N.attn_v": "layers.N.self_attn.v_proj",
-    "blk.N.attn_output": "layers.N.self_attn.o_proj",
-    "blk.N.ffn_norm": "layers.N.post_attention_layernorm",
-}
-_LLAMA = _SPLIT_ATTENTION | {
-    "blk.N.ffn_gate": "layers.N.mlp.gate_proj",
-    "blk.N.ffn_up": "layers.N.mlp.up_proj",
-    "blk.N.ffn_down": "layers.N.mlp.down_proj",
-}
-_GEMMA = _LLAMA | {  # gains of norms are as the model uses them, not less 1 as in checkpoints
-    "blk.N.post_attention_norm": "layers.N.post_attention_layernorm",
-    "blk.N.ffn_norm": "layers.N.pre_feedforward_layernorm",
-    "blk.N.post_ffw_norm": "layers.N.post_feedforward_layernorm",
-}
-_GEMMA_KEYS = _RMS | {
-    "attention.sliding_window_pattern": "sliding_window_pattern",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
-_GEMMA_OPTIONAL = _OPTIONAL | {"attention.sliding_window_pattern", "final_logit_softcapping"}
-_HEAD_NORMS = {
-    "blk.N.attn_q_norm": "layers.N.self_attn.q_norm",
-    "blk.N.attn_k_norm": "layers.N.self_attn.k_norm",
-}
-_EXPERTS = {
-    "blk.N.ffn_gate_inp": "layers.N.mlp.gate",
-    "blk.N.ffn_gate_exps": "layers.N.mlp.experts.*.gate_proj",
-    "blk.N.ffn_up_exps": "layers.N.mlp.experts.*.up_proj",
-    "blk.N.ffn_down_exps": "layers.N.mlp.experts.*.down_proj",
-}
-_PERMUTED = {"blk.N.attn_q": "num_attention_heads", "blk.N.attn_k": "num_key_value_heads"}
-_BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
-
 ARCHITECTURES = {
     "llama": Architecture(
         model_type="llama",
         kin=("mistral", "mixtral"),
-        keys=_RMS,
-        optional=_OPTIONAL,
         tensors=_LLAMA
         | {
             "blk.N.ffn_gate_inp": "layers.N.block_sparse_moe.gate",
@@ -129,11 +136,9 @@ ARCHITECTURES = {
         permuted=_PERMUTED,
         scalings=frozenset({"linear", "yarn", "llama3"}),
     ),
-    "qwen2": Architecture(model_type="qwen2", keys=_RMS, optional=_OPTIONAL, tensors=_LLAMA, square=True),
+    "qwen2": Architecture(model_type="qwen2", square=True),
     "qwen3": Architecture(
         model_type="qwen3",
-        keys=_RMS,
-        optional=_OPTIONAL,
         tensors=_LLAMA | _HEAD_NORMS,
         flags={"attention_bias": "blk.0.attn_q.bias"},
         needs={"qkv_bias": False},
@@ -141,7 +146,6 @@ ARCHITECTURES = {
     "starcoder2": Architecture(
         model_type="starcoder2",
         keys=_GROUPED | {"attention.layer_norm_epsilon": "norm_epsilon"},
-        optional=_OPTIONAL,
         tensors=_SPLIT_ATTENTION | {"blk.N.ffn_up": "layers.N.mlp.c_fc", "blk.N.ffn_down": "layers.N.mlp.c_proj"},
         flags={"use_bias": "blk.0.ffn_up.bias"},
         activation="gelu_new",
@@ -151,7 +155,6 @@ ARCHITECTURES = {
     "gpt2": Architecture(
         model_type="gpt2",
         keys=_SIZES | {"feed_forward_length": "n_inner", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
-        optional=_OPTIONAL,
         tensors={
             "token_embd": "wte",
             "position_embd": "wpe",
@@ -174,7 +177,7 @@ ARCHITECTURES = {
             "use_parallel_residual": "use_parallel_residual",
             "attention.layer_norm_epsilon": "layer_norm_eps",
         },
-        optional=_OPTIONAL | {"use_parallel_residual"},
+        optional=frozenset({"use_parallel_residual"}),
         tensors={
             "token_embd": "embed_in",
             "output_norm": "final_layer_norm",
@@ -194,7 +197,6 @@ ARCHITECTURES = {
     "bloom": Architecture(
         model_type="bloom",
         keys=_SIZES | {"context_length": "seq_length", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
-        optional=_OPTIONAL,
         tensors={
             "token_embd": "word_embeddings",
             "token_embd_norm": "word_embeddings_layernorm",
@@ -234,7 +236,7 @@ ARCHITECTURES = {
     "phi3": Architecture(
         model_type="phi3",
         keys=_RMS | {"rope.scaling.original_context_length": "original_max_position_embeddings"},
-        optional=_OPTIONAL | {"rope.scaling.original_context_length"},
+        optional=frozenset({"rope.scaling.original_context_length"}),
         tensors={
             "token_embd": "embed_tokens",
             "output_norm": "norm",
@@ -251,17 +253,12 @@ ARCHITECTURES = {
     ),
     "smollm3": Architecture(
         model_type="smollm3",
-        keys=_RMS,
-        optional=_OPTIONAL,
-        tensors=_LLAMA,
         permuted=_PERMUTED,
         needs={"qkv_bias": False, "mlp_bias": False},
         unrotated=4,
     ),
     "olmo2": Architecture(
         model_type="olmo2",
-        keys=_RMS,
-        optional=_OPTIONAL,
         tensors={name: ours for name, ours in _LLAMA.items() if name not in ("blk.N.attn_norm", "blk.N.ffn_norm")}
         | _HEAD_NORMS
         | {
@@ -281,8 +278,7 @@ ARCHITECTURES = {
             "attention.scale": "attention_multiplier",
             "logit_scale": "logits_scaling",
         },
-        optional=_OPTIONAL | {"embedding_scale", "residual_scale", "attention.scale"},
-        tensors=_LLAMA,
+        optional=frozenset({"embedding_scale", "residual_scale", "attention.scale"}),
         flags=_BIASES,
         permuted=_PERMUTED,
         scalings=frozenset({"linear", "yarn", "llama3"}),
@@ -290,7 +286,6 @@ ARCHITECTURES = {
     "qwen3moe": Architecture(
         model_type="qwen3_moe",
         keys=_RMS | {"expert_feed_forward_length": "moe_intermediate_size"},
-        optional=_OPTIONAL,
         tensors=_SPLIT_ATTENTION | _HEAD_NORMS | _EXPERTS,
         flags={"attention_bias": "blk.0.attn_q.bias"},
         fields={"norm_topk_prob": True},
@@ -298,8 +293,6 @@ ARCHITECTURES = {
     ),
     "olmoe": Architecture(
         model_type="olmoe",
-        keys=_RMS,
-        optional=_OPTIONAL,
         tensors=_SPLIT_ATTENTION | _HEAD_NORMS | _EXPERTS,
         fields={"norm_topk_prob": False},
         needs={"qkv_bias": False, "normalised": False},

@@ -10,16 +10,16 @@ Specification: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 The header is read here and not by the package `gguf`: that one makes an array of every string (3 s for a vocabulary of
 49,152 tokens), and a damaged count lets it fill the memory. Here all lengths are held against the file's size before
 anything is read, and arrays are decoded when they are asked for. The types whose values are not plain numbers are in
-`gguf_tensors.py`.
+`tensors.py`.
 """
 
 import math
+import mmap
 import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,20 +37,10 @@ HEADER_LIMIT = 256 * 2**20
 ALIGNMENT = 32
 """Alignment of tensors in bytes if the metadata have none"""
 MOST_DIMENSIONS = 4
+NAMED_TOKENS = ("bos", "eos", "unknown", "padding", "eot", "eom")
+"""`tokenizer.ggml.*_token_id`"""
 
-_SCALARS = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "?",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+_SCALARS = dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?"))) | {10: "<u8", 11: "<i8", 12: "<f8"}
 """Type code in the metadata -> NumPy type"""
 _STRING, _ARRAY = 8, 9
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -64,42 +54,18 @@ class Type(NamedTuple):
     bytes: int
 
 
+_TYPES = """
+0 F32 1 4  1 F16 1 2  2 Q4_0 32 18  3 Q4_1 32 20  6 Q5_0 32 22  7 Q5_1 32 24  8 Q8_0 32 34  9 Q8_1 32 40
+10 Q2_K 256 84  11 Q3_K 256 110  12 Q4_K 256 144  13 Q5_K 256 176  14 Q6_K 256 210  15 Q8_K 256 292
+16 IQ2_XXS 256 66  17 IQ2_XS 256 74  18 IQ3_XXS 256 98  19 IQ1_S 256 50  20 IQ4_NL 32 18  21 IQ3_S 256 110
+22 IQ2_S 256 82  23 IQ4_XS 256 136  24 I8 1 1  25 I16 1 2  26 I32 1 4  27 I64 1 8  28 F64 1 8  29 IQ1_M 256 56
+30 BF16 1 2  34 TQ1_0 256 54  35 TQ2_0 256 66  39 MXFP4 32 17
+"""
 TYPES = {
-    0: Type("F32", 1, 4),
-    1: Type("F16", 1, 2),
-    2: Type("Q4_0", 32, 18),
-    3: Type("Q4_1", 32, 20),
-    6: Type("Q5_0", 32, 22),
-    7: Type("Q5_1", 32, 24),
-    8: Type("Q8_0", 32, 34),
-    9: Type("Q8_1", 32, 40),
-    10: Type("Q2_K", 256, 84),
-    11: Type("Q3_K", 256, 110),
-    12: Type("Q4_K", 256, 144),
-    13: Type("Q5_K", 256, 176),
-    14: Type("Q6_K", 256, 210),
-    15: Type("Q8_K", 256, 292),
-    16: Type("IQ2_XXS", 256, 66),
-    17: Type("IQ2_XS", 256, 74),
-    18: Type("IQ3_XXS", 256, 98),
-    19: Type("IQ1_S", 256, 50),
-    20: Type("IQ4_NL", 32, 18),
-    21: Type("IQ3_S", 256, 110),
-    22: Type("IQ2_S", 256, 82),
-    23: Type("IQ4_XS", 256, 136),
-    24: Type("I8", 1, 1),
-    25: Type("I16", 1, 2),
-    26: Type("I32", 1, 4),
-    27: Type("I64", 1, 8),
-    28: Type("F64", 1, 8),
-    29: Type("IQ1_M", 256, 56),
-    30: Type("BF16", 1, 2),
-    34: Type("TQ1_0", 256, 54),
-    35: Type("TQ2_0", 256, 66),
-    39: Type("MXFP4", 32, 17),
+    int(code): Type(name, int(numbers), int(nbytes))
+    for code, name, numbers, nbytes in zip(*[iter(_TYPES.split())] * 4, strict=True)
 }
-"""The types of tensors by their codes in a file"""
-
+"""The types of tensors by their codes in a file; the table has code, name, and so many numbers in so many bytes"""
 
 _FILE_TYPES = """
 0 F32 1 F16 2 Q4_0 3 Q4_1 7 Q8_0 8 Q5_0 9 Q5_1 10 Q2_K 11 Q3_K_S 12 Q3_K_M 13 Q3_K_L 14 Q4_K_S 15 Q4_K_M 16 Q5_K_S
@@ -160,8 +126,8 @@ class GGUF:
         if kind is float and type(value) is int:
             return float(value)
         if type(value) is not kind:
-            found = "an array" if isinstance(value, Array) else repr(value)
-            raise CheckpointError(f"{self.path}: {key:.80} should be of type {kind.__name__}, found {found:.60}")
+            stored = "an array" if isinstance(value, Array) else repr(value)
+            raise CheckpointError(f"{self.path}: {key:.80} should be of type {kind.__name__}, found {stored:.60}")
         return value
 
     def strings(self, key: str) -> list[str] | None:
@@ -170,10 +136,10 @@ class GGUF:
         Raises:
             CheckpointError: it is not an array of strings, or not UTF-8.
         """
-        found = self._array(key, lambda kind: kind == _STRING, "strings")
-        if found is None:
+        located = self._array(key, lambda kind: kind == _STRING, "strings")
+        if located is None:
             return None
-        array, data = found
+        array, data = located
         texts: list[str] = []
         at, length = 0, struct.Struct("<Q").unpack_from
         try:
@@ -191,8 +157,18 @@ class GGUF:
         Raises:
             CheckpointError: it is not an array of numbers.
         """
-        found = self._array(key, _SCALARS.__contains__, "numbers")
-        return None if found is None else np.frombuffer(found[1], _SCALARS[found[0].kind])
+        located = self._array(key, _SCALARS.__contains__, "numbers")
+        return None if located is None else np.frombuffer(located[1], _SCALARS[located[0].kind])
+
+    def token_ids(self, count: int) -> dict[str, int]:
+        """The ids of named tokens, "bos", "eos", "unknown", "padding", "eot" and "eom", of `count` that there are."""
+        ids = {name: self.get(f"tokenizer.ggml.{name}_token_id", int) for name in NAMED_TOKENS}
+        return {name: i for name, i in ids.items() if i is not None and 0 <= i < count}
+
+    def end_ids(self, count: int) -> list[int]:
+        """The ids that end a text, a turn or a message, of `count` that there are."""
+        ids = self.token_ids(count)
+        return list(dict.fromkeys(ids[name] for name in ("eos", "eot", "eom") if name in ids))
 
     def _array(self, key: str, accepts: Any, what: str) -> tuple[Array, bytes] | None:
         array = self.metadata.get(key)
@@ -262,12 +238,12 @@ def choose_file(names: list[str], folder: str) -> str | None:
     Raises:
         CheckpointError: there are several.
     """
-    found = sorted(name for name in names if name.lower().endswith(".gguf"))
-    firsts = [name for name in found if (m := _SHARD.fullmatch(name)) is None or int(m["number"]) == 1]
+    files = sorted(name for name in names if name.lower().endswith(".gguf"))
+    firsts = [name for name in files if (m := _SHARD.fullmatch(name)) is None or int(m["number"]) == 1]
     if len(firsts) > 1:
         raise CheckpointError(f"{folder} holds several GGUF files: name one of {', '.join(firsts)}")
-    if found and not firsts:
-        raise CheckpointError(f"{folder} holds {found[0]} without the first of its files, -00001-of-")
+    if files and not firsts:
+        raise CheckpointError(f"{folder} holds {files[0]} without the first of its files, -00001-of-")
     return firsts[0] if firsts else None
 
 
@@ -283,28 +259,26 @@ def all_shards(name: str) -> list[str]:
 def _parse(path: Path, size: int, changed: int) -> GGUF:
     """Read and check a header; `size` and `changed` (nanoseconds) tell versions of the file apart."""
     file = WeightFile(path)
-    with file.opened() as opened:
-        header = _Header(path, opened, file.size)
-        header.check_version()
-        tensor_count, entry_count = header.number("<u8"), header.number("<u8")
-        metadata: dict[str, Any] = {}
-        for _ in range(entry_count):
-            key = header.text()
-            if key in metadata:
-                raise CheckpointError(f"{path} has the metadata entry {key!r:.80} twice")
-            metadata[key] = header.value(header.number("<u4"), key)
-        found: dict[str, Located] = {}
-        for _ in range(tensor_count):
-            tensor = header.tensor()
-            if tensor.name in found:
-                raise CheckpointError(f"{path} has the tensor {tensor.name!r:.80} twice")
-            found[tensor.name] = tensor
-        alignment = metadata.get("general.alignment", ALIGNMENT)
-        if type(alignment) is not int or not 0 < alignment <= 2**20 or alignment & (alignment - 1):
-            raise CheckpointError(f"{path}: general.alignment should be a power of two, found {alignment!r:.60}")
-        start = -(-header.at // alignment) * alignment
+    header = _Header(file)
+    tensor_count, entry_count = header.number("<u8"), header.number("<u8")
+    metadata: dict[str, Any] = {}
+    for _ in range(entry_count):
+        key = header.text()
+        if key in metadata:
+            raise CheckpointError(f"{path} has the metadata entry {key!r:.80} twice")
+        metadata[key] = header.value(header.number("<u4"), key)
+    tensors: dict[str, Located] = {}
+    for _ in range(tensor_count):
+        tensor = header.tensor()
+        if tensor.name in tensors:
+            raise CheckpointError(f"{path} has the tensor {tensor.name!r:.80} twice")
+        tensors[tensor.name] = tensor
+    alignment = metadata.get("general.alignment", ALIGNMENT)
+    if type(alignment) is not int or not 0 < alignment <= 2**20 or alignment & (alignment - 1):
+        raise CheckpointError(f"{path}: general.alignment should be a power of two, found {alignment!r:.60}")
+    start = -(-header.at // alignment) * alignment
     file.check_unchanged()
-    return GGUF(path, metadata, _placed(path, found, start, alignment, size))
+    return GGUF(path, metadata, _placed(path, tensors, start, alignment, size))
 
 
 def _placed(path: Path, tensors: Mapping[str, Located], start: int, alignment: int, size: int) -> dict[str, Located]:
@@ -325,22 +299,19 @@ def _placed(path: Path, tensors: Mapping[str, Located], start: int, alignment: i
 
 
 class _Header:
-    """Reads a header from its beginning; no length in it is believed beyond the end of the file."""
+    """Reads a header, which is mapped, from its beginning; no length in it is believed beyond the end of the file."""
 
-    def __init__(self, path: Path, file: BufferedReader, size: int) -> None:
-        self.at = 0
-        """Bytes read so far"""
-        self._path, self._file, self._limit = path, file, min(size, HEADER_LIMIT)
-        self._cut = size <= HEADER_LIMIT
-        self._data = b""
-
-    def check_version(self) -> None:
+    def __init__(self, file: WeightFile) -> None:
         """Read magic and version.
 
         Raises:
             CheckpointError, UnsupportedModelError: not what is read here.
         """
-        if self._limit < len(MAGIC) or self._take(len(MAGIC)) != MAGIC:
+        self.at = 0
+        """Bytes read so far"""
+        self._path, self._size = file.path, file.size
+        self._data: bytes | mmap.mmap = file.mapping if file.size else b""
+        if self._size < len(MAGIC) or self._take(len(MAGIC)) != MAGIC:
             raise CheckpointError(f"{self._path} is not a GGUF file: its first bytes should be {MAGIC.decode()}")
         version = self.number("<u4")
         if version & 0xFFFF == 0 and version:
@@ -418,33 +389,24 @@ class _Header:
         return Located(name, shape, TYPES[code], offset)
 
     def _skip_strings(self, count: int) -> None:
-        at, length = self.at, struct.Struct("<Q").unpack_from
+        at, limit, length = self.at, min(self._size, HEADER_LIMIT), struct.Struct("<Q").unpack_from
         for _ in range(count):
-            if at + 8 > len(self._data):
-                self._grow(at + 8)
+            if at + 8 > limit:
+                self._check_end(at + 8)
             at += 8 + length(self._data, at)[0]
-        self._grow(at)
+        self._check_end(at)
         self.at = at
 
     def _take(self, count: int) -> bytes:
         start, self.at = self.at, self.at + count
-        if self.at > len(self._data):
-            self._grow(self.at)
+        self._check_end(self.at)
         return self._data[start : self.at]
 
-    def _grow(self, end: int) -> None:
-        """Read at least up to byte `end`."""
-        if end > self._limit:
-            raise self._ended()
-        if end > len(self._data):
-            wanted = min(self._limit, max(end, 2 * len(self._data), 2**20)) - len(self._data)
-            self._data += self._file.read(wanted)
-        if end > len(self._data):
-            raise self._ended()
-
-    def _ended(self) -> CheckpointError:
-        if self._cut:
-            return CheckpointError(
+    def _check_end(self, end: int) -> None:
+        """Refuse a header that goes on to byte `end`, if that is beyond the file."""
+        if end > self._size:
+            raise CheckpointError(
                 f"{self._path} is truncated or damaged: its header goes beyond its end: fetch it again"
             )
-        return CheckpointError(f"{self._path} is damaged: its header is longer than {HEADER_LIMIT // 2**20} MiB")
+        if end > HEADER_LIMIT:
+            raise CheckpointError(f"{self._path} is damaged: its header is longer than {HEADER_LIMIT // 2**20} MiB")

@@ -3,12 +3,12 @@
 Every key under the architecture's name that llama.cpp knows (`src/llama-arch.cpp`, `LLM_KV_NAMES`; read in
 `src/llama-model.cpp`, `load_hparams`, and in `src/models`) is one of
 
-- honoured: a field of config.json, by `Architecture.keys` and by `gguf.py` (`HONOURED`);
+- honoured: a field of config.json, by `Architecture.keys` and by `read_metadata.py` (`HONOURED`);
 - without effect on what is computed (`WITHOUT_EFFECT`);
 - computed in one way alone (`_computed`): another value is refused;
 - any other: named in one warning.
 
-`tokenizer/gguf.py` does the same for those of the tokenizer, `loading.py` for those of sampling.
+`tokenizer.py` does the same for those of the tokenizer, `model.py` for those of sampling.
 """
 
 import logging
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import UnsupportedModelError, listed
-from .architectures import Architecture
+from .architectures import ARCHITECTURES, Architecture
 from .file import GGUF, Array
 
 logger = logging.getLogger("minillm")
@@ -77,8 +77,9 @@ def check_keys(gguf: GGUF, architecture: Architecture, raw: Mapping[str, Any]) -
             )
 
 
-def warn_of_other_keys(gguf: GGUF, architecture: Architecture) -> None:
+def warn_of_other_keys(gguf: GGUF) -> None:
     """Name the keys that are not known, and change nothing."""
+    architecture = ARCHITECTURES[gguf.metadata["general.architecture"]]
     sizes = {"hidden_size": 1, "num_attention_heads": 1}
     known = HONOURED | WITHOUT_EFFECT | architecture.keys.keys() | _computed(architecture, sizes, {}).keys()
     prefix = gguf.metadata["general.architecture"]
@@ -97,7 +98,7 @@ def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
     """Equality, of fractions up to the precision of a float32."""
     if isinstance(value, bool | str):
         return value in values
-    return any(math.isclose(value, each, rel_tol=1e-6) for each in values)
+    return any(math.isclose(value, known, rel_tol=1e-6) for known in values)
 
 
 def _computed(architecture: Architecture, raw: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:

@@ -21,7 +21,7 @@ on NumPy; 20.9939 in float16; 21.0024 as it is by the kernels in C, which round 
 Numbers: https://github.com/ggml-org/llama.cpp (`ggml/src/ggml-quants.c`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,8 @@ from numpy.typing import NDArray
 
 from ...backends.formats import INT4, INT4_OFFSETS, INT8
 from ...errors import CheckpointError, UnsupportedModelError, install
-from ...progress import tick
 from ...reference.quantize import Quantized, dequantize
-from ..tensors import StoredTensor, WeightFile, c_strides
+from ..tensors import ComputedTensor, StoredTensor, WeightFile, c_strides
 from .file import GGUF, Located, Type, read_shards
 
 CHUNK = 1 << 20
@@ -49,7 +48,7 @@ def kept_dtype(kind: Type) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class BlockTensor:
+class BlockTensor(ComputedTensor):
     """A tensor [..., in] stored in blocks, read on demand."""
 
     shape: tuple[int, ...]
@@ -63,17 +62,18 @@ class BlockTensor:
         return self.data.name
 
     @property
+    def file(self) -> WeightFile:
+        """The file that it is in."""
+        return self.data.file
+
+    @property
     def dtype(self) -> str:
         """The format it is kept in, by its name in `formats.STORED_FORMATS`."""
         return kept_dtype(self.type)
 
     def stored(self) -> Any:
         """The tensor in the format it is kept in, in new arrays: a `Quantized`, or float16. [out, in]"""
-        if self.type.name in GROUPS:
-            return self._apart(self._rows())
-        out = np.empty(self.shape, np.float16)
-        self.read_into(out)
-        return out
+        return self._apart(self._rows()) if self.type.name in GROUPS else super().stored()
 
     def _apart(self, rows: NDArray[np.uint8]) -> Quantized:
         """Blocks as integers, scales and offsets. [n, bytes] -> [n, in] or [n, in / 2], and [n, in / 32] twice
@@ -117,28 +117,17 @@ class BlockTensor:
         stored: NDArray[np.uint8] = self.data.stored(("uint8",))
         return stored.reshape(-1, stored.shape[-1])
 
-    def load(self) -> NDArray[np.float32]:
-        """The dequantised values, `shape`."""
-        out = np.empty(self.shape, np.float32)
-        self.read_into(out)
-        return out
-
-    def read_into(self, out: NDArray[Any]) -> None:
-        """Fill `out`, float32 or float16, with the dequantised values.
+    def rounded(self, chunk: NDArray[np.float32]) -> NDArray[np.float16]:
+        """Values as float16.
 
         Raises:
-            CheckpointError: one is not finite in float16.
+            CheckpointError: one is not finite there; the least number that becomes infinite is 65,520.
         """
-        first = 0
-        for chunk in self.chunks():
-            with np.errstate(over="ignore"):
-                out[first : first + len(chunk)] = chunk
-            if out.dtype == np.float16 and not _fits_float16(chunk):
-                raise CheckpointError(
-                    f"tensor {self.name} in {self.data.file.path} holds NaN, infinity or a number above 65,504"
-                )
-            first += len(chunk)
-            tick()
+        if chunk.size and not (chunk.max() < 65_520 and chunk.min() > -65_520):
+            raise CheckpointError(
+                f"tensor {self.name} in {self.data.file.path} holds NaN, infinity or a number above 65,504"
+            )
+        return chunk.astype(np.float16)
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """The dequantised values, some rows at a time."""
@@ -186,11 +175,6 @@ class BlockTensor:
         return BlockTensor(self.shape[1:], self.type, self.data.item(index))
 
 
-def _fits_float16(values: NDArray[np.float32]) -> bool:
-    """True if all are finite once they are rounded to float16; the least that becomes infinite is 65,520."""
-    return not values.size or bool(values.max() < 65_520 and values.min() > -65_520)
-
-
 def dequantize_blocks(rows: NDArray[np.uint8], kind: Type, name: str) -> NDArray[np.float32]:
     """Dequantise rows of any type that the package `gguf` knows. [n, bytes of a row] -> [n, in]
 
@@ -216,36 +200,13 @@ def dequantize_blocks(rows: NDArray[np.uint8], kind: Type, name: str) -> NDArray
     return values.reshape(len(rows), -1)
 
 
-def open_tensors(gguf: GGUF) -> "GGUFTensors":
-    """The tensors of a model, in one file or in shards; values are read on demand.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: as `gguf.read_shards`.
-    """
+def open_tensors(gguf: GGUF) -> dict[str, StoredTensor | BlockTensor]:
+    """The tensors of a model, in one file or in shards, by the names there; values are read on demand."""
     tensors: dict[str, StoredTensor | BlockTensor] = {}
-    files = []
     for shard in read_shards(gguf):
         file = WeightFile(shard.path)
-        files.append(file)
         tensors |= {name: _tensor(located, file) for name, located in shard.tensors.items()}
-    return GGUFTensors(tensors, files)
-
-
-class GGUFTensors(dict[str, StoredTensor | BlockTensor]):
-    """The tensors of a model by the names in the file."""
-
-    def __init__(self, tensors: Mapping[str, StoredTensor | BlockTensor], files: list[WeightFile]) -> None:
-        super().__init__(tensors)
-        self.files = files
-
-    def check_unchanged(self) -> None:
-        """Check, after everything is read, that no file has changed.
-
-        Raises:
-            CheckpointError: one was.
-        """
-        for file in self.files:
-            file.check_unchanged()
+    return tensors
 
 
 def _tensor(located: Located, file: WeightFile) -> StoredTensor | BlockTensor:

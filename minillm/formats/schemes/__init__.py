@@ -1,5 +1,6 @@
-"""Quantised checkpoints as they are published: a file for each scheme, and the table of all that are read.
+"""Quantised checkpoints: a file for each scheme, and the table of all that are read.
 
+minillm.py   minillm's own: 8 or 4 bits, in the names and the order with which a model is built
 matrix.py    numbers with scales and zero points as one tensor; what is exact in our 8 or 4 bits, and what is expanded
 the others   config.json's quantization_config -> a `Scheme`: where in which tensors a module's matrix is
 """
@@ -7,14 +8,17 @@ the others   config.json's quantization_config -> a `Scheme`: where in which ten
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...errors import CheckpointError, UnsupportedModelError
-from .. import quantized
-from ..quantized import Quantization
+from ...config import Fields
+from ...errors import UnsupportedModelError
 from ..tensors import FLOATS
-from . import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from . import awq, bitsandbytes, compressed_tensors, fp8, gptq, minillm
 from .matrix import Scheme
+from .minillm import MinillmScheme
 
-SCHEMES: dict[str, Callable[[Mapping[str, Any], str], Scheme]] = {
+Quantization = MinillmScheme | Scheme
+"""The quantisation of a checkpoint: minillm's own, or a published one"""
+
+SCHEMES: dict[str, Callable[[Fields, str], Scheme]] = {
     "gptq": gptq.read,
     "awq": awq.read,
     "compressed-tensors": compressed_tensors.read,
@@ -22,33 +26,32 @@ SCHEMES: dict[str, Callable[[Mapping[str, Any], str], Scheme]] = {
     "modelopt": fp8.read_modelopt,
     "bitsandbytes": bitsandbytes.read,
 }
-"""quant_method -> the reader of its quantization_config, which also gets the dtype of expanded matrices"""
+"""quant_method -> the reader of its quantization_config, which also gets the dtype of matrices that are not exact in 8
+or 4 bits. It raises CheckpointError for an invalid field and UnsupportedModelError for what is not read; reading a
+module raises CheckpointError for a tensor that is missing, ill-shaped or contradicts another."""
 
 
-def read_quantization(raw: Mapping[str, Any]) -> Quantization | Scheme | None:
+def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
     """Read quantization_config (`config.read_config`); None if there is none.
 
     Raises:
         UnsupportedModelError: another quantisation method, or a variant of one that is not read.
         CheckpointError: a field is missing or invalid.
     """
-    found = raw.get("quantization_config")
-    if found is None:
+    value = raw.get("quantization_config")
+    if value is None:
         return None
-    fields = found if isinstance(found, dict) else {}
-    method = fields.get("quant_method", found if not fields else None)
+    fields = value if isinstance(value, dict) else {}
+    method = fields.get("quant_method", value if not fields else None)
     if method is None and (fields.get("load_in_4bit") or fields.get("load_in_8bit")):
         method = "bitsandbytes"  # as its first releases wrote
-    if method == quantized.METHOD:
-        return quantized.read(fields)
+    if method == minillm.METHOD:
+        return minillm.read(fields)
     if not fields or not isinstance(method, str) or method not in SCHEMES:
         raise UnsupportedModelError(
             f"config.json: the checkpoint is quantised by {method!r:.60}; minillm reads those that are not quantised, "
             f"those quantised by {', '.join(SCHEMES)}, and those that `python -m minillm quantize` has written"
         )
     dtype = raw.get("dtype") or raw.get("torch_dtype")
-    try:
-        return SCHEMES[method](fields, dtype if isinstance(dtype, str) and dtype in FLOATS else "float32")
-    except (CheckpointError, UnsupportedModelError) as error:
-        usual = "config.json: quantization_config"
-        raise type(error)(str(error).replace(usual, fields.get("file", usual))) from None
+    source = Fields(fields, fields.get("file", "config.json: quantization_config"))
+    return SCHEMES[method](source, dtype if isinstance(dtype, str) and dtype in FLOATS else "float32")

@@ -7,15 +7,11 @@
 Definition: AutoAWQ `awq/modules/linear/gemm.py` (`WQLinear_GEMM`), `awq/utils/packing_utils.py`.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ...config import Fields
-from .. import StoredTensor
-from ..tensors import FLOATS
+from ..tensors import FLOATS, StoredTensor
 from .gptq import unpack_across
 from .matrix import Matrix, Module, Scheme, common_group, integers_dtype, read_bits, read_group_size
 
@@ -23,13 +19,8 @@ PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 """The place of each of 8 columns in a word, from its lowest bits on"""
 
 
-def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
-    """The scheme of a quantization_config; matrices that are not exact in 4 bits become `expanded`.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: a field is invalid, or names a layout that is not read.
-    """
-    fields = Fields(raw, "config.json: quantization_config")
+def read(fields: Fields, expanded: str) -> Scheme:
+    """The scheme of a quantization_config; matrices that are not exact in 4 bits become `expanded`."""
     read_bits(fields, known=(4,))
     size = read_group_size(fields)
     layout = fields.get("version", fields.get("format", "gemm")).lower()
@@ -56,8 +47,8 @@ def read_module(module: Module, size: int) -> Matrix:
 
     def unpacked(tensor: StoredTensor, first: int, stop: int) -> NDArray[np.int8]:
         start = first // 8 * 8
-        found = unpack_across(tensor, 4, start, -(-stop // 8) * 8)
-        ordered = found.reshape(len(found), -1, 8)[..., PLACES].reshape(found.shape)
+        integers = unpack_across(tensor, 4, start, -(-stop // 8) * 8)
+        ordered = integers.reshape(len(integers), -1, 8)[..., PLACES].reshape(integers.shape)
         return np.ascontiguousarray(ordered[:, first - start : stop - start].T)  # [in, out] -> [n, in]
 
     return Matrix(

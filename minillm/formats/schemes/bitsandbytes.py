@@ -16,16 +16,13 @@ scales X.weight.nested_absmax, plus nested_offset.
 Definition: bitsandbytes `functional.py` (`QuantState`, `dequantize_4bit`), `nn/modules.py` (`Linear8bitLt`).
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
 from ...files import parse_json
-from .. import StoredTensor
+from ..tensors import StoredTensor
 from .fp8 import NOTE
 from .matrix import Matrix, Module, Rows, Scheme
 
@@ -37,13 +34,8 @@ BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Sizes of a block in 4 bits"""
 
 
-def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
-    """The scheme of a quantization_config; matrices that are not exact in 8 bits become `expanded`.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: a field is invalid, or names a layout that is not read.
-    """
-    fields = Fields(raw, "config.json: quantization_config")
+def read(fields: Fields, expanded: str) -> Scheme:
+    """The scheme of a quantization_config; matrices that are not exact in 8 bits become `expanded`."""
     four = fields.get("load_in_4bit", fields.get("_load_in_4bit", False))
     eight = fields.get("load_in_8bit", fields.get("_load_in_8bit", False))
     if four == eight:
@@ -71,11 +63,7 @@ def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
 
 
 def read_8_bits(module: Module) -> Matrix:
-    """The matrix of a module in 8 bits.
-
-    Raises:
-        UnsupportedModelError: it is not stored by rows.
-    """
+    """The matrix of a module in 8 bits."""
     weight = module.take("weight", ("int8",), None, None)
     outputs, inputs = weight.shape
     largest = module.take("SCB", ("float32",), outputs)
@@ -99,11 +87,7 @@ def read_8_bits(module: Module) -> Matrix:
 
 
 def read_4_bits(module: Module) -> Matrix:
-    """The matrix of a module in 4 bits.
-
-    Raises:
-        CheckpointError: a part is missing, ill-shaped or contradicts another.
-    """
+    """The matrix of a module in 4 bits."""
     kinds = [kind for kind in ("nf4", "fp4") if f"weight.quant_state.bitsandbytes__{kind}" in module]
     described = module.take(f"weight.quant_state.bitsandbytes__{(kinds or ['nf4'])[0]}", ("uint8",), None)
     if described.shape[0] > LONGEST:
@@ -141,11 +125,7 @@ def read_4_bits(module: Module) -> Matrix:
 
 
 def _nested_scales(module: Module, fields: Fields, absmax: StoredTensor) -> Rows:
-    """Double quantisation: (first, stop) -> the scales of these blocks, as float32.
-
-    Raises:
-        CheckpointError: a part is missing or ill-shaped.
-    """
+    """Double quantisation: (first, stop) -> the scales of these blocks, as float32."""
     block, offset = fields.size("nested_blocksize"), fields.number("nested_offset", above=-1e30)
     scales = module.take("weight.nested_absmax", ("float32",), -(-absmax.shape[0] // block))
     values = module.take("weight.nested_quant_map", ("float32",), 256)

@@ -12,7 +12,6 @@ Definition: the package compressed-tensors, `compressors/` and `quantization/qua
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
-from .. import StoredTensor
+from ..tensors import StoredTensor
 from .fp8 import NOTE, float8_matrix, read_block, refuse_cache, take_scales
 from .matrix import (
     Matrix,
@@ -60,13 +59,8 @@ class Group:
         return f"{'int' if self.integers else 'float'}{self.bits} {shared if self.block or self.size else 'rows'}"
 
 
-def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
-    """The scheme of a quantization_config; matrices that are not exact in 8 or 4 bits become `expanded`.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: a field is invalid, or names a format that is not read.
-    """
-    fields = Fields(raw, "config.json: quantization_config")
+def read(fields: Fields, expanded: str) -> Scheme:
+    """The scheme of a quantization_config; matrices that are not exact in 8 or 4 bits become `expanded`."""
     layout = fields.choice("format", fields.get("format", ""), (*FORMATS, "mixed-precision"))
     refuse_cache(fields, "kv_cache_scheme")
     sparsity = Fields(fields.get("sparsity_config", {}), f"{fields.source}: sparsity_config")
@@ -98,11 +92,7 @@ def _texts(fields: Fields, name: str, values: list[Any]) -> list[str]:
 
 
 def _read_group(fields: Fields, name: str, layout: str) -> Group:
-    """One of config_groups.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: as `read`.
-    """
+    """One of config_groups."""
     groups = Fields(fields.get("config_groups", {}), f"{fields.source}: config_groups")
     group = Fields(groups.get(name, {}), f"{groups.source}: {name:.80}")
     group.choice("format", "pack-quantized" if layout == "mixed-precision" else layout, FORMATS)
@@ -129,11 +119,7 @@ def _read_group(fields: Fields, name: str, layout: str) -> Group:
 
 
 def _group_of(module: Module, groups: list[Group], ignored: tuple[str, ...]) -> Group:
-    """The first group that is for a module.
-
-    Raises:
-        CheckpointError: there is none, or the module is ignored.
-    """
+    """The first group that is for a module."""
     if any(_matches(target, module.name) for target in ignored):
         raise CheckpointError(
             f"tensor {module.name}.weight_scale belongs to a module that config.json leaves unquantised"
@@ -204,11 +190,7 @@ def _dense(module: Module) -> tuple[StoredTensor, tuple[int, int]]:
 
 
 def _packed(module: Module, bits: int) -> tuple[StoredTensor, tuple[int, int]]:
-    """Packed integers, and the shape of the matrix.
-
-    Raises:
-        CheckpointError: a tensor is missing, or the shape it says is not that of the packed integers.
-    """
+    """Packed integers, and the shape of the matrix."""
     weight = module.take("weight_packed", ("int32",), None, None)
     told = module.take("weight_shape", ("int64", "int32"), 2)
     outputs, inputs = (int(size) for size in told.stored((told.dtype,)))

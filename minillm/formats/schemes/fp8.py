@@ -9,26 +9,18 @@ Definition: transformers `integrations/finegrained_fp8.py` (`Fp8Dequantize`); mo
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
-from .. import StoredTensor
-from ..tensors import VALUES
+from ..tensors import VALUES, StoredTensor
 from .matrix import Matrix, Module, Scheme, rows_of
 
 FLOATS = ("float8_e4m3fn", "float8_e5m2")
 NOTE = "activations are not rounded to 8 bits as in the original, so results differ by that rounding"
 
 
-def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
-    """The scheme of a quantization_config with quant_method "fp8".
-
-    Raises:
-        CheckpointError, UnsupportedModelError: a field is invalid, or names what is not read.
-    """
-    fields = Fields(raw, "config.json: quantization_config")
+def read(fields: Fields, expanded: str) -> Scheme:
+    """The scheme of a quantization_config with quant_method "fp8"."""
     fields.choice("fmt", "e4m3", ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"))
     fields.choice("activation_scheme", "dynamic", ("dynamic", "static"))
     fields.choice("scale_fmt", "float", ("float", "ue8m0"))
@@ -40,13 +32,8 @@ def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
     )
 
 
-def read_modelopt(raw: Mapping[str, Any], expanded: str) -> Scheme:
-    """The scheme of a quantization_config with quant_method "modelopt".
-
-    Raises:
-        CheckpointError, UnsupportedModelError: a field is invalid, or names what is not read.
-    """
-    fields = Fields(raw, "config.json: quantization_config")
+def read_modelopt(fields: Fields, expanded: str) -> Scheme:
+    """The scheme of a quantization_config with quant_method "modelopt"."""
     known = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
     algorithm = fields.choice("quant_algo", fields.get("quant_algo", ""), known)
     for name in ("kv_cache_quant_algo", "kv_cache_scheme"):
@@ -102,42 +89,30 @@ def take_scales(
     group: int = 0,
     types: tuple[str, ...] = VALUES,
 ) -> tuple[StoredTensor, int]:
-    """The scales, or zero points, of a matrix of this shape, and for how many rows each of theirs stands.
-
-    Raises:
-        CheckpointError: they are missing, or have another shape.
-    """
+    """The scales, or zero points, of a matrix of this shape, and for how many rows each of theirs stands."""
     outputs, inputs = shape
     if block is not None:
         return module.take(name, types, -(-outputs // block[0]), -(-inputs // block[1])), block[0]
     if group:
         return module.take(name, types, outputs, -(-inputs // group)), 1
-    found = module.shape_of(name)
-    if found is not None and math.prod(found) == 1 and len(found) <= 2:
-        return module.take(name, types, *found), outputs
-    return module.take(name, types, *((outputs,) if found is not None and len(found) == 1 else (outputs, 1))), 1
+    actual = module.shape_of(name)
+    if actual is not None and math.prod(actual) == 1 and len(actual) <= 2:
+        return module.take(name, types, *actual), outputs
+    return module.take(name, types, *((outputs,) if actual is not None and len(actual) == 1 else (outputs, 1))), 1
 
 
 def read_block(fields: Fields, name: str) -> tuple[int, int] | None:
-    """Rows and columns of a block; None if there are no blocks.
-
-    Raises:
-        CheckpointError: it is no pair of sizes.
-    """
-    found = fields.raw.get(name)
-    if found is None:
+    """Rows and columns of a block; None if there are no blocks."""
+    block = fields.raw.get(name)
+    if block is None:
         return None
-    if not (isinstance(found, list) and len(found) == 2 and all(type(n) is int and 0 < n < 2**24 for n in found)):
-        raise CheckpointError(f"{fields.source}: {name} should be two sizes, found {found!r:.60}")
-    return found[0], found[1]
+    if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n < 2**24 for n in block)):
+        raise CheckpointError(f"{fields.source}: {name} should be two sizes, found {block!r:.60}")
+    return block[0], block[1]
 
 
 def refuse_cache(fields: Fields, name: str) -> None:
-    """Refuse a quantised K/V cache.
-
-    Raises:
-        UnsupportedModelError: config.json asks for one.
-    """
+    """Refuse a quantised K/V cache."""
     if fields.raw.get(name) is not None:
         raise UnsupportedModelError(
             f"{fields.source}: {name} asks for a K/V cache with the checkpoint's own scales, which minillm does not "

@@ -9,7 +9,6 @@ A zero point of half the range is that of symmetric quantisation. Definition: Au
 GPTQModel `gptqmodel/nn_modules/qlinear` (`dequantize_weight`).
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,21 +16,15 @@ from numpy.typing import NDArray
 
 from ...config import Fields
 from ...errors import UnsupportedModelError
-from .. import StoredTensor
-from ..tensors import FLOATS
+from ..tensors import FLOATS, StoredTensor
 from .matrix import Matrix, Module, Scheme, common_group, integers_dtype, read_bits, read_group_size, unpack_words
 
 LAYOUTS = {"gptq": 1, "gptq_v2": 0}
 """checkpoint_format -> what is added to a stored zero point"""
 
 
-def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
-    """The scheme of a quantization_config; matrices that are not exact in 8 or 4 bits become `expanded`.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: a field is invalid, or names a layout that is not read.
-    """
-    fields = Fields(raw, "config.json: quantization_config")
+def read(fields: Fields, expanded: str) -> Scheme:
+    """The scheme of a quantization_config; matrices that are not exact in 8 or 4 bits become `expanded`."""
     bits, size = read_bits(fields), read_group_size(fields)
     layout = fields.choice("checkpoint_format", fields.get("format", "gptq"), tuple(LAYOUTS))
     fields.choice("pack_dtype", "int32", ("int32",))

@@ -24,13 +24,12 @@ from numpy.typing import NDArray
 from ...backends.formats import FLOAT32, INT4, INT4_ZEROS, INT8, STORED_FORMATS, Format
 from ...backends.loader import CHUNK, Tensor
 from ...backends.weights import expand, narrow
-from ...config import Fields
+from ...config import Fields, ModelConfig
 from ...errors import CheckpointError, UnsupportedModelError
 from ...progress import tick
 from ...reference.quantize import GROUPS, Quantized, pack
-from .. import StoredTensor
-from ..quantized import check_columns
-from ..tensors import FLOATS_8, VALUES
+from ..tensors import FLOATS_8, VALUES, ComputedTensor, StoredTensor
+from .minillm import check_columns
 
 logger = logging.getLogger("minillm")
 
@@ -65,8 +64,8 @@ class Matrix:
     @cached_property
     def dtype(self) -> str:
         """The name in `STORED_FORMATS` of what it is read as. Scales and zero points are looked through once."""
-        kept = self._kept_format()
-        return self.expanded if kept is None else kept.name
+        form = self._kept_format()
+        return self.expanded if form is None else form.name
 
     def values(self, first: int, stop: int) -> NDArray[np.float32]:
         """The weights of rows `first` to `stop`, in float32. [stop - first, in]"""
@@ -117,7 +116,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, eq=False)
-class MatrixTensor:
+class MatrixTensor(ComputedTensor):
     """Rows and columns of a `Matrix` as a tensor, read on demand in chunks of rows."""
 
     matrix: Matrix
@@ -126,7 +125,7 @@ class MatrixTensor:
     columns: tuple[int, int]
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, int]:  # type: ignore[override]
         """[rows, columns]."""
         return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
 
@@ -137,18 +136,7 @@ class MatrixTensor:
 
     def stored(self) -> Any:
         """The integers, scales and zero points, or the weights in their dtype; bfloat16 as its bits."""
-        form = STORED_FORMATS[self.dtype]
-        if form.scale_bits:
-            return self._integers()
-        out = np.empty(self.shape, form.dtype)
-        self.read_into(out)
-        return out
-
-    def load(self) -> NDArray[np.float32]:
-        """The weights as float32."""
-        out = np.empty(self.shape, np.float32)
-        self.read_into(out)
-        return out
+        return self._integers() if STORED_FORMATS[self.dtype].scale_bits else super().stored()
 
     def read_into(self, out: NDArray[Any]) -> None:
         """Fill `out` with the weights: as float32, or in their dtype."""
@@ -161,9 +149,6 @@ class MatrixTensor:
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """The weights as float32, in chunks of rows."""
         return map(expand, self._rounded())
-
-    def merged_with(self, other: Any) -> None:
-        """None: the tensors of two matrices are not adjacent in a file."""
 
     def part(self, axis: int, first: int, stop: int) -> "MatrixTensor":
         """Rows (axis 0) or columns (axis 1) `first` to `stop`.
@@ -239,9 +224,9 @@ class Module:
         tensor = self._stored[name]
         fits = len(tensor.shape) == len(shape) and all(w in (None, n) for n, w in zip(tensor.shape, shape, strict=True))
         if tensor.dtype not in types or not fits:
-            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            expected = ", ".join("any" if size is None else str(size) for size in shape)
             raise CheckpointError(
-                f"tensor {name} should be {' or '.join(types)} of shape [{wanted}] by {self._scheme}, found "
+                f"tensor {name} should be {' or '.join(types)} of shape [{expected}] by {self._scheme}, found "
                 f"{tensor.dtype} of shape {list(tensor.shape)}"
             )
         self.used.add(name)
@@ -272,9 +257,15 @@ class Scheme:
     """Reads a module"""
     keeps_vocabulary = True
     """The embedding has the checkpoint's dtype"""
+    as_built = False
+    """Tensors have their published names and order"""
+    published = True
 
-    def join(self, stored: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
-        """One tensor for each quantised matrix, NAME.weight; all other tensors as they are.
+    def check_dtype(self, dtype: str) -> None:
+        """Accept any dtype: the matrices can be rounded anew."""
+
+    def join(self, stored: Mapping[str, StoredTensor], config: ModelConfig | None = None) -> dict[str, Tensor]:
+        """One tensor for each quantised matrix, NAME.weight; all other tensors as they are. Needs no configuration.
 
         Raises:
             CheckpointError: a part of a matrix is missing, or has the wrong type or shape.
@@ -334,8 +325,8 @@ def rows_of(tensor: StoredTensor, height: int = 1) -> Rows:
         if math.prod(tensor.shape) == 1:
             return np.broadcast_to(read(tensor).reshape(1, 1), (stop - first, 1))
         blocks = np.arange(first, stop) // height
-        found = read(tensor.part(0, int(blocks[0]), int(blocks[-1]) + 1))
-        shared: NDArray[Any] = found.reshape(len(found), -1)[blocks - blocks[0]]
+        stored = read(tensor.part(0, int(blocks[0]), int(blocks[-1]) + 1))
+        shared: NDArray[Any] = stored.reshape(len(stored), -1)[blocks - blocks[0]]
         return shared
 
     return rows
@@ -352,11 +343,7 @@ def integers_dtype(bits: int, *, symmetric: bool) -> str:
 
 
 def read_bits(fields: Fields, name: str = "bits", known: tuple[int, ...] = (4, 8)) -> int:
-    """The number of bits of a weight.
-
-    Raises:
-        UnsupportedModelError: it is not one of `known`.
-    """
+    """The number of bits of a weight."""
     bits = fields.size(name)
     if bits not in known:
         raise UnsupportedModelError(f"{fields.source}: {name} is {bits}; minillm reads {' and '.join(map(str, known))}")
@@ -364,11 +351,7 @@ def read_bits(fields: Fields, name: str = "bits", known: tuple[int, ...] = (4, 8
 
 
 def read_group_size(fields: Fields, default: int | None = None) -> int:
-    """The number of weights in a group; -1: a whole row.
-
-    Raises:
-        CheckpointError: it is missing or no such number.
-    """
+    """The number of weights in a group; -1: a whole row."""
     if fields.raw.get("group_size") == -1:
         return -1
     return fields.size("group_size", default)

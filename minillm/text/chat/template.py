@@ -7,14 +7,11 @@ become those tokens: check untrusted input for them first.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import CheckpointError, ParameterError, PromptError, listed, shown
 from .calls import CallFormat, format_of, unread_format
 from .tools import described, plain, read_tool_calls, read_tools
-
-if TYPE_CHECKING:
-    from .sandbox import Compiled
 
 Message = Mapping[str, Any]
 Messages = Iterable[Message]
@@ -84,13 +81,14 @@ class ChatTemplate:
         begins = _begins_answer(add_generation_prompt, continue_final_message)
         offered = None if tools is None else read_tools(tools)
         knows_tools = "tools" in self.variables
-        chat = read_messages(messages, self._compiled.names, with_calls=not knows_tools)
+        chat = read_messages(messages, self.names, with_calls=not knows_tools)
         if not knows_tools:
             chat = described(chat, offered or [])
         if continue_final_message:
             _mark_end(chat[-1])
         given = self._checked({} if chat_template_kwargs is None else chat_template_kwargs)
-        text = self._write({"messages": chat, "tools": offered, "add_generation_prompt": begins, **given})
+        own = {"messages": chat, "tools": offered, "add_generation_prompt": begins}
+        text: str = self._ask({"documents": None, **self.special_tokens, **own, **given})["text"]
         return _cut_at_mark(text) if continue_final_message else text
 
     @property
@@ -100,7 +98,7 @@ class ChatTemplate:
         Raises:
             CheckpointError: as `render`.
         """
-        return self._compiled.names
+        return self._uses["names"]
 
     @property
     def variables(self) -> frozenset[str]:
@@ -109,7 +107,7 @@ class ChatTemplate:
         Raises:
             CheckpointError: as `render`.
         """
-        return self._compiled.variables
+        return self._uses["variables"]
 
     @cached_property
     def for_tools(self) -> "ChatTemplate":
@@ -131,15 +129,9 @@ class ChatTemplate:
         return self.for_tools.source if "tools" in self.for_tools.variables else ""
 
     @cached_property
-    def _compiled(self) -> "Compiled":
-        from .sandbox import compile_template
-
-        try:
-            return compile_template(self.source)
-        except Exception as error:  # Jinja's errors, and those of Python's compiler
-            number = getattr(error, "lineno", None)
-            line = "" if number is None else f", line {number}"
-            raise CheckpointError(f"{self.origin}{line}: not a valid Jinja template: {_one_line(error)}") from error
+    def _uses(self) -> dict[str, frozenset[str]]:
+        """The "variables" and "names" of the source."""
+        return {kind: frozenset(words) for kind, words in self._ask(None).items()}
 
     def _checked(self, variables: Any) -> dict[str, Any]:
         """The user's variables as plain values, all of which the template must use."""
@@ -161,20 +153,33 @@ class ChatTemplate:
         except (TypeError, ValueError, RecursionError) as error:
             raise ParameterError(f"chat_template_kwargs should hold only JSON values: {error!s:.100}") from None
 
-    def _write(self, variables: Mapping[str, Any]) -> str:
-        from jinja2.exceptions import SecurityError
+    def _ask(self, variables: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Have the template rendered, or inspected without variables.
 
-        from .sandbox import Refused
+        Raises:
+            PromptError: the template refuses the messages, or fails on them.
+            CheckpointError: it is not valid Jinja, does something forbidden, or too much.
+        """
+        from .renderer import RENDERER, StoppedError
 
-        nothing = {"documents": None}
         try:
-            return self._compiled.render(nothing | dict(self.special_tokens) | dict(variables))
-        except Refused as refusal:
-            raise PromptError(f"{self.origin} refuses the messages: {_one_line(refusal)}") from None
-        except SecurityError as error:
-            raise CheckpointError(f"{self.origin} was refused by the sandbox: {_one_line(error)}") from error
-        except Exception as error:  # a template is a program and may raise anything
-            raise PromptError(f"{self.origin} fails on these messages: {_one_line(error)}") from error
+            answer = RENDERER.ask(self.source, variables)
+        except StoppedError as error:
+            raise CheckpointError(f"{self.origin} was stopped: {error}") from None
+        if "error" not in answer:
+            return answer
+        message = _one_line(answer["message"])
+        match answer["error"]:
+            case "syntax":
+                line = "" if answer["line"] is None else f", line {answer['line']}"
+                raise CheckpointError(f"{self.origin}{line}: not a valid Jinja template: {message}")
+            case "refusal":
+                raise PromptError(f"{self.origin} refuses the messages: {message}")
+            case "security":
+                raise CheckpointError(f"{self.origin} was refused by the sandbox: {message}")
+            case "limit":
+                raise CheckpointError(f"{self.origin} was stopped: {message}")
+        raise PromptError(f"{self.origin} fails on these messages: {message}")
 
 
 def _begins_answer(add_generation_prompt: object, continue_final_message: object) -> bool:
@@ -193,8 +198,8 @@ def _begins_answer(add_generation_prompt: object, continue_final_message: object
     return add_generation_prompt
 
 
-def _one_line(error: Exception) -> str:
-    line = " ".join(str(error).split()) or type(error).__name__
+def _one_line(message: str) -> str:
+    line = " ".join(message.split())
     return line if len(line) <= 300 else line[:300] + " ..."
 
 

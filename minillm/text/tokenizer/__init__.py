@@ -9,8 +9,6 @@ layouts.py        the files of a checkpoint folder -> an object of the `tokenize
 sentencepiece.py  a SentencePiece tokenizer.model -> the same, with the `sentencepiece` package
 seq2seq.py        mBART, Pegasus, MarianMT: SentencePiece models whose pieces the checkpoint numbers anew; languages
 wordpiece.py      the vocab.txt of BERT -> the same
-gguf.py           the metadata of a GGUF file -> an object of the `tokenizers` library
-gguf_entries.py   a tokenizer -> such metadata
 guarded.py        guards against input that would end the process inside the `tokenizers` library
 """
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import ParameterError, PromptError, shown
 from .cleaning import Cleaner, cleaned
-from .gguf import Metadata, read_gguf_tokenizer
 from .guarded import call
 from .layouts import BYTE_SYMBOLS, FILES, read_tokenizer
 from .seq2seq import Languages
@@ -92,6 +91,8 @@ class Tokenizer:
         self._languages = languages
         self.languages: dict[str, int] = {} if languages is None else languages.ids
         self._model_vocab_size = model_vocab_size
+        self._contents: dict[int, str | None] = {}
+        self._text_bytes: dict[int, bytes] = {}
         self.bos_token_id = role_ids.get("bos_token")
         self.eos_token_id = role_ids.get("eos_token")
         added = self._call("get_added_tokens_decoder")
@@ -118,22 +119,6 @@ class Tokenizer:
             As `from_folder`.
         """
         return cls(*read_tokenizer(path.parent, path.name)) if path.is_file() else cls.from_folder(path)
-
-    @classmethod
-    def from_gguf(cls, metadata: Metadata, model_vocab_size: int = 0) -> "Tokenizer | None":
-        """Read the tokenizer in the metadata of a GGUF file; None if there is none.
-
-        Raises:
-            CheckpointError: the metadata contradict each other or are of the wrong type.
-            UnsupportedModelError: another kind of tokenizer, or unknown rules for splitting a text.
-        """
-        found = read_gguf_tokenizer(metadata)
-        if found is None:
-            return None
-        backend, role_ids, ends = found
-        tokenizer = cls(backend, role_ids, model_vocab_size)
-        tokenizer.end_ids = tuple(ends)
-        return tokenizer
 
     @classmethod
     def find(cls, folder: Path) -> "Tokenizer | None":
@@ -322,7 +307,7 @@ class Tokenizer:
         Raises:
             PromptError: as `decode`.
         """
-        content = self._call("id_to_token", self._checked(token_id))
+        content = self._content(self._checked(token_id))
         if content is None:
             return f"[{token_id}]"
         if self._byte_level:
@@ -340,20 +325,14 @@ class Tokenizer:
         Raises:
             PromptError: as `decode`.
         """
-        found = self._known_bytes.get(token_id)
-        if found is None:
-            content = self._call("id_to_token", self._checked(token_id))
-            if content is None or token_id in self.special_ids:
-                found = str(content or "").encode()
+        if token_id not in self._text_bytes:
+            token_id = self._checked(token_id)
+            if self._is_text(token_id):
+                content = self._bytes(token_id, None if self._byte_level else self._some_word)
             else:
-                found = self._bytes(token_id, self._some_word)
-            self._known_bytes[token_id] = found
-        return found
-
-    @cached_property
-    def _known_bytes(self) -> dict[int, bytes]:
-        """Results of `token_bytes`."""
-        return {}
+                content = (self._content(token_id) or "").encode()
+            self._text_bytes[token_id] = content
+        return self._text_bytes[token_id]
 
     @cached_property
     def _some_word(self) -> int | None:
@@ -383,6 +362,12 @@ class Tokenizer:
         """
         return call(_WHERE, getattr(self._backend, method), *args, **kwargs)
 
+    def _content(self, token_id: int) -> str | None:
+        """The library's name of a token, asked for once; None if the id has no token."""
+        if token_id not in self._contents:
+            self._contents[token_id] = self._call("id_to_token", token_id)
+        return self._contents[token_id]
+
     def _checked(self, value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise PromptError(f"a token id should be a whole number, found {shown(value)}")
@@ -393,11 +378,11 @@ class Tokenizer:
 
     def _is_text(self, token_id: int) -> bool:
         """True unless the id is a special token or has no token."""
-        return token_id not in self.special_ids and self._call("id_to_token", token_id) is not None
+        return token_id not in self.special_ids and self._content(token_id) is not None
 
     def _bytes(self, token_id: int, previous: int | None) -> bytes:
         """UTF-8 bytes that a text token adds, possibly part of a character; `previous` is the token before it."""
-        content = str(self._call("id_to_token", token_id))
+        content = str(self._content(token_id))
         if self._byte_level:
             return _symbol_bytes(content)
         if self._byte_fallback and _BYTE_TOKEN.fullmatch(content):
@@ -457,7 +442,7 @@ class StreamDecoder:
             return self._utf8.decode(tokenizer.token_bytes(token_id))  # which are kept: they depend on nothing before
         if token_id in self._written:
             self._previous = token_id
-            return self._utf8.decode(b"", final=True) + str(tokenizer._call("id_to_token", token_id))
+            return self._utf8.decode(b"", final=True) + str(tokenizer._content(token_id))
         if not tokenizer._is_text(token_id):
             return ""
         new = tokenizer._bytes(token_id, self._previous)

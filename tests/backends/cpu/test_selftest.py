@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minillm.backends.cpu import compiling, selftest
+from minillm.backends.cpu import compiling
 from minillm.errors import DeviceError
 
 pytestmark = pytest.mark.skipif(not compiling.compilers(), reason="needs a C compiler")
@@ -43,14 +43,14 @@ def choice(tmp_path: Path, **environment: str) -> tuple[str, str, list[str]]:
 
 
 def test_a_good_build_passes() -> None:
-    selftest.passed(Path(compiling.load()._name), ["cc"])
+    compiling._test(Path(compiling.load()._name), ["cc"])
 
 
 def test_a_file_that_is_no_library_fails_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MINILLM_MARCH", raising=False)
     (tmp_path / "kernels.so").write_text("nothing")
     with pytest.raises(DeviceError, match=r"^the C kernels, compiled by cc -O9, fail their test: OSError: .*too short"):
-        selftest.passed(tmp_path / "kernels.so", ["cc", "-O9"])
+        compiling._test(tmp_path / "kernels.so", ["cc", "-O9"])
 
 
 @pytest.mark.exhaustive

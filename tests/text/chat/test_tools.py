@@ -10,8 +10,9 @@ import pytest
 
 from minillm import Engine
 from minillm.errors import MinillmError, ParameterError
-from minillm.formats import quantizing
-from minillm.formats.tokenizer_and_defaults import TOOL_USE, read_chat_template
+from minillm.formats import open_model
+from minillm.formats.folder import TOOL_USE
+from minillm.formats.write_checkpoint import write_checkpoint as quantise
 from minillm.text.chat import ChatTemplate, read_calls, read_tools
 
 from ...conversations import TEMPLATES, assistant, system, user
@@ -104,9 +105,9 @@ def test_the_template_for_tools_goes_with_the_checkpoint(tmp_path: Path) -> None
     (folder / "chat_template.jinja").write_text("plain")
     (folder / TOOL_USE).parent.mkdir()
     (folder / TOOL_USE).write_text("{{ tools | length }} tools")
-    quantizing.write_checkpoint(folder, tmp_path / "quantized", "int8")
+    quantise(folder, tmp_path / "quantized", "int8")
     for path in (folder, tmp_path / "quantized"):
-        found = read_chat_template(path)
+        found = open_model(path).chat_template
         assert found is not None
         assert (found.render(ASKED), found.render(ASKED, tools=TOOLS)) == ("plain", "2 tools")
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="the comparison needs the reference 
 transformers = pytest.importorskip("transformers", reason="the comparison needs the reference extra")
 
 from minillm.errors import PromptError  # noqa: E402
-from minillm.formats.tokenizer_and_defaults import read_chat_template  # noqa: E402
+from minillm.formats import open_model  # noqa: E402
 
 from ...conversations import assistant, write_tokenizer  # noqa: E402
 from .conversations import ASKED, CONVERSATIONS, NAMES, TOOL_TEMPLATES, TOOLS, WEATHER, call  # noqa: E402
@@ -23,7 +23,7 @@ OFFERS: dict[str, Any] = {"two": TOOLS, "one": [WEATHER], "an empty list": [], "
 @pytest.mark.parametrize("name", NAMES)
 def test_each_template_gives_the_same_text(name: str, tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path, (TOOL_TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"))
-    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), read_chat_template(folder)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), open_model(folder).chat_template
     assert ours is not None
     same = 0
     for messages in CONVERSATIONS.values():
@@ -46,7 +46,7 @@ def test_arguments_as_json_text_are_rendered_as_the_object(tmp_path: Path) -> No
     arguments = {"city": "Paris", "days": 2}
     for name in NAMES:
         folder = write_tokenizer(tmp_path / name, (TOOL_TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"))
-        theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), read_chat_template(folder)
+        theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), open_model(folder).chat_template
         assert ours is not None
         as_object, as_text = (
             [*ASKED, assistant("", tool_calls=[call("get_weather", value)])]
@@ -67,7 +67,7 @@ def test_the_template_for_tools_is_taken_alike(layout: str, tmp_path: Path) -> N
         folder = write_tokenizer(tmp_path, default)
         (folder / "additional_chat_templates").mkdir()
         (folder / "additional_chat_templates" / "tool_use.jinja").write_text(tool_use)
-    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), read_chat_template(folder)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), open_model(folder).chat_template
     assert ours is not None
     for tools in OFFERS.values():
         expected = theirs.apply_chat_template(ASKED, tools=tools, tokenize=False, add_generation_prompt=True)

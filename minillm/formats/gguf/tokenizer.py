@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file's metadata -> an object of the `tokenizers` library.
+"""The tokenizer in the metadata of a GGUF file.
 
 `tokenizer.ggml.model` says its kind:
 
@@ -17,19 +17,19 @@ off before, the longest first.
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError, UnsupportedModelError, listed
-from .guarded import call
-from .layouts import BYTE_SYMBOLS, frame
-from .sentencepiece import merges_by_score, spaces_decoder
-from .settings import SPACE
-from .turn_ends import turn_ends
+from ...text.tokenizer import Tokenizer
+from ...text.tokenizer.guarded import call
+from ...text.tokenizer.layouts import BYTE_SYMBOLS, frame
+from ...text.tokenizer.sentencepiece import merges_by_score, spaces_decoder
+from ...text.tokenizer.settings import SPACE
+from ...text.tokenizer.turn_ends import turn_ends
+from .file import GGUF, NAMED_TOKENS
 
 if TYPE_CHECKING:
     import tokenizers
@@ -122,22 +122,6 @@ _SWITCHES = frozenset(
 """Entries that change something where they are true"""
 
 
-class Metadata(Protocol):
-    """The header of a GGUF file (`checkpoint.gguf.GGUF`)."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def metadata(self) -> Mapping[str, Any]: ...
-
-    def get(self, key: str, kind: type, default: Any = None) -> Any: ...
-
-    def strings(self, key: str) -> list[str] | None: ...
-
-    def numbers(self, key: str) -> NDArray[Any] | None: ...
-
-
 class Vocabulary(NamedTuple):
     """The tokens of a file."""
 
@@ -152,46 +136,61 @@ class Vocabulary(NamedTuple):
         return ids
 
 
-def read_gguf_tokenizer(metadata: Metadata) -> "tuple[tokenizers.Tokenizer, dict[str, int], list[int]] | None":
+def read_tokenizer(gguf: GGUF, model_vocab_size: int = 0) -> Tokenizer | None:
+    """The tokenizer of a file; None if there is none. `model_vocab_size` is as of `Tokenizer`.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: as `read_backend`.
+    """
+    made = read_backend(gguf)
+    if made is None:
+        return None
+    backend, role_ids, ends = made
+    tokenizer = Tokenizer(backend, role_ids, model_vocab_size)
+    tokenizer.end_ids = tuple(ends)
+    return tokenizer
+
+
+def read_backend(gguf: GGUF) -> "tuple[tokenizers.Tokenizer, dict[str, int], list[int]] | None":
     """The tokenizer, the ids of its "bos_token" and so on, and the ids that end a text or a turn; None without one.
 
     Raises:
         CheckpointError: the metadata contradict each other or are of the wrong type.
         UnsupportedModelError: another kind of tokenizer, or unknown rules.
     """
-    kind = metadata.get("tokenizer.ggml.model", str)
+    kind = gguf.get("tokenizer.ggml.model", str)
     if kind is None or kind in ("none", "no_vocab"):
         return None
     if kind not in ("gpt2", "llama"):
         raise UnsupportedModelError(
-            f"{metadata.path}: tokenizer.ggml.model is {kind!r:.60}; minillm runs 'gpt2' (byte-level BPE) and 'llama' "
+            f"{gguf.path}: tokenizer.ggml.model is {kind!r:.60}; minillm runs 'gpt2' (byte-level BPE) and 'llama' "
             "(SentencePiece); tokenizer= names another tokenizer"
         )
-    _warn_of_other_keys(metadata)
-    return call(str(metadata.path), _read, metadata, kind)
+    _warn_of_other_keys(gguf)
+    return call(str(gguf.path), _read, gguf, kind)
 
 
-def _warn_of_other_keys(metadata: Metadata) -> None:
+def _warn_of_other_keys(gguf: GGUF) -> None:
     """Name the entries that are not known, and change nothing."""
-    others = {key for key in metadata.metadata if key.startswith("tokenizer.ggml.")} - _KEYS
-    named = sorted(key for key in others if key not in _SWITCHES or metadata.metadata[key])
+    others = {key for key in gguf.metadata if key.startswith("tokenizer.ggml.")} - _KEYS
+    named = sorted(key for key in others if key not in _SWITCHES or gguf.metadata[key])
     if named:
-        _log.warning("%s: not read: %s", metadata.path, listed(named))
+        _log.warning("%s: not read: %s", gguf.path, listed(named))
 
 
-def _read(metadata: Metadata, kind: str) -> "tuple[tokenizers.Tokenizer, dict[str, int], list[int]]":
+def _read(gguf: GGUF, kind: str) -> "tuple[tokenizers.Tokenizer, dict[str, int], list[int]]":
     from tokenizers import AddedToken
 
-    vocabulary = _vocabulary(metadata)
-    ids = _role_ids(metadata, kind, len(vocabulary.tokens))
-    backend, begins = _byte_level(metadata, vocabulary) if kind == "gpt2" else _sentencepiece(metadata, vocabulary)
+    vocabulary = _vocabulary(gguf)
+    ids = _role_ids(gguf, kind, len(vocabulary.tokens))
+    backend, begins = _byte_level(gguf, vocabulary) if kind == "gpt2" else _sentencepiece(gguf, vocabulary)
     special = sorted({*vocabulary.of(UNKNOWN, CONTROL), *ids.values()} - set(vocabulary.of(BYTE)))
     backend.add_special_tokens([AddedToken(vocabulary.tokens[i], normalized=False, special=True) for i in special])
     others = [i for i in vocabulary.of(USER_DEFINED) if i not in ids.values()]
     backend.add_tokens([AddedToken(vocabulary.tokens[i], normalized=False, special=False) for i in others])
     settings = {
-        "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", bool, begins),
-        "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", bool, False),
+        "add_bos_token": gguf.get("tokenizer.ggml.add_bos_token", bool, begins),
+        "add_eos_token": gguf.get("tokenizer.ggml.add_eos_token", bool, False),
     }
     frame(backend, vocabulary.where, ids, settings, "its metadata name none")
     ends = turn_ends({vocabulary.tokens[i]: i for i in special})
@@ -199,63 +198,62 @@ def _read(metadata: Metadata, kind: str) -> "tuple[tokenizers.Tokenizer, dict[st
     return backend, ids, list(dict.fromkeys(named + ends))
 
 
-def _vocabulary(metadata: Metadata) -> Vocabulary:
-    tokens = metadata.strings("tokenizer.ggml.tokens")
+def _vocabulary(gguf: GGUF) -> Vocabulary:
+    tokens = gguf.strings("tokenizer.ggml.tokens")
     if not tokens:
-        raise CheckpointError(f"{metadata.path} has a tokenizer without tokens: tokenizer.ggml.tokens is missing")
+        raise CheckpointError(f"{gguf.path} has a tokenizer without tokens: tokenizer.ggml.tokens is missing")
     if "" in tokens:
         tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
     if len(set(tokens)) < len(tokens):
         [(twice, _)] = Counter(tokens).most_common(1)
-        raise CheckpointError(f"{metadata.path}: tokenizer.ggml.tokens has the token {twice!r:.60} twice")
-    types = metadata.numbers("tokenizer.ggml.token_type")
+        raise CheckpointError(f"{gguf.path}: tokenizer.ggml.tokens has the token {twice!r:.60} twice")
+    types = gguf.numbers("tokenizer.ggml.token_type")
     if types is not None and len(types) != len(tokens):
         raise CheckpointError(
-            f"{metadata.path}: tokenizer.ggml.token_type should have {len(tokens)} numbers, found {len(types)}"
+            f"{gguf.path}: tokenizer.ggml.token_type should have {len(tokens)} numbers, found {len(types)}"
         )
-    return Vocabulary(str(metadata.path), tokens, np.full(len(tokens), NORMAL) if types is None else types)
+    return Vocabulary(str(gguf.path), tokens, np.full(len(tokens), NORMAL) if types is None else types)
 
 
-def _role_ids(metadata: Metadata, kind: str, count: int) -> dict[str, int]:
+def _role_ids(gguf: GGUF, kind: str, count: int) -> dict[str, int]:
     """Ids of named tokens, of `count` that there are.
 
     SentencePiece's own ids stand for those that the file does not name, or names wrongly, as in llama.cpp.
     """
-    keys = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "eot": "eot", "eom": "eom"}
-    usual = {"bos": 1, "eos": 2, "unk": 0} if kind == "llama" else {}
-    stored = {name: metadata.get(f"tokenizer.ggml.{key}_token_id", int) for name, key in keys.items()}
-    ids = {name: i for name, i in stored.items() if i is not None and 0 <= i < count}
-    unknown = [f"{keys[name]}_token_id {i}" for name, i in stored.items() if i is not None and name not in ids]
-    if unknown:
-        _log.warning("%s: not among its %d tokens, and left out: %s", metadata.path, count, ", ".join(unknown))
-    return {f"{name}_token": i for name, i in (usual | ids).items() if i < count}
+    usual = {"bos": 1, "eos": 2, "unknown": 0} if kind == "llama" else {}
+    ids = gguf.token_ids(count)
+    stored = {name: gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in NAMED_TOKENS}
+    if wrong := [f"{name}_token_id {i}" for name, i in stored.items() if i is not None and name not in ids]:
+        _log.warning("%s: not among its %d tokens, and left out: %s", gguf.path, count, ", ".join(wrong))
+    short = {"unknown": "unk", "padding": "pad"}
+    return {f"{short.get(name, name)}_token": i for name, i in (usual | ids).items() if i < count}
 
 
-def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokenizer, bool]":
+def _byte_level(gguf: GGUF, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokenizer, bool]":
     """A byte-level BPE tokenizer, and whether its texts begin with BOS."""
     from tokenizers import Tokenizer, decoders, models
 
-    name = metadata.get("tokenizer.ggml.pre", str)
+    name = gguf.get("tokenizer.ggml.pre", str)
     if name is None:
         _log.warning(
             "%s does not say how a text is split (tokenizer.ggml.pre): read as 'default', as llama.cpp does; "
             "tokens may differ from those of training",
-            metadata.path,
+            gguf.path,
         )
         name = DEFAULT
     if name not in RULES:
         raise UnsupportedModelError(
-            f"{metadata.path}: tokenizer.ggml.pre is {name!r:.60}; minillm has the rules of "
+            f"{gguf.path}: tokenizer.ggml.pre is {name!r:.60}; minillm has the rules of "
             f"{', '.join(sorted(RULES))}; tokenizer= names another tokenizer"
         )
     vocab = {token: i for i, token in enumerate(vocabulary.tokens)}
     lacking = sum(symbol not in vocab for symbol in BYTE_SYMBOLS)
     if lacking == len(BYTE_SYMBOLS):
-        raise CheckpointError(f"{metadata.path}: tokenizer.ggml.tokens has none of the 256 symbols of bytes")
-    listed = metadata.strings("tokenizer.ggml.merges")
+        raise CheckpointError(f"{gguf.path}: tokenizer.ggml.tokens has none of the 256 symbols of bytes")
+    listed = gguf.strings("tokenizer.ggml.merges")
     if listed is None:
         raise CheckpointError(
-            f"{metadata.path} has a byte-level BPE tokenizer without merges: tokenizer.ggml.merges is missing, and "
+            f"{gguf.path} has a byte-level BPE tokenizer without merges: tokenizer.ggml.merges is missing, and "
             "without it every text falls into single bytes: convert the model again, or name another tokenizer "
             "(tokenizer=)"
         )
@@ -268,10 +266,10 @@ def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> "tuple[tokenizers
         if (i := next(unmade, None)) is None:
             raise
         raise CheckpointError(
-            f"{metadata.path}: tokenizer.ggml.merges, {i}: {listed[i]!r:.60} does not make a token"
+            f"{gguf.path}: tokenizer.ggml.merges, {i}: {listed[i]!r:.60} does not make a token"
         ) from None
     backend.decoder = decoders.ByteLevel()
-    split_by(backend, metadata, byte_level=True)
+    split_by(backend, gguf, byte_level=True)
     return backend, RULES[name].begins
 
 
@@ -281,16 +279,16 @@ def _after_a_space(merge: str) -> tuple[str, str, str]:
     return merge[:1] + head, space, right
 
 
-def split_by(backend: "tokenizers.Tokenizer", metadata: Metadata, *, byte_level: bool) -> None:
+def split_by(backend: "tokenizers.Tokenizer", gguf: GGUF, *, byte_level: bool) -> None:
     """Set what is done to a text before merging, by `tokenizer.ggml.pre` or `tokenizer.ggml.add_space_prefix`."""
     from tokenizers import Regex, normalizers, pre_tokenizers
 
     if not byte_level:
-        spaced = metadata.get("tokenizer.ggml.add_space_prefix", bool, True)
+        spaced = gguf.get("tokenizer.ggml.add_space_prefix", bool, True)
         steps: list[Any] = [normalizers.Prepend(SPACE)] if spaced else []
         backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
         return
-    rules = RULES[metadata.get("tokenizer.ggml.pre", str, DEFAULT)]
+    rules = RULES[gguf.get("tokenizer.ggml.pre", str, DEFAULT)]
     backend.model.ignore_merges = rules.whole
     backend.normalizer = normalizers.NFC() if rules.nfc else None
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules.patterns]
@@ -298,14 +296,14 @@ def split_by(backend: "tokenizers.Tokenizer", metadata: Metadata, *, byte_level:
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
 
 
-def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokenizer, bool]":
+def _sentencepiece(gguf: GGUF, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokenizer, bool]":
     """A SentencePiece BPE tokenizer, and whether its texts begin with BOS: yes."""
     from tokenizers import Tokenizer, models
 
-    scores = metadata.numbers("tokenizer.ggml.scores")
+    scores = gguf.numbers("tokenizer.ggml.scores")
     if scores is None or len(scores) != len(vocabulary.tokens):
         raise CheckpointError(
-            f"{metadata.path}: tokenizer.ggml.scores should have {len(vocabulary.tokens)} numbers, found "
+            f"{gguf.path}: tokenizer.ggml.scores should have {len(vocabulary.tokens)} numbers, found "
             f"{'none' if scores is None else len(scores)}"
         )
     vocab = {token: i for i, token in enumerate(vocabulary.tokens)}
@@ -316,7 +314,7 @@ def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> "tuple[tokeniz
     backend = Tokenizer(
         models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
     )
-    split_by(backend, metadata, byte_level=False)
-    spaced = metadata.get("tokenizer.ggml.add_space_prefix", bool, True)
+    split_by(backend, gguf, byte_level=False)
+    spaced = gguf.get("tokenizer.ggml.add_space_prefix", bool, True)
     backend.decoder = spaces_decoder(byte_fallback, leading_space=spaced)
     return backend, True

@@ -1,19 +1,16 @@
-"""Chat templates that would never end, fill the memory or crash the interpreter: each ends in one line.
+"""Chat templates that would never end, fill the memory or crash the interpreter: each ends in one line."""
 
-They run in a process of their own, whose memory and time the system bounds: one that is let through does no harm.
-"""
-
-import json
-import subprocess
-import sys
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from minillm.errors import CheckpointError
-from minillm.text.chat import ChatTemplate
+from minillm.text.chat import ChatTemplate, renderer
 
 from ..conversations import user
+
+resource = pytest.importorskip("resource", reason="the system limits no memory")
 
 NS = "{% set ns = namespace(x='a', t=(), n=2) %}"
 
@@ -138,53 +135,56 @@ HOSTILE: dict[str, list[str]] = {
     "sources": ["x" * 2**17, "{{ " + "[" * 5000 + "]" * 5000 + " }}", "{{ " + "not " * 5000 + "1 }}"],
 }
 
-CHILD = """
-import json, resource, sys, time
-resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-from minillm.text.chat import ChatTemplate
-from minillm.errors import CheckpointError
-for source in json.load(sys.stdin):
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 30, -1))
-    try:
-        text = ChatTemplate(source).render([{"role": "user", "content": "Hi"}])
-        print(json.dumps(f"{len(text)} characters"))
-    except CheckpointError as error:
-        print(json.dumps("refused" if "\\n" not in str(error) else str(error)))
-    except BaseException as error:
-        print(json.dumps(f"{type(error).__name__}: {error}"))
-    sys.stdout.flush()
-"""
-HARMLESS = {  # of those above: they end by themselves, with a short text or Jinja's own error
-    repeated("ns.x = ns.x|batch(1)"),
-    repeated("ns.x = ns.x|batch(1)") + "{{ ns.x }}",
-    repeated("ns.x = ns.x|batch(1)") + "{{ ns.x|tojson }}",
-    repeated("ns.x = ns.x|batch(1)") + "{{ {(ns.x,): 1} }}",
+HARMLESS = {  # of those above: they end by themselves, with a short text
+    "{{ strftime_now('%1000000000d') }}",
+    NS + "{% set ns.x = [ns] %}{{ ns.x }}",
+    "{{ ('a' * 9999999).rfind('b' + 'a' * 4999999) }}",
 }
+GREETING = "{{ messages[0].content }}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_template_is_refused_and_the_process_lives_on(kind: str) -> None:
-    sources = HOSTILE[kind]
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD], input=json.dumps(sources), capture_output=True, text=True, check=False
-    )
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == len(sources), f"{sources[len(results)]!r:.200} ended the process: {done.stderr[-500:]}"
-    for source, result in zip(sources, results, strict=True):
-        assert result == "refused" or source in HARMLESS, f"{source!r:.200}: {result:.200}"
+def test_a_hostile_template_is_stopped_and_the_next_one_rendered(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renderer, "SECONDS", 1.0)
+    before = memory_in_use()
+    for source in HOSTILE[kind]:
+        started = monotonic()
+        try:
+            text = ChatTemplate(source).render([user("Hi")])
+        except CheckpointError as error:
+            assert "\n" not in str(error)
+        else:
+            assert len(text) < 100 and (source in HARMLESS or "|batch(1)" in source), f"{source:.200}: {text:.200}"
+        assert monotonic() - started < 15
+        assert ChatTemplate(GREETING).render([user("Hi")]) == "Hi"
+    assert memory_in_use() - before < 2**28
 
 
-def test_the_budget_grows_with_the_conversation() -> None:
-    """A template that looks back on all messages at each one is quadratic, and fine."""
+def memory_in_use() -> int:
+    """Bytes of the largest memory that this process has ever used."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_a_template_may_look_back_on_all_messages_at_each_one() -> None:
     source = (
         "{% for m in messages %}{% for n in messages %}{% if n is none %}{% endif %}{% endfor %}"
         "{{ m.content }}{% endfor %}"
     )
     conversation: list[dict[str, Any]] = [user("Hello there. " * 10)] * 300
     assert len(ChatTemplate(source).render(conversation)) == 300 * 130
-    with pytest.raises(CheckpointError, match="steps"):
-        ChatTemplate(nested()).render(conversation[:2])
+
+
+def test_an_output_far_longer_than_the_conversation_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="was stopped: its output is far longer than the conversation"):
+        ChatTemplate("{{ 'x' * 10**7 }}").render([user("Hi")])
+    assert len(ChatTemplate("{{ 'x' * 10**6 }}").render([user("Hi")])) == 10**6
+
+
+def test_a_template_cannot_change_the_callers_messages() -> None:
+    messages = [user("Hi")]
+    assert ChatTemplate("{{ dict.update(messages[0], content='x') }}{{ messages[0].content }}").render(messages)
+    assert messages == [user("Hi")]
 
 
 def test_long_messages_are_cut_joined_and_searched() -> None:

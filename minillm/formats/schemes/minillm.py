@@ -1,4 +1,4 @@
-"""Checkpoints with 8- or 4-bit matrices, as `quantizing.py` writes them.
+"""minillm's own scheme: 8- or 4-bit matrices, as `write_checkpoint.py` writes them.
 
     config.json      "quantization_config": {"quant_method": "minillm", "bits": 4, "group_size": 32}
     X.weight         int8 [out, in'], or uint8 [out, in' / 2]; in' is `in` padded to a multiple of the group
@@ -9,18 +9,21 @@ projections, and tensors that are not quantised are stored as usual. Names and s
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.formats import FORMATS
-from ..backends.loader import CHUNK, Tensor
-from ..errors import CheckpointError, ParameterError
-from ..models.sources import Shapes
-from ..reference.quantize import GROUPS, Quantized, dequantize
-from . import StoredTensor
+from ...backends.formats import FORMATS
+from ...backends.loader import CHUNK, Tensor
+from ...config import ModelConfig
+from ...errors import CheckpointError, ParameterError
+from ...models import tensor_shapes
+from ...models.sources import Shapes
+from ...reference.quantize import GROUPS, Quantized, dequantize
+from ..tensors import ComputedTensor, StoredTensor
 
 METHOD = "minillm"
 """minillm's quant_method."""
@@ -29,7 +32,7 @@ SCALE = "_scale"
 
 
 @dataclass(frozen=True, eq=False)
-class QuantizedTensor:
+class QuantizedTensor(ComputedTensor):
     """An 8- or 4-bit matrix [out, in] in a file, read on demand."""
 
     values: StoredTensor
@@ -74,17 +77,6 @@ class QuantizedTensor:
             (self.shape[0], stop - first),
         )
 
-    def load(self) -> NDArray[np.float32]:
-        """The dequantised values."""
-        return dequantize(self.stored())
-
-    def read_into(self, out: NDArray[np.float32]) -> None:
-        """Fill `out` with the dequantised values."""
-        first = 0
-        for chunk in self.chunks():
-            out[first : first + len(chunk)] = chunk
-            first += len(chunk)
-
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """The dequantised values in chunks of rows."""
         stored = self.stored()
@@ -107,7 +99,7 @@ def check_columns(name: str, first: int, stop: int, width: int, group: int) -> N
 
 
 @dataclass(frozen=True)
-class Quantization:
+class MinillmScheme:
     """The quantization_config of a checkpoint that minillm has written."""
 
     bits: int
@@ -116,6 +108,9 @@ class Quantization:
     """Weights that share a scale"""
     keeps_vocabulary = False
     """The embedding has 8 bits"""
+    as_built = True
+    """Tensors have the names and the order with which the model is built"""
+    published = False
 
     @property
     def title(self) -> str:
@@ -127,27 +122,34 @@ class Quantization:
         """The equivalent dtype of an engine."""
         return f"int{self.bits}"
 
-    def check_wanted(self, dtype: str) -> None:
+    def check_dtype(self, dtype: str) -> None:
         """Refuse to quantise a second time.
 
         Raises:
-            ParameterError: the dtype wanted is a different quantised one.
+            ParameterError: the dtype that a user asks for is another quantised one.
         """
-        wanted = FORMATS.get(dtype)
-        if wanted is not None and wanted.scale_bits and wanted.bits != self.bits:
+        form = FORMATS.get(dtype)
+        if form is not None and form.scale_bits and form.bits != self.bits:
             raise ParameterError(
                 f"the checkpoint is already quantised to {self.dtype}: dtype should be 'auto', which keeps that, or "
                 f"another than {dtype!r}; or quantise the checkpoint that it was made from"
             )
 
-    def join(self, stored: Mapping[str, StoredTensor], table: Shapes) -> dict[str, Tensor]:
-        """Combine each matrix and its scales into one tensor.
+    def log(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Say nothing: the matrices are what they are in the files."""
+
+    def join(self, stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, Tensor]:
+        """Combine each matrix and its scales into one tensor; the head may be one, whatever `config` says of ties.
 
         Raises:
             CheckpointError: values or scales of a matrix have the wrong type or shape.
         """
-        matrices = [n for n, shape in table.items() if len(shape) == 2 and n in stored and n + SCALE in stored]
-        joined: dict[str, Tensor] = {n: self._matrix(stored[n], stored[n + SCALE], table[n]) for n in matrices}
+        return self.join_matrices(stored, tensor_shapes(replace(config, tied_head=False)))
+
+    def join_matrices(self, stored: Mapping[str, StoredTensor], shapes: Shapes) -> dict[str, Tensor]:
+        """As `join`, for tensors of these shapes."""
+        matrices = [n for n, shape in shapes.items() if len(shape) == 2 and n in stored and n + SCALE in stored]
+        joined: dict[str, Tensor] = {n: self._matrix(stored[n], stored[n + SCALE], shapes[n]) for n in matrices}
         scales = {name + SCALE for name in matrices}
         return {name: joined.get(name, tensor) for name, tensor in stored.items() if name not in scales}
 
@@ -168,7 +170,7 @@ def _check(tensor: StoredTensor, dtype: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def read(raw: Mapping[str, Any]) -> Quantization:
+def read(raw: Mapping[str, Any]) -> MinillmScheme:
     """Read a quantization_config with minillm's method.
 
     Raises:
@@ -180,4 +182,4 @@ def read(raw: Mapping[str, Any]) -> Quantization:
             f"config.json: quantization_config should have bits 8 or 4 and group_size 32 or 64, found {bits!r:.60} and "
             f"{group!r:.60}"
         )
-    return Quantization(int(bits), int(group))
+    return MinillmScheme(int(bits), int(group))

@@ -1,8 +1,8 @@
-"""A tokenizer as the entries of a GGUF file's metadata: the inverse of `gguf.py`.
+"""A tokenizer as the entries of a GGUF file's metadata: the inverse of `tokenizer.py`.
 
-Nothing is written that llama.cpp would read as another tokenizer: what the entries say is read again by `gguf.py`, and
-must split `PROBES` as the tokenizer itself does. By the same texts the rules are found by which a text is split before
-merging (`tokenizer.ggml.pre`), whatever a tokenizer.json calls them.
+Nothing is written that llama.cpp would read as another tokenizer: what the entries say is read again, and must split
+`PROBES` as the tokenizer itself does. By the same texts the rules are found by which a text is split before merging
+(`tokenizer.ggml.pre`), whatever a tokenizer.json calls them.
 """
 
 import json
@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError, UnsupportedModelError
-from .gguf import BYTE, CONTROL, NORMAL, RULES, UNKNOWN, UNUSED, USER_DEFINED, read_gguf_tokenizer, split_by
+from ...text.tokenizer import Tokenizer
+from .file import GGUF
+from .tokenizer import BYTE, CONTROL, NORMAL, RULES, UNKNOWN, UNUSED, USER_DEFINED, read_backend, split_by
 
 if TYPE_CHECKING:
     import tokenizers
-
-    from .encoding import Tokenizer
 
 PROBES = (
     "Hello, world! It's 12345 o'clock; I'LL pay $3.50 (or €4) for 1/2 of it.",
@@ -31,15 +31,8 @@ PROBES = (
 """Texts on which two ways of splitting are told apart"""
 
 
-class Entries:
-    """Entries as `gguf.py` reads them from a file's header."""
-
-    def __init__(self, entries: Mapping[str, Any], path: Path) -> None:
-        self.metadata, self.path = entries, path
-
-    def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """The entry of this key."""
-        return self.metadata.get(key, default)
+class Entries(GGUF):
+    """Entries that are to be written, read as those of a file."""
 
     def strings(self, key: str) -> list[str] | None:
         """The strings of this key."""
@@ -50,7 +43,7 @@ class Entries:
         return np.array(self.metadata[key]) if key in self.metadata else None
 
 
-def gguf_entries(tokenizer: "Tokenizer", vocab_size: int, where: Path) -> dict[str, Any]:
+def gguf_entries(tokenizer: Tokenizer, vocab_size: int, where: Path) -> dict[str, Any]:
     """The metadata entries of a tokenizer, for a model whose embedding has `vocab_size` rows.
 
     Args:
@@ -61,14 +54,14 @@ def gguf_entries(tokenizer: "Tokenizer", vocab_size: int, where: Path) -> dict[s
     Raises:
         UnsupportedModelError: GGUF files have no such tokenizer, or llama.cpp would split texts otherwise.
     """
-    found = json.loads(tokenizer.to_json())
-    model = found["model"]
+    described = json.loads(tokenizer.to_json())
+    model = described["model"]
     if model["type"] != "BPE":
         raise UnsupportedModelError(
             f"{where}: the tokenizer is of type {model['type']}; GGUF files are written with BPE"
         )
-    byte_level = _holds(found.get("decoder"), "ByteLevel")
-    tokens, types = _tokens(found, vocab_size, byte_level=byte_level)
+    byte_level = _holds(described.get("decoder"), "ByteLevel")
+    tokens, types = _tokens(described, vocab_size, byte_level=byte_level)
     if len(tokens) > vocab_size:
         raise CheckpointError(f"{where}: the tokenizer has {len(tokens)} tokens, the model {vocab_size} rows")
     merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
@@ -93,18 +86,18 @@ def gguf_entries(tokenizer: "Tokenizer", vocab_size: int, where: Path) -> dict[s
         entries["tokenizer.ggml.scores"] = _scores(tokens, merges)
         entries |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}
         candidates = [{"tokenizer.ggml.add_space_prefix": prefix} for prefix in (True, False)]
-    written = read_gguf_tokenizer(Entries(entries | candidates[0], where))
+    written = read_backend(Entries(where, entries | candidates[0], {}))
     assert written is not None
-    for each in candidates:
-        split_by(written[0], Entries(each, where), byte_level=byte_level)
+    for candidate in candidates:
+        split_by(written[0], Entries(where, candidate, {}), byte_level=byte_level)
         if _same(tokenizer, written[0]):
-            return entries | each
+            return entries | candidate
     raise UnsupportedModelError(
         f"{where}: llama.cpp has no rules that split texts as this tokenizer does: it cannot be written to a GGUF file"
     )
 
 
-def _same(tokenizer: "Tokenizer", written: "tokenizers.Tokenizer") -> bool:
+def _same(tokenizer: Tokenizer, written: "tokenizers.Tokenizer") -> bool:
     """True if both have the same tokens for all probes."""
     names = [] if tokenizer.splits_special else sorted(tokenizer.special_ids)[:2]  # which a GGUF file cannot say
     special = [tokenizer.token(i) for i in names]
@@ -112,10 +105,10 @@ def _same(tokenizer: "Tokenizer", written: "tokenizers.Tokenizer") -> bool:
     return all(written.encode(text).ids == tokenizer.encode(text) for text in probes)
 
 
-def _tokens(found: Mapping[str, Any], vocab_size: int, *, byte_level: bool) -> tuple[list[str], list[int]]:
+def _tokens(described: Mapping[str, Any], vocab_size: int, *, byte_level: bool) -> tuple[list[str], list[int]]:
     """Text and type of every token, of a tokenizer.json."""
-    vocab = {i: token for token, i in found["model"]["vocab"].items()}
-    added = {token["id"]: token for token in found.get("added_tokens", [])}
+    vocab = {i: token for token, i in described["model"]["vocab"].items()}
+    added = {token["id"]: token for token in described.get("added_tokens", [])}
     vocab |= {i: token["content"] for i, token in added.items()}
     size = max(vocab_size, 1 + max(vocab, default=-1))
     tokens, types = [], []

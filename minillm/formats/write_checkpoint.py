@@ -1,7 +1,7 @@
 """Conversion of a checkpoint to smaller weights: 16 bits, or 8 or 4 bits in groups with one scale each.
 
 `backends/formats.py` says the format of each weight: with int4 the vocabulary has 8 bits; norms and biases are not
-rounded, nor positions and routers with 8 or 4 bits. The layout of 8 and 4 bits is in `models/quantized.py`; 16 bits
+rounded, nor positions and routers with 8 or 4 bits. The layout of 8 and 4 bits is in `schemes/minillm.py`; 16 bits
 give an ordinary checkpoint with the same tensor names and layout. Tensors that a model fuses are stored next to each
 other.
 """
@@ -9,7 +9,7 @@ other.
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,19 @@ from ..backends.formats import FLOAT16, FORMATS, STORED_FORMATS, WEIGHT_FORMATS,
 from ..backends.loader import Loader, Tensor
 from ..backends.operations import Backend
 from ..backends.weights import Weight, expand, narrow
-from ..config import read_config
 from ..errors import ParameterError, UnsupportedModelError
-from ..models import build_model, config_of
+from ..models import build_model
 from ..models.sources import source_of
 from ..output_files import check_absent, new_folder
 from ..progress import showing, work
 from ..reference.quantize import GROUPS, Quantized, quantize
-from . import SMALL_FILES, StoredTensor, open_checkpoint
-from .gguf.file import is_gguf, read_gguf
-from .gguf.read_model import read_gguf_model
-from .load_model import canonical_names, without_extras
-from .quantized import METHOD, SCALE
+from .folder import Folder
+from .hub import SMALL_FILES
+from .load_model import open_model
+from .model_files import ModelFiles
 from .safetensors import SHARD_BYTES, Entry, SafetensorsFile, index_of, spread
-from .schemes import read_quantization
-from .tensors import FLOATS
+from .schemes.minillm import METHOD, SCALE
+from .tensors import FLOATS, StoredTensor
 
 DTYPES = ("int8", "int4", "bfloat16", "float16")
 """Target dtypes of weights."""
@@ -134,8 +132,8 @@ class _Plan(Loader):
     ) -> Weight:
         """A placeholder weight of the right shape."""
         matrix = len(tensors[0].shape) > 1
-        wanted = self.formats.of(role) if matrix else None
-        self.fused.append([(tensor, wanted) for tensor in tensors] + [(bias, None) for bias in biases])
+        form = self.formats.of(role) if matrix else None
+        self.fused.append([(tensor, form) for tensor in tensors] + [(bias, None) for bias in biases])
         rows = sum(tensor.shape[0] for tensor in tensors)
         return Weight(name, np.broadcast_to(np.float32(0), (rows, *tensors[0].shape[1:])))
 
@@ -175,20 +173,18 @@ def write_checkpoint(
         ' orange, yellow,'
     """
     group = check_request(target, dtype, group)
-    if is_gguf(source):
+    files = open_model(source)
+    if not isinstance(files, Folder):
         raise UnsupportedModelError(f"{source} is a GGUF file, of which only another is made: DST should end in .gguf")
-    raw = read_config(source)
-    if (already := read_quantization(raw)) is not None:
-        raise ParameterError(f"{source} is already quantised, to {already.title}: quantise what it was made from")
     as_built = bool(FORMATS[dtype].scale_bits)  # under the names and in the order in which the model is built
-    parts = plan(source, raw, WEIGHT_FORMATS[dtype].in_groups(group), as_built=as_built)
+    parts = plan(files, WEIGHT_FORMATS[dtype].in_groups(group), as_built=as_built)
     total = sum(math.prod(part.tensor.shape) for fused in parts for part in fused)
     with showing(progress), work(f"writing {dtype}", total, "parameters") as writing, new_folder(target) as folder:
         for name in sorted(SMALL_FILES):
             if (source / name).is_file():
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(source / name, folder / name)
-        config = raw | _fields(raw, dtype, group)
+        config = files.raw | _fields(files.raw, dtype, group)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         return _write_weights(folder, parts, shard_bytes, writing.advance)
 
@@ -218,25 +214,22 @@ def _fields(raw: dict[str, Any], dtype: str, group: int) -> dict[str, Any]:
     return {name: dtype for name in ("dtype", "torch_dtype") if name in raw} or {"dtype": dtype}
 
 
-def plan(source: Path, raw: dict[str, Any], formats: WeightFormats, *, as_built: bool) -> list[list[Part]]:
+def plan(files: ModelFiles, formats: WeightFormats, *, as_built: bool) -> list[list[Part]]:
     """The tensors to write, in the order in which the model prepares them; those of one weight together.
 
     Args:
-        source: a checkpoint folder or a GGUF file that is not quantised by minillm
-        raw: its config.json
+        files: those of the model
         formats: those of the weights
         as_built: name and order tensors as the model does, not as they are stored
 
     Raises:
-        ModelError: the weights cannot be read, or are not those of `raw`.
+        ParameterError: the checkpoint is quantised already.
+        ModelError: the weights cannot be read, or are not those of the configuration.
     """
-    config = config_of(raw)
-    stored: Mapping[str, Tensor]
-    if is_gguf(source):
-        stored = tensors = read_gguf_model(read_gguf(source))[1]
-    else:
-        stored = open_checkpoint(source)
-        tensors = without_extras(canonical_names(stored, config), config, source)
+    if files.quantization is not None:
+        title = files.quantization.title
+        raise ParameterError(f"{files.path} is already quantised, to {title}: quantise what it was made from")
+    config, tensors = files.weights()
     for name, tensor in tensors.items():
         if tensor.dtype not in (FLOATS if isinstance(tensor, StoredTensor) else STORED_FORMATS):
             raise UnsupportedModelError(
@@ -244,16 +237,16 @@ def plan(source: Path, raw: dict[str, Any], formats: WeightFormats, *, as_built:
             )
     recorded = _Plan(formats)
     with showing(False):  # nothing is loaded yet
-        build_model(config, tensors, Backend(recorded), as_built=is_gguf(source))
-    named = [*tensors.items(), *(() if as_built else stored.items())]  # published names come last, and count
+        build_model(config, tensors, Backend(recorded), as_built=files.as_built)
+    named = [*tensors.items(), *(() if as_built else files.stored.items())]  # published names come last, and count
     names = {id(source_of(tensor)): name for name, tensor in named}
 
     def part(tensor: Tensor, form: Format | None) -> Part:
         written = tensor if as_built else source_of(tensor)
-        kept = STORED_FORMATS[written.dtype]
-        return Part(names[id(source_of(tensor))], written, form or (FLOAT16 if kept.offset_bits else kept))
+        stored_as = STORED_FORMATS[written.dtype]
+        return Part(names[id(source_of(tensor))], written, form or (FLOAT16 if stored_as.offset_bits else stored_as))
 
-    return [[part(*one) for one in fused] for fused in recorded.fused]
+    return [[part(*weight) for weight in fused] for fused in recorded.fused]
 
 
 def _write_weights(

@@ -5,12 +5,11 @@
     int4                          Q4_0, the vocabulary Q8_0
                                   (rows that are not whole groups of 32: F16)
 
-The names are those of `models/gguf_architectures.py`, read backwards. What llama.cpp would compute otherwise is refused
+The names are those of `architectures.py`, read backwards. What llama.cpp would compute otherwise is refused
 by name. Integers and scales are minillm's own (`reference/quantize.py`), block by block as the format has them. The
 package `gguf` (extra "gguf") writes the file.
 """
 
-import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -21,24 +20,21 @@ from numpy.typing import NDArray
 from ...backends.formats import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, STORED_FORMATS, WEIGHT_FORMATS, Format
 from ...backends.loader import Tensor, gather
 from ...backends.weights import expand
-from ...config import read_config
-from ...errors import ModelNotFoundError, ParameterError, UnsupportedModelError, install
-from ...models import TEXT_PARTS, config_of
+from ...errors import ParameterError, UnsupportedModelError, install
 from ...output_files import check_absent, new_file
 from ...progress import showing, work
 from ...reference.quantize import Quantized
-from ...text.tokenizer.gguf_entries import gguf_entries
-from ..quantizing import Rounding, plan
-from ..schemes import read_quantization
-from ..tokenizer_and_defaults import read_chat_template, read_generation_config, read_tokenizer
+from ..load_model import open_model
+from ..model_files import ModelFiles
+from ..write_checkpoint import Rounding, plan
 from .architectures import ARCHITECTURES
-from .file import is_gguf, read_gguf
-from .read_model import gguf_fields, gguf_name, in_file_order, read_gguf_model, rotary_factors
-
-logger = logging.getLogger("minillm")
+from .file import FILE_TYPES as NAMES
+from .names import gguf_name, in_file_order
+from .tokenizer_entries import gguf_entries
+from .write_metadata import gguf_fields, rotary_factors
 
 TYPES = {FLOAT32: "F32", FLOAT16: "F16", BFLOAT16: "BF16", INT8: "Q8_0", INT4: "Q4_0"}
-FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32, "int8": 7, "int4": 2}
+FILE_TYPES = {form.name: code for form, name in TYPES.items() for code, known in NAMES.items() if known == name}
 """dtype -> `general.file_type`"""
 GROUP = 32
 """Weights that share a scale in Q8_0 and Q4_0"""
@@ -89,19 +85,17 @@ def write_gguf(
     check_gguf_request(target, dtype, group)
     from gguf import GGUFWriter
 
-    raw = read_gguf_model(read_gguf(source))[0] if is_gguf(source) else read_config(source)
-    if (already := read_quantization(raw)) is not None:
-        raise ParameterError(f"{source} is already quantised, to {already.title}: quantise what it was made from")
-    if raw.get("model_type") in TEXT_PARTS:
-        logger.warning("%s: a model of text and images, of which the text model alone is written", source)
-    config = config_of(raw)
+    files = open_model(source)
+    planned = plan(files, WEIGHT_FORMATS[dtype], as_built=True)
+    raw, config = files.raw, files.config
     architecture, entries = gguf_fields(raw, config, str(source))
-    entries |= _general(source, dtype) | _tokenizer_entries(source, config.vocab_size)
+    entries |= _general(files.name, dtype) | _tokenizer_entries(files)
     tensors: dict[str, tuple[list[Tensor], Format]] = {}
     table = ARCHITECTURES[architecture]
-    for part in (part for fused in plan(source, raw, WEIGHT_FORMATS[dtype], as_built=True) for part in fused):
-        tensor = in_file_order(part.tensor, part.name, table, config)
-        parts, _ = tensors.setdefault(gguf_name(table, part.name), ([], _fitting(part.format, tensor.shape)))
+    for part in (part for fused in planned for part in fused):
+        name = gguf_name(table, part.name)
+        tensor = in_file_order(part.tensor, name, table, config)
+        parts, _ = tensors.setdefault(name, ([], _fitting(part.format, tensor.shape)))
         parts.append(tensor)  # of each expert
     if table.needs_output and "output.weight" not in tensors:
         tensors["output.weight"] = tensors["token_embd.weight"]
@@ -177,28 +171,24 @@ def _encoded(tensor: Tensor, form: Format, rounding: Rounding) -> NDArray[Any]:
     return np.ascontiguousarray(data)
 
 
-def _general(source: Path, dtype: str) -> dict[str, Any]:
+def _general(name: str, dtype: str) -> dict[str, Any]:
     """Entries about the file as a whole."""
-    name = read_gguf(source).get("general.name", str) if is_gguf(source) else None
-    entries = {"general.name": name or source.resolve().name, "general.file_type": FILE_TYPES[dtype]}
+    entries = {"general.name": name, "general.file_type": FILE_TYPES[dtype]}
     return entries | ({"general.quantization_version": QUANTISATION_VERSION} if dtype in ("int8", "int4") else {})
 
 
-def _tokenizer_entries(source: Path, vocab_size: int) -> dict[str, Any]:
+def _tokenizer_entries(files: ModelFiles) -> dict[str, Any]:
     """Entries of the tokenizer and the chat template.
 
     Raises:
         ModelNotFoundError: there is no tokenizer.
         ModelError: there is none that GGUF files have.
     """
-    tokenizer = read_tokenizer(source)
-    if tokenizer is None:
-        raise ModelNotFoundError(f"{source} holds no tokenizer, which a GGUF file needs")
-    entries = gguf_entries(tokenizer, vocab_size, source)
-    ends = read_generation_config(source).get("eos_token_id")
+    tokenizer, template = files.need_tokenizer(), files.chat_template
+    entries = gguf_entries(tokenizer, files.config.vocab_size, files.path)
+    ends = files.generation_defaults().get("eos_token_id")
     others = [i for i in (ends if isinstance(ends, list) else [ends]) if i not in (None, tokenizer.eos_token_id)]
     entries |= {f"tokenizer.ggml.{name}_token_id": i for name, i in zip(("eot", "eom"), others, strict=False)}
-    template = read_chat_template(source)
     if template is None:
         return entries
     named = {"tokenizer.chat_template": template.source, "tokenizer.chat_template.tool_use": template.tool_use}
