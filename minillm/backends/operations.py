@@ -138,9 +138,8 @@ class Backend:
 
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
         """Attention over the cache, or over each sequence's source: `reference.attend`. [T, H, D] -> [T, H, D]"""
-        out, rows = self.memory.arena.take(q.shape), batch.over_sources if spec.cross else batch
-        spec = spec.with_arrays(attrgetter("data"))
-        return reference.attend(q, *cache.layer(layer), rows, spec, self.xp, out)
+        batch, spec = batch.over_sources if spec.cross else batch, spec.with_arrays(attrgetter("data"))
+        return reference.attend(q, *cache.layer(layer), batch, spec, self.xp, self.memory.arena.take(q.shape))
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""

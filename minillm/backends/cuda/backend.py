@@ -225,8 +225,8 @@ class CudaBackend(Recordable, Backend):
         without_kernel = not spec.causal or spec.bias is not None or both or batch.has_tree
         if without_kernel or not attention.has_kernel(self.kernels.storage, D):
             self._not_recorded()
-            spans = batch.over_sources if spec.cross else batch
-            return attention.attend_by_reference(q, keys, values, spans, spec, self.xp, out)
+            queries = batch.over_sources if spec.cross else batch
+            return attention.attend_by_reference(q, keys, values, queries, spec, self.xp, out)
         N, B = batch.block_table.shape
         seen = attention.reach(spec.window, B * self.memory.page_size)
         room = self.memory.workspace.attention(N if batch.max_queries == 1 else 0, H, D, seen)
