@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, ClassVar, Self
 
-from .decoding.request import encode_text, need_tokenizer
+from .decoding.prompts import encode_text, need_tokenizer
 from .decoding.settings import GenerationConfig, refuse_unknown
 from .engine.engine import Engine
 from .engine.results import Generation

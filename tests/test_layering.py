@@ -32,7 +32,7 @@ FOLDERS = {
     "pipelines": "text decoding engine",
     "minillm": "decoding engine pipelines",
     "server": "text decoding tasks engine measure minillm",
-    "cli": "text backends decoding models measure/accounting tasks formats distributed engine measure pipelines minillm"
+    "cli": "text backends decoding models measure/accounting formats distributed engine measure pipelines minillm"
     " server",
     "__main__": "cli",
 }

@@ -16,7 +16,7 @@ import pytest
 
 from minillm import Engine
 from minillm.cli.main import COMMANDS, build_parser
-from minillm.decoding.settings import FIELDS
+from minillm.decoding.fields import FIELDS
 from minillm.models import ENCODER_DECODERS, ENCODERS, FAMILIES
 
 from .adapters import write_adapter

@@ -3,7 +3,6 @@
 import logging
 import os
 from dataclasses import dataclass
-from typing import TypedDict
 
 from ..errors import DeviceError, shown
 from .formats import CACHE_FORMATS, WEIGHT_FORMATS
@@ -24,16 +23,6 @@ class Placement:
     backend: str = "auto"
     cache_dtype: str = "auto"
     threads: int | None = None
-
-
-class PlacementFields(TypedDict, total=False):
-    """`Placement` as keyword arguments, for type checkers."""
-
-    device: str
-    dtype: str
-    backend: str
-    cache_dtype: str
-    threads: int | None
 
 
 def choose_backend(placement: Placement, max_batch_size: int) -> Backend:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backends import working_time
+from ..decoding.fields import FIELDS
 from ..decoding.resolving import chat_sampling, is_on
-from ..decoding.settings import FIELDS
 from ..errors import MinillmError, ParameterError, PromptError, UsageError, listed, printable
 from ..progress import showing
 from .conversation import Conversation
@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..decoding.request import need_tokenizer
+    from ..decoding.prompts import need_tokenizer
 
     if sys.stdin is None:
         raise PromptError("standard input is closed: a chat reads its lines from it")

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..decoding.settings import FIELDS
+from ..decoding.fields import FIELDS
 from ..errors import ParameterError
 from ..output_files import check_writable
 from .options import add_generation_options, add_model_options, add_prompt_options, load_engine, read_prompts
@@ -59,7 +59,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..decoding.request import need_tokenizer
+    from ..decoding.prompts import need_tokenizer
     from ..measure.comparison import BEAM_SEARCH, STRATEGIES, beam_tree, compare
 
     prompts = read_prompts(args)

@@ -181,7 +181,7 @@ class Conversation:
             self.used_tokens = self.engine.context
 
     def _encode(self, text: str, *, begin: bool) -> list[int]:
-        from ..decoding.request import encode_text
+        from ..decoding.prompts import encode_text
 
         try:
             return encode_text(text, self.engine.tokenizer, self.engine.config, add_special_tokens=begin)

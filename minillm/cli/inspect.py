@@ -60,7 +60,8 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..decoding.request import check_lora, encode_prompt, need_tokenizer
+    from ..decoding.prompts import encode_prompt, need_tokenizer
+    from ..decoding.request import check_lora
     from ..engine.inspect import next_tokens
 
     _check(args)
@@ -130,7 +131,7 @@ LONGEST = 12
 
 def _draw(path: Path, engine: "Engine", ids: list[int], layer: int, head: int, model: str, lora: str | None) -> None:
     """Write the attention maps of a layer, as a page if the file's name says so."""
-    from ..decoding.request import need_tokenizer
+    from ..decoding.prompts import need_tokenizer
     from ..engine.inspect import masked_attention_maps
 
     tokenizer = need_tokenizer(engine.tokenizer)

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..decoding.settings import FIELDS
+from ..decoding.fields import FIELDS
 from ..decoding.settings import OTHER_NAMES as FIELD_NAMES
 from ..errors import FollowedError, MinillmError, listed, printable, shown
 from ..progress import vanishing

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..decoding.settings import FIELDS, GROUPS, GenerationConfig, Setting
+from ..decoding.fields import FIELDS, GROUPS, Setting
+from ..decoding.settings import GenerationConfig
 from ..errors import ParameterError, PromptError, UsageError, listed
 from ..progress import work
 
@@ -216,7 +217,7 @@ def load_engine(
     Raises:
         TaskError: the model generates no text, and it has to unless `any_task`.
     """
-    from ..tasks.embedding import refuse_task
+    from ..engine.arguments import refuse_task
 
     engine = leading(make_engine(args, prompts=prompts, sequences=sequences, **options))
     if not any_task:

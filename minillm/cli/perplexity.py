@@ -89,8 +89,8 @@ def _text(args: argparse.Namespace) -> str | None:
 
 def _measure(args: argparse.Namespace, dtypes: list[str], text: str | None) -> Iterator[Accuracy]:
     """One row per dtype; the first is the baseline."""
+    from ..engine.arguments import refuse_task
     from ..measure.precision import perplexity, relative_error, sample_logits, weight_bytes
-    from ..tasks.embedding import refuse_task
 
     exact, plain = None, None
     for dtype in dtypes:

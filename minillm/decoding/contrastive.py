@@ -73,7 +73,8 @@ class ContrastiveSearch(Strategy):
     @property
     def max_sequences(self) -> int:
         """One sequence per candidate."""
-        return self.settings.top_k
+        candidates: int = self.settings.top_k
+        return candidates
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
         """Feed the prompt, and request the hidden state of each of its tokens."""

@@ -97,7 +97,7 @@ def numbered_processors(settings: Settings) -> tuple[tuple[int, LogitsProcessor]
         allowed is not None and PrefixAllowedTokens(allowed, beams=settings.num_beams > 1),
         forced_bos is not None and ForcedBeginning(forced_bos),
         bool(settings.forced_eos_token_id) and ForcedEnd(settings.forced_eos_token_id),
-        decay is not None and bool(eos) and ExponentialDecayLengthPenalty(*decay, eos),
+        decay is not None and bool(eos) and ExponentialDecayLengthPenalty(decay[0], decay[1], eos),
         bool(settings.suppress_tokens) and SuppressTokens(settings.suppress_tokens),
         bool(settings.begin_suppress_tokens)
         and SuppressTokensAtBegin(settings.begin_suppress_tokens, forced_beginning=forced_bos is not None),

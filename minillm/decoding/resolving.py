@@ -14,7 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError, shown
-from .settings import FIELDS, GUIDES, MODELS, NEEDS, GenerationConfig, Settings
+from .fields import FIELDS, GUIDES, MODELS, NEEDS
+from .settings import GenerationConfig, Settings
 from .values import RefusedError
 
 if TYPE_CHECKING:
@@ -73,9 +74,24 @@ def chat_sampling(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return {**({"do_sample": True} if says else CHAT_SAMPLING), **own}
 
 
+OFF = {"num_beams": 1, "num_beam_groups": 1}
+"""Fields whose value without effect is not a false one -> that value."""
+
+
 def is_on(name: str, value: Any) -> bool:
     """True if a value of a field, or of whether a model is loaded, switches something on."""
-    return bool(value > 1 if name in ("num_beams", "num_beam_groups") else value)
+    return bool(value) and value != OFF.get(name)
+
+
+def _depth(name: str) -> int:
+    """The number of fields that a field needs, one through the other."""
+    needs = FIELDS[name].needs
+    return 1 + _depth(needs) if needs in FIELDS else 0
+
+
+DEFAULTS = {name: setting.default for name, setting in FIELDS.items()}
+READING_ORDER = sorted(FIELDS, key=_depth)
+"""The fields, each after those that it needs."""
 
 
 def read_field(name: str, value: object, origin: str = "") -> Any:
@@ -114,9 +130,9 @@ def resolve(
             together with max_new_tokens is such a contradiction (transformers warns and ignores max_length); either
             replaces both of the checkpoint's. The same holds for the minima.
     """
-    user = {name: value for name in FIELDS if (value := getattr(config, name)) is not None}
+    user = {name: value for name, value in vars(config).items() if value is not None}
     checkpoint = {"eos_token_id": eos_token_id} | {name: v for name, v in checkpoint.items() if v is not None}
-    checkpoint = {name: value for name, value in checkpoint.items() if name in FIELDS and name not in user}
+    checkpoint = {n: v for n, v in checkpoint.items() if v is not None and n in FIELDS and n not in user}
     while True:
         try:
             return _Resolution(user, checkpoint, models, vocab_size).settings()
@@ -143,10 +159,13 @@ class _Resolution:
     ) -> None:
         self.user, self.given = user, {**checkpoint, **user}
         self.vocab_size = vocab_size
-        self.resolved: dict[str, Any] = {model: model in models for model in MODELS}
+        self.resolved: dict[str, Any] = DEFAULTS | {model: model in models for model in MODELS}
         self.check_synonyms()
-        for name in FIELDS:
-            self.read(name)
+        for name in READING_ORDER:
+            if name in self.given:
+                self.read(name, self.given[name])
+        if not self.resolved["draft"]:
+            self.resolved["num_assistant_tokens"] = 0
 
     def settings(self) -> Settings:
         """Check the values against each other. Returns them, with a fresh seed for sampling without one."""
@@ -160,40 +179,31 @@ class _Resolution:
         resolved = self.resolved
         if resolved["seed"] is None:
             resolved["seed"] = int.from_bytes(os.urandom(8), "little") if resolved["do_sample"] else 0
-        del resolved["encoder"]
-        if not resolved.pop("draft"):
-            resolved["num_assistant_tokens"] = 0
+        del resolved["encoder"], resolved["draft"]
         return Settings(**resolved, explicit=frozenset(self.user))
 
-    def read(self, name: str) -> Any:
-        """The value of a field; its default if it is not set, or without effect and only set by the checkpoint.
+    def read(self, name: str, value: object) -> None:
+        """Read a value that is set. One without effect is left at its default if the checkpoint sets it.
 
         Raises:
             ParameterError: the value is invalid, or the user set a field without effect.
         """
-        if name in self.resolved:
-            return self.resolved[name]
-        setting, value = FIELDS[name], self.given.get(name)
-        if setting.needs is None or self.on(setting.needs) or (name == "top_k" and self.on("penalty_alpha")):
-            self.resolved[name] = setting.default if value is None else self._read_value(name, value)
+        need = FIELDS[name].needs
+        if need is None or self.on(need) or (name == "top_k" and self.on("penalty_alpha")):
+            self.resolved[name] = read_field(name, value, "" if name in self.user else " (from the checkpoint)")
         elif name in self.user:
-            self._read_value(name, value)  # an invalid one is refused as such
-            need = NEEDS.get(setting.needs, setting.needs)
-            raise ParameterError(f"{name}={shown(value)} has no effect without {need}: set that, or leave {name} out")
-        else:
-            self.resolved[name] = setting.default
-        return self.resolved[name]
-
-    def _read_value(self, name: str, value: object) -> Any:
-        return read_field(name, value, "" if name in self.user else " (from the checkpoint)")
+            read_field(name, value)  # an invalid one is refused as such
+            raise ParameterError(
+                f"{name}={shown(value)} has no effect without {NEEDS.get(need, need)}: set that, or leave {name} out"
+            )
 
     def on(self, name: str) -> bool:
         """True if a field has a value that switches something on, or if the engine has the model of this name."""
-        return is_on(name, self.read(name))
+        return is_on(name, self.resolved[name])
 
     def searches(self) -> list[str]:
         """Those of SEARCHES that are on."""
-        return [name for name in SEARCHES if self.on(name) and (name != "num_assistant_tokens" or self.on("draft"))]
+        return [name for name in SEARCHES if (value := self.resolved[name]) and value != OFF.get(name)]
 
     def check_synonyms(self) -> None:
         """Several names of one thing: of the checkpoint's, the first counts."""
@@ -344,10 +354,10 @@ def new_token_limit(settings: Settings, prompt_length: int) -> int:
     Raises:
         ParameterError: max_length leaves no room for any, or a minimum that the user set cannot be reached.
     """
+    limit: int
     if settings.max_new_tokens is not None:
         name, limit = f"max_new_tokens={settings.max_new_tokens}", settings.max_new_tokens
     else:
-        assert settings.max_length is not None
         name, limit = f"max_length={settings.max_length}", settings.max_length - prompt_length
     if limit < 1 and settings.max_new_tokens != 0:
         raise ParameterError(
@@ -409,7 +419,7 @@ def strategy_class(settings: Settings) -> type["Strategy"]:
         from .scoring import Scoring
 
         return Scoring
-    chosen = [strategy for name, strategy in STRATEGIES.items() if is_on(name, getattr(settings, name))]
-    module, name = chosen[-1] if chosen else ("sampling", "Sampling")
+    chosen = [name for name in STRATEGIES if (value := getattr(settings, name)) and value != OFF.get(name)]
+    module, name = STRATEGIES[chosen[-1] if chosen else "do_sample"]
     kind: type[Strategy] = getattr(import_module(f".{module}", __package__), name)
     return kind

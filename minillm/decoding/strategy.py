@@ -133,8 +133,8 @@ class Request:
     @property
     def max_new_tokens(self) -> int:
         """Maximum number of tokens of each continuation, as resolved by the engine."""
-        assert self.settings.max_new_tokens is not None
-        return self.settings.max_new_tokens
+        limit: int = self.settings.max_new_tokens
+        return limit
 
     def continuation(self, index: int, *, text: bool = True) -> Continuation:
         """A new, empty continuation; with `text=False` its text is decoded at the end."""
@@ -193,7 +193,8 @@ class Strategy(ABC):
     @property
     def max_sequences(self) -> int:
         """Maximum number of sequences that one request runs at once."""
-        return max(self.settings.num_beams, self.settings.num_return_sequences)
+        most: int = max(self.settings.num_beams, self.settings.num_return_sequences)
+        return most
 
     @abstractmethod
     def begin(self, request: Request) -> tuple[State, list[Feed]]:

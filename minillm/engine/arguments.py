@@ -5,9 +5,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ..config import ModelConfig
 from ..decoding.settings import GenerationConfig
 from ..decoding.values import LARGE, flag, number, text, whole
-from ..errors import ParameterError, listed, shown
+from ..errors import ParameterError, TaskError, shown
 from ..text.tokenizer import Tokenizer
 
 
@@ -77,8 +78,8 @@ ARGUMENTS = {
     "max_unread": Argument(whole(1), _POSITIVE),
     "config": Argument(_config, "a GenerationConfig (of a dict: GenerationConfig.from_dict)", optional=True),
 }
-"""Arguments of `Engine`, `Engine.random` and the engine's methods. Prompts are read in `request.py`, the words of
-`Placement` in `loading.py`."""
+"""Arguments of `Engine`, `Engine.random` and the engine's methods. `decoding.prompts` reads prompts, `choose_backend`
+the words of `Placement`."""
 
 
 def read(name: str, value: object) -> Any:
@@ -111,12 +112,25 @@ def read_budget(max_batched_tokens: object, max_batch_size: int) -> int | None:
     return budget
 
 
-def refuse_unknown(given: Mapping[str, object], known: tuple[str, ...]) -> None:
-    """Refuse an argument with an unknown name.
+def refuse_task(config: ModelConfig, wanted: str, call: str) -> None:
+    """Refuse a call that needs another kind of model.
+
+    Args:
+        config: the model's
+        wanted: what the call needs, "tokens" or "labels"
+        call: its name
 
     Raises:
-        ParameterError: a name is unknown; the message lists the known ones.
+        TaskError: the model's head computes something else.
     """
-    for name in given:
-        if name not in known:
-            raise ParameterError(f"there is no argument {shown(name)}: expected one of {listed(known)}")
+    if config.output == wanted:
+        return
+    kind = f"{config.model_type} model"
+    if config.output == "labels":
+        has = f"this {kind} classifies texts: use classify"
+    elif config.output == "states":
+        has = f"this {kind} has no head: it embeds texts, use embed"
+    else:
+        has = f"this {kind} generates text, and has no head of labels"
+    needs = "a model that generates text" if wanted == "tokens" else "a checkpoint for sequence classification"
+    raise TaskError(f"{call} needs {needs}; {has}")

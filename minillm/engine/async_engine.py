@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 from ..decoding.event import Event
 from ..decoding.keywords import ChatFields, RequestFields, with_fields
-from ..decoding.request import Prompt, is_prompt
+from ..decoding.prompts import Prompt, is_prompt
 from ..decoding.settings import GenerationConfig
 from ..decoding.strategy import Request
 from ..errors import EngineStateError, holdable

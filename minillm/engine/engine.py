@@ -9,17 +9,19 @@ from numpy.typing import NDArray
 
 from ..config import ScoreFunction
 from ..decoding.event import Event
-from ..decoding.keywords import ChatFields, GenerationFields, RequestFields, with_fields
-from ..decoding.request import Prompt, check_lora, encode_prompt, encode_text, is_prompt
+from ..decoding.fields import GenerationFields
+from ..decoding.keywords import ChatFields, RequestFields, with_fields
+from ..decoding.prompts import Prompt, encode_prompt, encode_text, is_prompt
+from ..decoding.request import check_lora
 from ..decoding.settings import GenerationConfig
 from ..decoding.strategy import Request
 from ..errors import ParameterError, PromptError, shown
 from ..progress import showing
-from ..tasks.embedding import Classification, Pair, Text, is_one_text, listed_texts, refuse_task
+from ..tasks.embedding import Classification, Pair, Text, is_one_text, listed_texts
 from ..tasks.pooling import Pooling
 from ..text.chat import RENDER_ARGUMENTS, Messages, refuse_documents
 from ..text.tokenizer import EncodedText
-from .arguments import read
+from .arguments import read, refuse_task
 from .driver import EventStream
 from .engine_base import EngineBase
 from .inspect import all_logits, last_attention, score_tokens

@@ -1,45 +1,40 @@
-"""The parts of an engine: model, cache, step loop, the processes that share them; opened, described, closed."""
+"""An engine opened, described and closed; `assembly` makes its parts."""
 
-import dataclasses
-import logging
+import inspect
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ..backends import compile_seconds, working_time
-from ..backends.placement import Placement, PlacementFields, choose_backend
-from ..cache import PagedCache, PrefixCache
+from ..backends.operations import Backend
+from ..backends.placement import choose_backend
 from ..config import ModelConfig
-from ..decoding.request import RequestMaker, refuse_guesses
+from ..decoding.keywords import with_fields
+from ..decoding.request import RequestMaker
 from ..decoding.stats import Stats
-from ..distributed.communicator import Communicator
-from ..distributed.ranks import Ranks, joined
+from ..distributed.ranks import Ranks
 from ..distributed.runner import Follower, Leader, LeadingRunner, Part
 from ..errors import EngineStateError
 from ..models import published_config, random_model, tensor_shapes
 from ..models.base import weights_of
-from ..parallel import Parallel
-from ..progress import showing
 from ..runner.runner import Runner
-from ..tasks.embedding import TextPasses, refuse_task, refuse_two_stacks
+from ..tasks.embedding import TextPasses, refuse_two_stacks
 from ..text.display import brief, table_html
 from ..text.tokenizer import Tokenizer
-from .arguments import read, read_budget, refuse_unknown
+from .arguments import read
+from .assembly import EngineKeywords, EngineOptions, built, cache_maker, num_pages, request_maker
 from .driver import Driver
-from .loading import Parts, affordable_pages, load_parts
+from .loading import Parts, load_parts
 from .loop import StepLoop
 from .scheduler import Limits, Load
 
 if TYPE_CHECKING:
     from .footprint import Footprint, Stored
-
-
-logger = logging.getLogger("minillm")
 
 
 class EngineBase:
@@ -59,28 +54,19 @@ class EngineBase:
     _text_passes: TextPasses | None
     runner: Runner
 
+    @with_fields
     def __init__(
         self,
         model: str | os.PathLike[str] | None = None,
         *,
         revision: str | None = None,
-        dtype: str = "auto",
-        device: str = "cpu",
-        backend: str = "auto",
-        cache_dtype: str = "auto",
-        threads: int | None = None,
-        max_batch_size: int = 16,
-        max_batched_tokens: int | None = None,
-        cache_bytes: int | None = None,
-        prefix_cache: bool = True,
+        tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
         draft: str | os.PathLike[str] | None = None,
         amateur: str | os.PathLike[str] | None = None,
-        tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
         adapter: str | os.PathLike[str] | None = None,
         adapters: Mapping[str, str | os.PathLike[str]] | None = None,
-        parallel: Parallel | None = None,
-        communicator: Communicator | None = None,
-        progress: bool = True,
+        prefix_cache: bool = True,
+        **given: Unpack[EngineKeywords],
     ) -> None:
         """Load a model.
 
@@ -135,50 +121,35 @@ class EngineBase:
         self.name = "demo" if model is None else str(model)
         named = {"draft": read("draft", draft), "amateur": read("amateur", amateur)}
         helpers = {name: where for name, where in named.items() if where is not None}
-        size, cache_bytes = read("max_batch_size", max_batch_size), read("cache_bytes", cache_bytes)
-        budget = read_budget(max_batched_tokens, size)
         adapter, adapters = read("adapter", adapter), read("adapters", adapters)
-        prefix_cache, threads = read("prefix_cache", prefix_cache), read("threads", threads)
-        placement = Placement(device=device, dtype=dtype, backend=backend, cache_dtype=cache_dtype, threads=threads)
-        ranks = joined(parallel, communicator, device)
+        known = inspect.signature(type(self)).parameters
+        options = EngineOptions.read(given, known, prefix_cache=prefix_cache)
 
-        def load() -> Parts:
-            if ranks is None:
-                return load_parts(
-                    model, revision, helpers, choose_backend(placement, size), tokenizer, adapter, adapters
-                )
-            backend = choose_backend(ranks.placed(placement), size)
-            backend.join(ranks.group)
-            alone = choose_backend(placement, size) if helpers and ranks.rank == 0 else None
-            here = helpers if ranks.rank == 0 else {}
+        def build(backend: Backend) -> Parts:
+            if options.ranks is None:
+                return load_parts(model, revision, helpers, backend, tokenizer, adapter, adapters)
+            here = helpers if options.ranks.rank == 0 else {}
+            alone = choose_backend(options.placement, options.max_batch_size) if here else None
+            share = options.ranks.share
             return load_parts(
-                model, revision, here, backend, tokenizer, adapter, adapters, share=ranks.share, helper_backend=alone
+                model, revision, here, backend, tokenizer, adapter, adapters, share=share, helper_backend=alone
             )
 
-        with showing(read("progress", progress) and (ranks is None or ranks.rank == 0)):
-            parts = load() if ranks is None else ranks.agree(load)
-        self._set_up(parts, size, budget, cache_bytes, prefix_cache=prefix_cache, ranks=ranks)
-        self.load_seconds, self.stats.compile_seconds = working_time() - began, compile_seconds() - compiled
+        self._open(options, build, began, compiled)
 
     @classmethod
+    @with_fields
     def random(
         cls,
         shape: str,
         *,
         seed: int = 0,
         std: float = 0.02,
-        max_batch_size: int = 16,
-        max_batched_tokens: int | None = None,
-        cache_bytes: int | None = None,
-        parallel: Parallel | None = None,
-        communicator: Communicator | None = None,
-        progress: bool = True,
-        **placement: Unpack[PlacementFields],
+        **given: Unpack[EngineKeywords],
     ) -> Self:
         """A model of a published shape ("opt-125m") with normal random weights and no tokenizer: prompts are token ids.
 
-        It is for measurements, so it has no prefix cache. `placement` is `dtype`, `device`, `backend`, `cache_dtype`
-        and `threads`; these and the others are as in the constructor.
+        It is for measurements, so it has no prefix cache. The options are those of the constructor.
 
         Raises:
             ParameterError: the shape is unknown; the message lists the known ones. Or an argument is impossible.
@@ -190,28 +161,16 @@ class EngineBase:
             (3, 50304)
         """
         began, compiled = working_time(), compile_seconds()
-        refuse_unknown(placement, tuple(field.name for field in dataclasses.fields(Placement)))
-        placed = Placement(**placement)
-        placed = replace(placed, threads=read("threads", placed.threads))
         seed, std = read("seed", seed), read("std", std)
-        size, cache_bytes = read("max_batch_size", max_batch_size), read("cache_bytes", cache_bytes)
-        budget = read_budget(max_batched_tokens, size)
-        engine = cls.__new__(cls)
-        engine.name = shape
-        ranks = joined(parallel, communicator, placed.device)
+        options = EngineOptions.read(given, inspect.signature(cls.random).parameters, prefix_cache=False)
 
-        def load() -> Parts:
-            backend = choose_backend(placed if ranks is None else ranks.placed(placed), size)
-            share = {}
-            if ranks is not None:
-                backend.join(ranks.group)
-                share = ranks.share_of(published_config(shape))
+        def build(backend: Backend) -> Parts:
+            share = {} if options.ranks is None else options.ranks.share_of(published_config(shape))
             return Parts(backend, random_model(shape, seed, std, backend, **share))
 
-        with showing(read("progress", progress) and (ranks is None or ranks.rank == 0)):
-            parts = load() if ranks is None else ranks.agree(load)
-        engine._set_up(parts, size, budget, cache_bytes, ranks=ranks)
-        engine.load_seconds, engine.stats.compile_seconds = working_time() - began, compile_seconds() - compiled
+        engine = cls.__new__(cls)
+        engine.name = shape
+        engine._open(options, build, began, compiled)
         return engine
 
     @property
@@ -384,68 +343,34 @@ class EngineBase:
             self.follow()
         self.close()
 
-    def _set_up(
-        self,
-        parts: Parts,
-        max_batch_size: int,
-        max_batched_tokens: int | None,
-        cache_bytes: int | None,
-        *,
-        prefix_cache: bool = False,
-        ranks: Ranks | None = None,
-    ) -> None:
-        self._ranks, self._leader, self._follower = ranks, None, None
-        self.path = parts.path
-        self.config = parts.model.config if ranks is None else ranks.config
+    def _open(self, options: EngineOptions, build: Callable[[Backend], Parts], began: float, compiled: float) -> None:
+        """Build the model and what runs it; `began` and `compiled` are the seconds worked and compiled before."""
+        parts = built(options, build)
+        self._ranks, self.path = options.ranks, parts.path
+        self.config = parts.model.config if options.ranks is None else options.ranks.config
         self.tokenizer = parts.tokenizer
         self.chat_template = parts.chat_template
         self.embedding = parts.embedding
-        helpers = [helper.config for helper in parts.helpers.values()]
-        if helpers:
-            refuse_task(self.config, "tokens", next(iter(parts.helpers)))
-        refuse_guesses(self.config, {"draft": "draft" in parts.helpers})
-        if prefix_cache and any(config.keys_follow_length for config in (self.config, *helpers)):
-            logger.info("the prefix cache is off: with this rotary scaling, keys depend on the text's length")
-            prefix_cache = False
-        context = min(config.max_positions for config in (self.config, *helpers))
-        source = min(config.max_source_positions for config in (self.config, *helpers))
-        self._maker = RequestMaker(
-            replace(self.config, max_positions=context, max_source_positions=source),
-            parts.tokenizer,
-            dict(parts.defaults),
-            tuple(parts.helpers),
-            tuple(parts.adapters),
-        )
-        self._maker = replace(self._maker, checkpoint_ends=self._maker.eos_token_ids())
-        if parts.chat_template is not None:
-            self._maker.warn_of_turn_ends(str(parts.path), parts.chat_template.source)
-        frugal = cache_bytes is None and parts.backend.memory.committed_late
-        cache = partial(PrefixCache, frugal=frugal) if prefix_cache else PagedCache
-        limits = Limits.of(parts.backend.memory, max_batch_size, max_batched_tokens)
-        if ranks is None:
-            pages = 1
-            if self.config.output == "tokens":
-                pages = affordable_pages(self.config, parts.backend, max_batch_size, cache_bytes, helpers)
-            self.runner = Runner(parts.model, parts.backend, cache(self.config, parts.backend, pages))
+        self._maker = request_maker(parts, self.config)
+        make_cache = cache_maker(parts, self.config, options)
+        limits = Limits.of(parts.backend.memory, options.max_batch_size, options.max_batched_tokens)
+        pages = num_pages(parts, self.config, options)
+        self._leader, self._follower = None, None
+        if options.ranks is None:
+            self.runner = Runner(parts.model, parts.backend, make_cache(self.config, parts.backend, pages))
             self.runner.adapters = parts.adapters
+        elif options.ranks.rank == 0:
+            self._leader = Leader(Part(options.ranks, parts.model, parts.backend, parts.adapters))
+            cache = make_cache(parts.model.config, parts.backend, pages, layers=options.ranks.layers)
+            self.runner = LeadingRunner(self._leader, cache)
         else:
-            ranks.check_equal(dtype=str(parts.backend.loader.formats), max_batch_size=max_batch_size)
-            ranks.note_weights(parts.model)
-            own, beside = ranks.stage_config(parts.model.config), ranks.world.on_this_machine
-            affordable = partial(
-                affordable_pages, own, parts.backend, max_batch_size, cache_bytes, helpers, processes=beside
-            )
-            pages = ranks.least(affordable) if self.config.output == "tokens" else 1
-            part = Part(ranks, parts.model, parts.backend, parts.adapters)
-            if ranks.rank == 0:
-                self._leader = Leader(part)
-                own_cache = cache(parts.model.config, parts.backend, pages, layers=ranks.layers)
-                self.runner = LeadingRunner(self._leader, own_cache)
-            else:
-                self._follower = Follower(part)
+            self._follower = Follower(Part(options.ranks, parts.model, parts.backend, parts.adapters))
         runners = {"target": self.runner} if self._follower is None else {}
         backend = parts.helper_backend or parts.backend
-        runners |= {name: Runner(m, backend, cache(m.config, backend, pages)) for name, m in parts.helpers.items()}
+        runners |= {
+            name: Runner(helper, backend, make_cache(helper.config, backend, pages))
+            for name, helper in parts.helpers.items()
+        }
         self._driver = Driver(StepLoop(runners, limits), rank=self.rank)
         self._text_passes = None
         if self._follower is None:
@@ -453,6 +378,7 @@ class EngineBase:
             self._text_passes = TextPasses(
                 self.runner, self.tokenizer, parts.embedding, budget, turn, parts.chat_template
             )
+        self.load_seconds, self.stats.compile_seconds = working_time() - began, compile_seconds() - compiled
 
     def _passes(self, call: str) -> TextPasses:
         """The passes over whole texts, for the call of this name."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ..backends import working_time
-from ..decoding.request import Prompt
+from ..decoding.prompts import Prompt
 from ..decoding.strategy import Candidate
 from ..engine.engine import Engine
 from ..engine.loop import StepLoop

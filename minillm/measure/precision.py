@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..decoding.request import need_tokenizer
+from ..decoding.prompts import need_tokenizer
 from ..engine.engine import Engine
 from ..errors import PromptError
 from ..models.base import weights_of

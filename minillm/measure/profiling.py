@@ -20,7 +20,7 @@ from ..backends.loader import RandomTensor
 from ..backends.operations import Backend
 from ..backends.timing import Call, TimingBackend
 from ..cache import PagedCache
-from ..decoding.request import Prompt
+from ..decoding.prompts import Prompt
 from ..decoding.strategy import Request
 from ..engine.engine import Engine
 from ..engine.loop import StepLoop

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..decoding.request import need_tokenizer
-from ..decoding.settings import FIELDS
+from ..decoding.fields import FIELDS
+from ..decoding.prompts import need_tokenizer
 from ..errors import MinillmError
 from ..measure.comparison import STRATEGIES, Variant
 from .exchange import json_of

@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import __version__
-from ..decoding.request import encode_prompt, encode_text, source_config
-from ..decoding.settings import FIELDS, GenerationConfig
+from ..decoding.fields import FIELDS
+from ..decoding.prompts import encode_prompt, encode_text, source_config
+from ..decoding.settings import GenerationConfig
 from ..decoding.strategy import Request
 from ..errors import MinillmError, PromptError, shown
 from ..text.chat import CallFormat

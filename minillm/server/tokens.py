@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..decoding.request import encode_text, need_tokenizer
+from ..decoding.prompts import encode_text, need_tokenizer
 from ..errors import MinillmError
 from .exchange import json_of
 from .protocol import ApiError, DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse

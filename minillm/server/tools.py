@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..decoding.settings import GUIDES
+from ..decoding.fields import GUIDES
 from ..errors import listed, shown
 from ..text.chat import FORMATS, Answer, CallFormat, CallParser, call_grammar, read_calls, read_tools
 from ..text.chat.calls import ArgumentsDelta, CallBegin, Delta

@@ -20,8 +20,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from ..decoding.fields import FIELDS
 from ..decoding.resolving import NO_FILTER, read_field
-from ..decoding.settings import FIELDS
 from ..decoding.values import LARGE
 from ..errors import EngineStateError, MinillmError, ParameterError, QueueFullError, listed, shown
 from .fields import IGNORED, REFUSED, is_neutral

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..batch import TokenSequence
 from ..config import ModelConfig, ScoreFunction
-from ..decoding.request import Prompt, encode_prompt, is_prompt, need_tokenizer
+from ..decoding.prompts import Prompt, encode_prompt, is_prompt, need_tokenizer
 from ..errors import ParameterError, PromptError, TaskError, shown
 from ..progress import work
 from ..runner.runner import Runner
@@ -433,27 +433,3 @@ def refuse_two_stacks(config: ModelConfig, call: str) -> None:
 def listed_texts(texts: Any, *, single: bool) -> list[Any]:
     """The texts of a call as a list."""
     return [texts] if single else list(texts)
-
-
-def refuse_task(config: ModelConfig, wanted: str, call: str) -> None:
-    """Refuse a call that needs another kind of model.
-
-    Args:
-        config: the model's
-        wanted: what the call needs, "tokens" or "labels"
-        call: its name
-
-    Raises:
-        TaskError: the model's head computes something else.
-    """
-    if config.output == wanted:
-        return
-    kind = f"{config.model_type} model"
-    if config.output == "labels":
-        has = f"this {kind} classifies texts: use classify"
-    elif config.output == "states":
-        has = f"this {kind} has no head: it embeds texts, use embed"
-    else:
-        has = f"this {kind} generates text, and has no head of labels"
-    needs = "a model that generates text" if wanted == "tokens" else "a checkpoint for sequence classification"
-    raise TaskError(f"{call} needs {needs}; {has}")

@@ -8,7 +8,7 @@ import pytest
 
 from minillm import Engine
 from minillm.cli.main import build_parser, run
-from minillm.decoding.settings import FIELDS
+from minillm.decoding.fields import FIELDS
 from minillm.engine.inspect import next_tokens
 from minillm.engine.loading import DEMO_MODEL
 from minillm.measure.comparison import STRATEGIES, compare

@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 
 from minillm import Engine
-from minillm.decoding.settings import FIELDS
+from minillm.decoding.fields import FIELDS
 from minillm.errors import ParameterError, PromptError
 from minillm.server import make_app
 from minillm.server.fields import IGNORED, REFUSED

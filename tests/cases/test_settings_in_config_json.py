@@ -9,7 +9,8 @@ import pytest
 
 from minillm import Engine
 from minillm.cli.main import run
-from minillm.decoding.settings import FIELDS, NO_MEANING, NOT_OFFERED, OWN_FIELDS, model_config_fields
+from minillm.decoding.fields import FIELDS
+from minillm.decoding.settings import NO_MEANING, NOT_OFFERED, OWN_FIELDS, model_config_fields
 from minillm.formats import open_model
 
 from ..families import CONFIGS as DECODERS

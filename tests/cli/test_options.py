@@ -6,7 +6,7 @@ import pytest
 
 from minillm.cli.main import build_parser, run
 from minillm.cli.options import generation_fields
-from minillm.decoding.settings import FIELDS
+from minillm.decoding.fields import FIELDS
 
 FLAGS: dict[str, dict[str, Any]] = {
     "--max-new-tokens 5": {"max_new_tokens": 5},

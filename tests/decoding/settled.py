@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from minillm.decoding.fields import FIELDS
 from minillm.decoding.resolving import resolve
-from minillm.decoding.settings import FIELDS, GenerationConfig, Settings
+from minillm.decoding.settings import GenerationConfig, Settings
 
 CONTEXT: dict[str, dict[str, Any]] = {
     "do_sample": {"do_sample": True},

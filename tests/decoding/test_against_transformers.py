@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the reference extra")
 transformers = pytest.importorskip("transformers", reason="needs the reference extra")
 
+from minillm.decoding.fields import FIELDS  # noqa: E402
 from minillm.decoding.filters import (  # noqa: E402
     EpsilonCutoff,
     EtaCutoff,
@@ -38,7 +39,7 @@ from minillm.decoding.processors import (  # noqa: E402
     build_processors,
 )
 from minillm.decoding.resolving import new_token_limit, resolve  # noqa: E402
-from minillm.decoding.settings import FIELDS, NO_MEANING, NOT_OFFERED, GenerationConfig  # noqa: E402
+from minillm.decoding.settings import NO_MEANING, NOT_OFFERED, GenerationConfig  # noqa: E402
 from minillm.decoding.values import ByIdentity  # noqa: E402
 
 from .histories import random_history  # noqa: E402

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from minillm import Engine
-from minillm.decoding.settings import FIELDS, GenerationConfig
+from minillm.decoding.fields import FIELDS
+from minillm.decoding.settings import GenerationConfig
 from minillm.reference.philox import fold_in
 
 from .. import seq2seq

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.decoding.settings import FIELDS, NEEDS, GenerationConfig
+from minillm.decoding.fields import FIELDS, NEEDS
+from minillm.decoding.settings import GenerationConfig
 from minillm.decoding.values import ByIdentity
 from minillm.errors import ParameterError
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from minillm.decoding.settings import FIELDS, NEEDS, NO_MEANING, NOT_OFFERED, OTHER_NAMES, GenerationConfig, Settings
+from minillm.decoding.fields import FIELDS, NEEDS
+from minillm.decoding.settings import NO_MEANING, NOT_OFFERED, OTHER_NAMES, GenerationConfig, Settings
 from minillm.errors import ParameterError
 
 from .settled import settle

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from minillm import Engine, GenerationConfig, MinillmError
-from minillm.decoding.settings import FIELDS
+from minillm.decoding.fields import FIELDS
 from minillm.engine.loading import DEMO_MODEL
 from minillm.errors import ParameterError, PromptError, listed, shown
 from minillm.models import published
@@ -227,7 +227,9 @@ def test_the_words_of_a_refusal() -> None:
         with pytest.raises(ParameterError) as caught:
             Engine(**arguments)  # type: ignore[arg-type]
         assert str(caught.value) == message
-    with pytest.raises(ParameterError, match="there is no argument 'thread': expected one of device, dtype, backend"):
+    with pytest.raises(
+        ParameterError, match="there is no argument 'thread': expected one of shape, seed, std, dtype, device, backend"
+    ):
         Engine.random("opt-125m", thread=2)
     with pytest.raises(ParameterError, match=r"config should be a GenerationConfig .*from_dict.*, found {'top_k': 5}"):
         Engine().generate("a", {"top_k": 5})  # type: ignore[call-overload]
@@ -302,7 +304,7 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(
     engine: Engine, monkeypatch, prompt: Any, message: str
 ) -> None:
     monkeypatch.setattr("minillm.text.tokenizer.Tokenizer.encode", lambda *_, **__: pytest.fail("tokenized"))
-    monkeypatch.setattr("minillm.decoding.request.Integral", ())  # no token id is looked at
+    monkeypatch.setattr("minillm.decoding.prompts.Integral", ())  # no token id is looked at
     for call in (engine.generate, engine.forward, engine.score, engine.add):
         with pytest.raises(PromptError) as caught:
             call(prompt)

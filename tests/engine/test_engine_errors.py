@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.decoding.request import encode_prompt
+from minillm.decoding.prompts import encode_prompt
 from minillm.errors import (
     CacheFullError,
     DeviceError,

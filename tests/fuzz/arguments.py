@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minillm import Engine, GenerationConfig
-from minillm.decoding.settings import FIELDS
+from minillm.decoding.fields import FIELDS
 from minillm.text.chat import RENDER_ARGUMENTS
 
 from ..conversations import TEMPLATES, write_tokenizer

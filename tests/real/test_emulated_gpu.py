@@ -31,7 +31,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingDevice]:
         assert placement.device == "cuda"
         return CudaBackend(device, device.recorder, placement.dtype, max_batch_size=max_batch_size)
 
-    monkeypatch.setattr("minillm.engine.engine_base.choose_backend", choose)
+    monkeypatch.setattr("minillm.engine.assembly.choose_backend", choose)
     yield device
 
 

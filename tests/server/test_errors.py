@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 
 from minillm import Engine
-from minillm.decoding.settings import FIELDS
+from minillm.decoding.fields import FIELDS
 from minillm.errors import NumericalError
 from minillm.server.fields import IGNORED, REFUSED
 from minillm.server.translate import ALIASES

@@ -9,7 +9,7 @@ import pytest
 from starlette.applications import Starlette
 
 from minillm import Engine
-from minillm.decoding.settings import FIELDS
+from minillm.decoding.fields import FIELDS
 from minillm.server import make_app
 from minillm.server.fields import IGNORED, NEUTRAL, REFUSED
 from minillm.server.protocol import ChatRequest, CompletionRequest, GenerationRequest

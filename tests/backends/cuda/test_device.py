@@ -41,7 +41,7 @@ def on_device(device: RecordingDevice, monkeypatch: pytest.MonkeyPatch) -> Calla
     def choose(placement: Placement, max_batch_size: int) -> CudaBackend:
         return CudaBackend(device, device.recorder, placement.dtype, max_batch_size=max_batch_size)
 
-    monkeypatch.setattr("minillm.engine.engine_base.choose_backend", choose)
+    monkeypatch.setattr("minillm.engine.assembly.choose_backend", choose)
     return Engine
 
 
@@ -219,7 +219,7 @@ def test_out_of_memory_says_what_to_lower_and_leaves_the_engine_usable(
 ) -> None:
     small = Small(device.recorder)
     monkeypatch.setattr(
-        "minillm.engine.engine_base.choose_backend",
+        "minillm.engine.assembly.choose_backend",
         lambda placement, n: CudaBackend(small, device.recorder, "float32", max_batch_size=n),
     )
     folder = write_checkpoint(tmp_path / "model", seed=2)

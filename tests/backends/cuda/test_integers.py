@@ -357,7 +357,7 @@ def test_the_demo_model(dtype: str, device: RecordingDevice, monkeypatch: pytest
         return CudaBackend(device, device.recorder, placement.dtype, max_batch_size=max_batch_size)
 
     with monkeypatch.context() as patch:
-        patch.setattr("minillm.engine.engine_base.choose_backend", choose)
+        patch.setattr("minillm.engine.assembly.choose_backend", choose)
         engine = Engine(device="cuda", dtype=dtype, max_batch_size=4)
     with engine, Engine(backend="numpy", dtype=dtype, max_batch_size=4) as host:
         prompt = "A list of colors: red,"

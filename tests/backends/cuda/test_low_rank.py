@@ -82,7 +82,7 @@ def test_decode_steps_of_any_mixture_of_adapters_are_one_recorded_step(
     base = write_checkpoint(tmp_path / "base", seed=3)
     with monkeypatch.context() as patch:
         backend = CudaBackend(device, device.recorder, "float32", max_batch_size=4)
-        patch.setattr("minillm.engine.engine_base.choose_backend", lambda *_: backend)
+        patch.setattr("minillm.engine.assembly.choose_backend", lambda *_: backend)
         ours = Engine(base, device="cuda", **options)
     numpy = Engine(base, backend="numpy", **options)
     launched: list[bool] = []

@@ -26,7 +26,7 @@ def on_device(device: RecordingDevice, monkeypatch: pytest.MonkeyPatch) -> Itera
 
     def engine() -> Engine:
         with monkeypatch.context() as patch:
-            patch.setattr("minillm.engine.engine_base.choose_backend", choose)
+            patch.setattr("minillm.engine.assembly.choose_backend", choose)
             return Engine(device="cuda", dtype="float32", max_batch_size=4)
 
     yield engine

@@ -1,0 +1,162 @@
+"""Options of an engine, checked, and the parts that follow from them: backend, model, request maker, caches."""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Annotated, Any, Self, TypedDict
+
+from ..backends.operations import Backend
+from ..backends.placement import Placement, choose_backend
+from ..cache import PagedCache, PrefixCache
+from ..config import ModelConfig
+from ..decoding.keywords import default_of
+from ..decoding.request import RequestMaker, refuse_guesses
+from ..distributed.communicator import Communicator
+from ..distributed.ranks import Ranks, joined
+from ..errors import ParameterError, listed, shown
+from ..parallel import Parallel
+from ..progress import showing
+from .arguments import read, read_budget, refuse_task
+from .loading import Parts, affordable_pages
+
+logger = logging.getLogger("minillm")
+
+
+class EngineKeywords(TypedDict, total=False):
+    """How a model runs: the arguments that `Engine` and `Engine.random` share, with defaults other than None."""
+
+    dtype: Annotated[str, "auto"]
+    device: Annotated[str, "cpu"]
+    backend: Annotated[str, "auto"]
+    cache_dtype: Annotated[str, "auto"]
+    threads: int | None
+    max_batch_size: Annotated[int, 16]
+    max_batched_tokens: int | None
+    cache_bytes: int | None
+    parallel: Parallel | None
+    communicator: Communicator | None
+    progress: Annotated[bool, True]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How a model runs, checked: `EngineKeywords`, as documented in `Engine`, and what follows from them."""
+
+    placement: Placement
+    max_batch_size: int
+    max_batched_tokens: int | None
+    cache_bytes: int | None
+    prefix_cache: bool
+    ranks: Ranks | None
+    """The processes that share the model; None if this one is alone"""
+    progress: bool
+    """True if this process shows bars"""
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], known: Collection[str], *, prefix_cache: bool) -> Self:
+        """Check the user's `EngineKeywords`, then join the processes that share the model.
+
+        Args:
+            given: the arguments by name
+            known: what an error lists about an unknown one: names of all arguments of the call
+            prefix_cache: as in `Engine`
+
+        Raises:
+            ParameterError: an argument is unknown or impossible.
+            DeviceError: there is no MPI, or no NCCL, for several processes.
+        """
+        hints = EngineKeywords.__annotations__
+        if unknown := given.keys() - hints.keys():
+            raise ParameterError(f"there is no argument {shown(min(unknown))}: expected one of {listed(known)}")
+        values = {name: default_of(hint) for name, hint in hints.items()} | dict(given)
+        size = read("max_batch_size", values["max_batch_size"])
+        cache_bytes, budget = (
+            read("cache_bytes", values["cache_bytes"]),
+            read_budget(values["max_batched_tokens"], size),
+        )
+        prefix_cache, progress = read("prefix_cache", prefix_cache), read("progress", values["progress"])
+        placement = Placement(**{field.name: values[field.name] for field in fields(Placement)})
+        placement = replace(placement, threads=read("threads", placement.threads))
+        ranks = joined(values["parallel"], values["communicator"], placement.device)
+        return cls(
+            placement=placement,
+            max_batch_size=size,
+            max_batched_tokens=budget,
+            cache_bytes=cache_bytes,
+            prefix_cache=prefix_cache,
+            ranks=ranks,
+            progress=progress and (ranks is None or ranks.rank == 0),
+        )
+
+
+def built(options: EngineOptions, build: Callable[[Backend], Parts]) -> Parts:
+    """What `build` makes on the backend of the options; of several processes, each builds its share.
+
+    Raises:
+        ModelError: the model cannot be loaded (see `errors`).
+        RankError: it cannot be loaded on another rank, or differs there.
+        DeviceError: the dtype or device is not offered here.
+    """
+    ranks = options.ranks
+
+    def build_here() -> Parts:
+        placement = options.placement if ranks is None else ranks.placed(options.placement)
+        backend = choose_backend(placement, options.max_batch_size)
+        if ranks is not None:
+            backend.join(ranks.group)
+        return build(backend)
+
+    with showing(options.progress):
+        return build_here() if ranks is None else ranks.agree(build_here)
+
+
+def request_maker(parts: Parts, config: ModelConfig) -> RequestMaker:
+    """The maker of requests for a model with this configuration and its helpers, whose smallest context counts.
+
+    Raises:
+        TaskError: there are helpers, and the model generates no text.
+        ParameterError: there is a draft model, and guesses would change the results.
+    """
+    helpers = [helper.config for helper in parts.helpers.values()]
+    if helpers:
+        refuse_task(config, "tokens", next(iter(parts.helpers)))
+    refuse_guesses(config, {"draft": "draft" in parts.helpers})
+    context = min(model.max_positions for model in (config, *helpers))
+    source = min(model.max_source_positions for model in (config, *helpers))
+    smallest = replace(config, max_positions=context, max_source_positions=source)
+    maker = RequestMaker(smallest, parts.tokenizer, dict(parts.defaults), tuple(parts.helpers), tuple(parts.adapters))
+    maker = replace(maker, checkpoint_ends=maker.eos_token_ids())
+    if parts.chat_template is not None:
+        maker.warn_of_turn_ends(str(parts.path), parts.chat_template.source)
+    return maker
+
+
+def cache_maker(parts: Parts, config: ModelConfig, options: EngineOptions) -> Callable[..., PagedCache]:
+    """The class of the models' caches, with what all of them have in common."""
+    if not options.prefix_cache:
+        return PagedCache
+    if any(model.keys_follow_length for model in (config, *(helper.config for helper in parts.helpers.values()))):
+        logger.info("the prefix cache is off: with this rotary scaling, keys depend on the text's length")
+        return PagedCache
+    return partial(PrefixCache, frugal=options.cache_bytes is None and parts.backend.memory.committed_late)
+
+
+def num_pages(parts: Parts, config: ModelConfig, options: EngineOptions) -> int:
+    """Pages of each cache: those that the memory holds, of several processes the fewest; 1 if no text is generated.
+
+    Raises:
+        ParameterError: `cache_bytes` is less than one page.
+        RankError: the processes differ in their dtypes or batch sizes.
+    """
+    ranks, backend, size = options.ranks, parts.backend, options.max_batch_size
+    if ranks is not None:
+        ranks.check_equal(dtype=str(backend.loader.formats), max_batch_size=size)
+        ranks.note_weights(parts.model)
+    if config.output != "tokens":
+        return 1
+    helpers = [helper.config for helper in parts.helpers.values()]
+    if ranks is None:
+        return affordable_pages(config, backend, size, options.cache_bytes, helpers)
+    own, beside = ranks.stage_config(parts.model.config), ranks.world.on_this_machine
+    return ranks.least(partial(affordable_pages, own, backend, size, options.cache_bytes, helpers, processes=beside))
