@@ -122,7 +122,7 @@ def recorded(compute: Callable[[list[Any]], None]) -> Callable[[list[Any]], Call
 
 def bursts(weight: Any, prepare: Callable[[list[Any]], Callable[[], None]]) -> Callable[[], float]:
     """A function that runs the next burst, over other copies of the weight than the last. -> seconds of a product"""
-    from minillm.backends.weights import HugePages
+    from minillm.backends.loader import HugePages
 
     calls = -(-BURST // weight.nbytes)
     empty = HugePages().empty

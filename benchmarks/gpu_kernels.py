@@ -22,6 +22,7 @@ from minillm.layers.mlp import MLP
 from minillm.measure.accounting import Part
 from minillm.models import published_config, shape_model
 from minillm.models.opt import NORM_EPSILON
+from minillm.reference.attention import AttentionSpec
 from minillm.reference.quantize import Quantized
 from minillm.reference.rotary import Rotation
 
@@ -253,11 +254,12 @@ class Bench:
         partials = self.xp.zeros(attention.partials_size(N, H, D, B * PAGE), np.float32)
         workspace = attention.Workspace(partials, self.xp.zeros(N * H, np.int32))
 
+        spec = AttentionSpec(D**-0.5, window=window)
+
         def attend(keys: Any, values: Any) -> Callable[[], object]:
             return lambda: attention.attend(
-                self.kernels, q, keys, values, batch, out, workspace, scale=D**-0.5, max_queries=max(counts),
-                window=window,
-            )  # fmt: skip
+                self.kernels, q, keys, values, batch, out, workspace, spec, max_queries=max(counts)
+            )
 
         return self.figure(what, [attend(*cache) for cache in caches], bytes=moved, flops=flops)
 

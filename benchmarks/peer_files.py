@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from minillm.backends.loader import Tensor
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import Tensor
 from minillm.config import ModelConfig, read_config
 from minillm.formats import open_checkpoint
 from minillm.formats.canonical import canonical_names

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from minillm.backends.weights import RandomTensor
+from minillm.backends.loader import RandomTensor
 from minillm.models import config_of, tensor_shapes
 
 WORDS = (

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-LINES, FILES, CALLS = 10_600, 53, 10_900
+LINES, FILES, CALLS = 10_050, 51, 9_700
 """Ceilings, lowered whenever the spine gets shorter; the aim is 6,000 lines in 36 files, and 6,000 calls"""
 
 TRACE = """

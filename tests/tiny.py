@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from minillm.backends.loader import RandomTensor
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.operations import Backend
-from minillm.backends.weights import Experts, RandomTensor, Weight
+from minillm.backends.weights import Experts, Weight
 from minillm.batch import TokenSequence
 from minillm.cache import PrefixCache
 from minillm.decoding.resolving import resolve, strategy_for

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..batch import Batch
-from ..reference.attention import attention_scores
+from ..reference.attention import AttentionSpec, attention_scores
 from ..reference.softmax import softmax
 from .observe import WrappedBackend
 from .operations import Backend
@@ -32,23 +32,20 @@ class AttentionRecorder(WrappedBackend):
         if operation == "attend" and self.layer is not None and self.layer in self.wanted:
             keys, _ = arguments["cache"].layer(self.layer)
             host = self.chooser.to_host
-            slopes, bias = arguments["slopes"], arguments["bias"]
-            variant = {name: arguments[name] for name in ("causal", "window", "softcap")}
-            variant["slopes"] = None if slopes is None else host(slopes.data)
-            variant["bias"] = None if bias is None else host(bias.data)
-            q, batch, scale = host(arguments["q"]), arguments["batch"], arguments["scale"]
-            [self.maps[self.layer]] = attention_map(q, host(keys), batch, scale, np, **variant)
+            spec: AttentionSpec = arguments["spec"].with_arrays(lambda weight: host(weight.data))
+            q, batch = host(arguments["q"]), arguments["batch"]
+            [self.maps[self.layer]] = attention_map(q, host(keys), batch, spec, np)
             T, S = self.maps[self.layer].shape[1:]
             back = np.arange(S - T, S)[:, None] - np.arange(S)  # from query to key; [T, S]
-            window = arguments["window"] or S
-            self.masked[self.layer] = (back < 0) & arguments["causal"] | (np.abs(back) >= window)
+            window = spec.window or S
+            self.masked[self.layer] = (back < 0) & spec.causal | (np.abs(back) >= window)
 
 
-def attention_map(q: Any, keys: Any, batch: Batch, scale: float, xp: Any, **variant: Any) -> list[Any]:
-    """Attention weights of each sequence [H, n, S], for inspection; arguments as of `attend`."""
+def attention_map(q: Any, keys: Any, batch: Batch, spec: AttentionSpec, xp: Any) -> list[Any]:
+    """Attention weights of each sequence [H, n, S], for inspection; arguments as of `reference.attend`."""
     maps = []
     for span in batch.spans:
         n, H, _ = q[span.start : span.stop].shape
-        scores = attention_scores(q[span.start : span.stop], keys, span, span.stop, scale, xp, **variant)
+        scores = attention_scores(q[span.start : span.stop], keys, span, span.stop, spec, xp)
         maps.append(softmax(scores, xp).reshape(H, n, span.context_len))  # [K, G n, S] -> [H, n, S]
     return maps

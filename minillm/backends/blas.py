@@ -76,14 +76,10 @@ class Watch:
                 self._limited = False
                 self._limit.release()
 
-    @contextmanager
-    def product(self) -> Iterator[None]:
-        """Measure the time that one product loses."""
+    def product_ended(self, began: float, worked: float) -> None:
+        """Notice the time that a product lost, which began when `perf_counter` and `thread_time` said so."""
         if self._limited or not self._inside or sys.platform == "win32":  # its thread clock ticks every 16 ms
-            yield
             return
-        began, worked = time.perf_counter(), time.thread_time()
-        yield
         if time.perf_counter() - began - (time.thread_time() - worked) > _LOST:
             now = time.monotonic()
             recently = now < self._until + 2 * self._pause

@@ -30,9 +30,7 @@ AdapterWeights = Mapping[str, LowRankWeight]
 def adapted(
     backend: Backend, adapters: Mapping[str, AdapterWeights], batch: Batch, rows: Sequence[int]
 ) -> tuple[Backend, Backend]:
-    """The backends of a batch's layers [T] and of the head [R], whose `rows` are some of it: adapted, if need be."""
-    if not batch.adapters:
-        return backend, backend
+    """Backends for a batch with adapters: of its layers [T], and of the head [R], which gets some of the rows."""
     pairs = zip(batch.spans, batch.adapters, strict=True)
     names = [name for span, name in pairs for _ in range(span.start, span.stop)]
     return AdaptedBackend(backend, adapters, names), AdaptedBackend(backend, adapters, [names[row] for row in rows])

@@ -1,5 +1,6 @@
 """The NumPy backend: runs the reference implementation of every operation, and works everywhere."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -8,10 +9,11 @@ from ..reference.experts import Routing
 from ..reference.sampling import Draw
 from .blas import Watch
 from .formats import Format, WeightFormats
+from .loader import INTEGERS, Loader
 from .memory import Memory
 from .operations import Backend
 from .recording import Result
-from .weights import INTEGERS, Loader, Weight
+from .weights import Weight
 
 
 class NumpyBackend(Backend):
@@ -40,13 +42,17 @@ class NumpyBackend(Backend):
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
-        with self._watch.product():
-            return super().linear(x, weight, activation=activation, residual=residual)
+        began = time.perf_counter(), time.thread_time()
+        out = super().linear(x, weight, activation=activation, residual=residual)
+        self._watch.product_ended(*began)
+        return out
 
     def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
         """Each row's product with its expert's matrix. [T k, in] -> [T k, out]"""
-        with self._watch.product():
-            return super().linear_experts(x, weight, routing)
+        began = time.perf_counter(), time.thread_time()
+        out = super().linear_experts(x, weight, routing)
+        self._watch.product_ended(*began)
+        return out
 
 
 class NumpyMemory(Memory):

@@ -1,46 +1,33 @@
 """Wraps a backend and reports each operation to an observer: to check, count or time a forward pass.
 
 An observer derives from `WrappedBackend` and overrides `observe`, and `before` if it needs the start of an operation.
-The operations are those with a cost in `COSTS`; loader, memory and chooser are the wrapped backend's own.
+The operations are those of `COSTS`; loader, memory and chooser are the wrapped backend's own.
 
 - `CheckingBackend` finds where NaN or infinity begins.
-- `CountingBackend` counts what actually ran: every operation's FLOPs and bytes, by operation and layer. The cost
-  functions are defined with the operations in `reference/`, and called here with the shapes of the actual calls.
-  `accounting/` runs a model of shapes under it: the costs of a configuration and a schedule alone. The choice of a
-  token is not counted: `argmax` takes no FLOPs, and those of `sample` depend on the values of the logits.
+- `CountingBackend` counts what actually ran: every operation's FLOPs and bytes, by operation and layer, from the shapes
+  of the actual calls (`operation_costs.py`). `accounting/` runs a model of shapes under it: the costs of a
+  configuration and a schedule alone. The choice of a token is not counted: `argmax` takes no FLOPs, and those of
+  `sample` depend on the values of the logits.
 
       with counting(engine.runner) as counted:
           engine.generate(prompt)
       counted.total.flops
 
-- `TimingBackend` records when each operation of a forward pass ran, and its cost. It takes two timestamps for each
-  call and keeps the arguments of its cost; `take` computes the rest between two steps, where it delays nothing. A pass
-  that is replayed records itself when its launches ended.
+- `TimingBackend` (`timing.py`) records when each operation ran.
 """
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from inspect import Parameter, signature
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
-from weakref import WeakKeyDictionary
+from types import SimpleNamespace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from ..batch import Batch
 from ..errors import NumericalError
-from ..reference.activation import glu_cost, scale_logits_cost
-from ..reference.attention import attention_cost, kv_cost
 from ..reference.cost import Cost
-from ..reference.experts import Routing, combine_cost, linear_experts_cost, route_cost
-from ..reference.linear import embed_cost, linear_cost, reduce_cost
-from ..reference.low_rank import low_rank_cost
-from ..reference.norm import layer_norm_cost, rms_norm_cost
-from ..reference.rotary import Rotation, rotary_cost
-from ..reference.sampling import Draw
-from .memory import Moments
+from .operation_costs import COSTS
 from .operations import Backend
-from .recording import Result
 from .weights import Weight
 
 Wrapped = TypeVar("Wrapped", bound="WrappedBackend")
@@ -89,6 +76,10 @@ def _reported(operation: str) -> Callable[..., Any]:
         return out
 
     return call
+
+
+for _name in COSTS:
+    setattr(WrappedBackend, _name, _reported(_name))
 
 
 class Runs(Protocol):
@@ -147,8 +138,9 @@ class CountingBackend(WrappedBackend):
 
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
         """Add one call."""
+        call = SimpleNamespace(backend=self.inner, weight=weight, result=result, **arguments)
         key = operation, self.layer
-        self.costs[key] = self.costs.get(key, Cost(0)) + COSTS[operation](self.inner, weight, result, **arguments)
+        self.costs[key] = self.costs.get(key, Cost(0)) + COSTS[operation](call)
 
     @property
     def total(self) -> Cost:
@@ -178,333 +170,3 @@ class CountingBackend(WrappedBackend):
 def counting(runner: Runs) -> AbstractContextManager[CountingBackend]:
     """Count the cost of what a runner computes inside the `with` block; adds a few microseconds per operation."""
     return put_between(runner, CountingBackend(runner.backend))
-
-
-def _embed(
-    _: Backend,
-    table: Weight,
-    result: Any,
-    *,
-    position_table: Weight | None,
-    type_table: Weight | None,
-    scale: float,
-    **__: Any,
-) -> Cost:
-    tables = (table, position_table, type_table)
-    row, *learned = (0 if each is None else each.data.nbytes // each.shape[0] for each in tables)
-    rows, width = result.shape
-    return embed_cost(rows, width, row, learned[0], result.itemsize, type_row_bytes=learned[1], scaled=scale != 1)
-
-
-def _linear(_: Backend, weight: Weight, result: Any, *, x: Any, activation: str | None, residual: Any) -> Cost:
-    outputs, inputs = weight.shape
-    return linear_cost(
-        len(result),
-        inputs,
-        outputs,
-        weight.nbytes,
-        bias=weight.bias is not None,
-        activation=activation,
-        residual=residual is not None,
-        number_bytes=x.itemsize,
-        result_bytes=result.itemsize,
-    )
-
-
-def _add_low_rank(
-    _: Backend, __: None, result: Any, *, x: Any, parts: Any, activation: str | None, residual: Any, **___: Any
-) -> Cost:
-    return low_rank_cost(
-        len(x),
-        x.shape[1],
-        result.shape[1],
-        [(len(rows), change.down.shape[0]) for rows, change in parts],
-        activation=activation,
-        residual=residual is not None,
-        number_bytes=x.itemsize,
-    )
-
-
-def _layer_norm(_: Backend, weight: Weight, result: Any, **__: Any) -> Cost:
-    return layer_norm_cost(*result.shape, affine=weight.data is not None, number_bytes=result.itemsize)
-
-
-def _rms_norm(_: Backend, weight: Weight, result: Any, *, residual: Any, **__: Any) -> Cost:
-    rows, width = result.size // result.shape[-1], result.shape[-1]
-    affine = weight.data is not None
-    return rms_norm_cost(rows, width, affine=affine, residual=residual is not None, number_bytes=result.itemsize)
-
-
-def _rotary(_: Backend, __: None, result: Any, *, q: Any, k: Any, rotation: Rotation, **___: Any) -> Cost:
-    T, H, D = q.shape
-    scaled, stretched = rotation.scale != 1, rotation.stretch is not None
-    return rotary_cost(
-        T, H + k.shape[1], D, rotation.pairs, scaled=scaled, stretched=stretched, number_bytes=q.itemsize
-    )
-
-
-def _glu(_: Backend, __: None, result: Any, *, activation: str, **___: Any) -> Cost:
-    T, F = result.shape
-    return glu_cost(T, F, activation, result.itemsize)
-
-
-def _route(_: Backend, __: None, result: Routing, *, logits: Any, k: int, normalised: bool) -> Cost:
-    T, X = logits.shape
-    return route_cost(T, X, k, normalised=normalised)
-
-
-def _linear_experts(_: Backend, weight: Weight, result: Any, *, x: Any, routing: Routing) -> Cost:
-    experts, outputs, inputs = weight.shape
-    used, number_bytes = routing.used, result.itemsize
-    return linear_experts_cost(len(x), inputs, outputs, weight.nbytes // experts, used, number_bytes)
-
-
-def _combine(_: Backend, __: None, result: Any, *, routing: Routing, residual: Any, **___: Any) -> Cost:
-    (T, k), E = routing.weights.shape, result.shape[1]
-    return combine_cost(T, E, k, residual=residual is not None, number_bytes=result.itemsize)
-
-
-def _store_kv(backend: Backend, _: None, __: None, *, k: Any, **___: Any) -> Cost:
-    T, K, D = k.shape
-    return kv_cost(T, K, D, backend.memory.position_bytes(K, D), k.itemsize)
-
-
-def _attend(
-    backend: Backend, _: None, __: Any, *, q: Any, cache: Any, layer: int, batch: Batch, scale: float, **variant: Any
-) -> Cost:
-    _, H, D = q.shape
-    variant |= {name: variant[name] is not None for name in ("slopes", "softcap")}
-    variant["bias"] = 0 if variant["bias"] is None else variant["bias"].shape[1]
-    if variant.pop("cross"):
-        batch, variant["causal"] = batch.over_sources, False
-    return attention_cost(batch, H, D, backend.memory.position_bytes(cache.heads, D), q.itemsize, **variant)
-
-
-def _take_rows(_: Backend, __: None, result: Any, **___: Any) -> Cost:
-    rows, width = result.shape
-    return embed_cost(rows, width, result.itemsize * width, 0, result.itemsize)
-
-
-def _scale_logits(_: Backend, __: None, result: Any, *, scale: float, cap: float | None, **___: Any) -> Cost:
-    return scale_logits_cost(*result.shape, scaled=scale != 1, capped=cap is not None)
-
-
-def _reduce(backend: Backend, _: None, result: Any, **__: Any) -> Cost:
-    return reduce_cost(result.size, backend.ranks, result.itemsize)
-
-
-COSTS: dict[str, Callable[..., Cost]] = {
-    "embed": _embed,
-    "linear": _linear,
-    "add_low_rank": _add_low_rank,
-    "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
-    "rotary": _rotary,
-    "glu": _glu,
-    "route": _route,
-    "linear_experts": _linear_experts,
-    "combine": _combine,
-    "store_kv": _store_kv,
-    "attend": _attend,
-    "take_rows": _take_rows,
-    "scale_logits": _scale_logits,
-    "reduce": _reduce,
-}
-"""Operation -> its cost, of the backend and the arguments of `observe`. An operation that is missing here fails rather
-than going uncounted."""
-
-for _name in COSTS:
-    setattr(WrappedBackend, _name, _reported(_name))
-
-
-@runtime_checkable
-class Replaying(Protocol):
-    """The memory of a backend that replays passes, and can record when their launches ended."""
-
-    tells_moments: bool
-    """Whether it can record times on this system"""
-
-    def run_watched(
-        self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]
-    ) -> tuple[Result, Moments | None]:
-        """As `Memory.run`; also returns the times of a pass that was recorded or replayed."""
-
-    def recorded_so_far(self) -> int:
-        """Launches so far in the pass that is being recorded; 0 if none is."""
-
-
-class Call(NamedTuple):
-    """One operation that ran."""
-
-    operation: str
-    weight: str
-    """The weight's name without its layer's: "fc1"; empty for an operation without weights"""
-    layer: int | None
-    """None before the first, the number L after the last"""
-    began: float
-    """Seconds since the mark that `take` is given"""
-    seconds: float
-    cost: Cost | None
-    """None for what is not counted: checking logits, choosing tokens, and copies to and from a device"""
-
-    @property
-    def name(self) -> str:
-        """Operation and weight: "linear fc1"."""
-        return f"{self.operation} {self.weight}".rstrip()
-
-    @property
-    def ended(self) -> float:
-        """Seconds since the mark that `take` is given."""
-        return self.began + self.seconds
-
-
-class _Noted(NamedTuple):
-    """A call as recorded, before its times and cost are computed."""
-
-    operation: str
-    layer: int | None
-    began: Any
-    ended: Any
-    weight: Weight | None = None
-    result: Any = None
-    arguments: dict[str, Any] | None = None
-    """Arguments of the cost function; None where the call is not counted"""
-    launches: int = 0
-    """Launches in the recorded pass when the call had ended"""
-
-
-class _Replay(NamedTuple):
-    """A pass that was replayed."""
-
-    batch: Batch
-    moments: Moments
-
-
-class _Owner:
-    """The owner under which a pass is recorded while it is timed."""
-
-
-class Replaced:
-    """An object with other versions of some of its methods."""
-
-    def __init__(self, inner: Any, **methods: Callable[..., Any]) -> None:
-        self._inner = inner
-        vars(self).update(methods)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
-class TimingBackend(WrappedBackend):
-    """Records when operations begin and end, and the uploads, checks of logits and choices of tokens between them.
-
-    For a pass that the wrapped backend replays, the operations are those noted when it was recorded (under an owner of
-    this wrapper), and their times follow from when each launch ended.
-    """
-
-    only_looks = True
-
-    memory: Any
-    chooser: Any
-
-    def __init__(self, inner: Backend) -> None:
-        super().__init__(inner)
-        memory, chooser = inner.memory, inner.chooser
-        self._replaying: Replaying | None = None
-        if inner.replays and isinstance(memory, Replaying) and memory.tells_moments:
-            self._replaying = memory
-        self.replays = self._replaying is not None
-        self.clock = memory.clock
-        self._mark = self.clock.mark
-        self.memory = Replaced(memory, upload=self._uncounted("upload", memory.upload), run=self._run)
-        choices = {name: getattr(chooser, name) for name in ("to_host", "finite", "argmax", "sample")}
-        self.chooser = Replaced(chooser, **{name: self._uncounted(name, call) for name, call in choices.items()})
-        self._began: Any = None
-        self._noted: list[Any] = []  # `_Replay`, or `_Noted` as a tuple, which is faster to make
-        self._counting = CountingBackend(inner)
-        self._owners: WeakKeyDictionary[object, _Owner] = WeakKeyDictionary()
-        self._recorded: WeakKeyDictionary[object, list[_Noted]] = WeakKeyDictionary()
-
-    def _run(
-        self,
-        owner: object,
-        batch: Batch,
-        rows: Any,
-        compute: Callable[[Batch, Any], Result],
-        draws: Sequence[Draw | None] = (),
-    ) -> Result:
-        """`Memory.run` of passes that the wrapped backend replays and times."""
-        assert self._replaying is not None
-        first = len(self._noted)
-
-        def computed(batch: Batch, rows: Any) -> Result:
-            del self._noted[first:]  # of an attempt to record that came to nothing
-            return compute(batch, rows)
-
-        owner = self._owners.setdefault(owner, _Owner())
-        result, moments = self._replaying.run_watched(owner, batch, rows, computed)
-        if moments is not None and moments.ended is None:
-            self._recorded[moments.step] = [_Noted(*noted) for noted in self._noted[first:]]
-        elif moments is not None:
-            self._noted.append(_Replay(batch, moments))
-        return result
-
-    def before(self, operation: str) -> None:
-        """Note the start time."""
-        self._began = self._mark()
-
-    def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
-        """Note the end time."""
-        launches = 0 if self._replaying is None else self._replaying.recorded_so_far()
-        self._noted.append((operation, self.layer, self._began, self._mark(), weight, result, arguments, launches))
-
-    def take(self, start: Any) -> list[Call]:
-        """All calls since the last `take`, with times relative to the mark `start`."""
-        seconds = self.clock.seconds
-        calls = [
-            Call(
-                noted.operation,
-                "" if noted.weight is None else re.sub(r"^layers\.\d+\.", "", noted.weight.name),
-                noted.layer,
-                seconds(start, noted.began),
-                seconds(noted.began, noted.ended),
-                self._cost(noted),
-            )
-            for noted in self._all_noted()
-        ]
-        self._noted.clear()
-        return calls
-
-    def _all_noted(self) -> Iterator[_Noted]:
-        """All calls, including those of replayed passes."""
-        for one in self._noted:
-            if not isinstance(one, _Replay):
-                yield _Noted(*one)
-                continue
-            began, launches = one.moments.began, 0
-            for noted in self._recorded[one.moments.step]:
-                ended = one.moments.ended[noted.launches - 1] if noted.launches > launches else began
-                arguments = noted.arguments
-                if arguments is not None and "batch" in arguments:
-                    arguments = arguments | {"batch": one.batch}
-                yield noted._replace(began=began, ended=ended, arguments=arguments)
-                began, launches = ended, noted.launches
-
-    def _cost(self, noted: _Noted) -> Cost | None:
-        """The cost of a call, by the counting backend."""
-        if noted.arguments is None:
-            return None
-        self._counting.reset()
-        self._counting.observe(noted.operation, noted.weight, noted.result, **noted.arguments)
-        return self._counting.total
-
-    def _uncounted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A version of a method that is noted, and is not part of the model."""
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            began = self._mark()
-            answer = call(*args, **kwargs)
-            self._noted.append((name, None, began, self._mark()))
-            return answer
-
-        return timed

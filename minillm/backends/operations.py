@@ -4,18 +4,21 @@ A backend overrides those it has a faster implementation of, so a missing kernel
 done by the objects it carries: `loader` (weights), `memory` (results, cache, recording), `chooser` (tokens).
 """
 
+from operator import attrgetter
 from typing import Any
 
 from .. import reference
 from ..batch import Batch
+from ..reference.attention import AttentionSpec
 from ..reference.experts import Routing
 from ..reference.rotary import Rotation
 from .chooser import Chooser
 from .group import Group
+from .loader import Loader
 from .memory import Memory
 from .pages import Pages
 from .recording import composed
-from .weights import Loader, Weight, expand, look_up
+from .weights import Weight, expand, look_up
 
 
 class Backend:
@@ -67,11 +70,11 @@ class Backend:
         Where ranks share the table, the vectors of other ranks' tokens are zero.
         """
         out = self.memory.arena.take((len(ids), table.shape[1]))
-        word = look_up(table, ids, self.ranks, self.xp)  # only rows that are looked up
-        tables = (position_table, positions), (type_table, types)
-        place, kind = (each and expand(each.data, rows) for each, rows in tables)
+        words = look_up(table, ids, self.ranks, self.xp)  # only rows that are looked up
+        place = None if position_table is None else expand(position_table.data, positions)
+        kind = None if type_table is None else expand(type_table.data, types)
         rows = self.xp.arange(len(ids))
-        return reference.embed(word, rows, self.xp, out, rows, place, rows, kind, scale=scale)
+        return reference.embed(words, rows, self.xp, out, rows, place, rows, kind, scale=scale)
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual; logits are float32. [T, in] -> [T, out]"""
@@ -133,35 +136,10 @@ class Backend:
         """Write the new tokens' keys and values to their slots of the cache. k, v: [T, K, D]"""
         reference.store_kv(k, v, *cache.layer(layer), batch)
 
-    def attend(
-        self,
-        q: Any,
-        cache: Pages,
-        layer: int,
-        batch: Batch,
-        *,
-        scale: float,
-        causal: bool = True,
-        window: int | None = None,
-        slopes: Weight | None = None,
-        bias: Weight | None = None,
-        softcap: float | None = None,
-        cross: bool = False,
-    ) -> Any:
-        """Attention over the cache, if `cross` over each one's source: `reference.attend`. [T, H, D] -> [T, H, D]"""
-        return reference.attend(
-            q,
-            *cache.layer(layer),
-            batch.over_sources if cross else batch,
-            scale,
-            self.xp,
-            self.memory.arena.take(q.shape),
-            causal=causal and not cross,
-            window=window,
-            slopes=None if slopes is None else slopes.data,
-            bias=None if bias is None else bias.data,
-            softcap=softcap,
-        )
+    def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
+        """Attention over the cache, or over each sequence's source: `reference.attend`. [T, H, D] -> [T, H, D]"""
+        batch, spec = batch.over_sources if spec.cross else batch, spec.with_arrays(attrgetter("data"))
+        return reference.attend(q, *cache.layer(layer), batch, spec, self.xp, self.memory.arena.take(q.shape))
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""
@@ -178,20 +156,9 @@ class Backend:
     # --- what ranks share -----------------------------------------------------------------------------------------
 
     @composed
-    def embed_reduced(
-        self,
-        ids: Any,
-        table: Weight,
-        positions: Any = None,
-        position_table: Weight | None = None,
-        scale: float = 1.0,
-        types: Any = None,
-        type_table: Weight | None = None,
-    ) -> Any:
+    def embed_reduced(self, ids: Any, table: Weight, scale: float = 1.0, **added: Any) -> Any:
         """As `embed`, where each rank has some of the rows, and rank 0 adds positions and types. 3 x [T] -> [T, E]"""
-        if self.rank:
-            positions = position_table = types = type_table = None
-        x = self.embed(ids, table, positions, position_table, scale, types, type_table)
+        x = self.embed(ids, table, scale=scale, **({} if self.rank else added))
         return x if self.ranks == 1 else self.reduce(x)
 
     @composed

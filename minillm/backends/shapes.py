@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..batch import Batch
+from ..reference.attention import AttentionSpec
 from ..reference.experts import Routing, expected_experts
 from ..reference.quantize import Quantized
 from ..reference.rotary import Rotation
 from .formats import FLOAT32, WEIGHT_FORMATS, Format, Role, WeightFormats
+from .loader import Loader, Tensor
 from .memory import Arena, Memory
 from .operations import Backend
-from .weights import Experts, Loader, Tensor, Weight
+from .weights import Experts, Weight
 
 _NOTHING = bytes(8)
 
@@ -159,7 +161,7 @@ class ShapeBackend(Backend):
     def store_kv(self, k: Any, v: Any, cache: Any, layer: int, batch: Batch) -> None:
         """Nothing to store. k, v: [T, K, D]"""
 
-    def attend(self, q: Any, cache: Any, layer: int, batch: Batch, **variant: Any) -> Any:
+    def attend(self, q: Any, cache: Any, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
         """[T, H, D] -> [T, H, D]"""
         return self.memory.arena.take(q.shape)
 

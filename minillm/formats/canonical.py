@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ..backends.weights import Tensor
+from ..backends.loader import Tensor
 from ..config import ModelConfig
 from ..errors import listed
 from ..models import build_of, family_named, sources, tensor_shapes

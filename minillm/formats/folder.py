@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..backends.weights import Tensor
+from ..backends.loader import Tensor
 from ..config import ModelConfig, read_config, warn_of_unknown_tokens
 from ..decoding.settings import model_config_fields
 from ..errors import CheckpointError

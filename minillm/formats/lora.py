@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.formats import BFLOAT16, FLOAT16, FORMATS
+from ..backends.loader import Rearranged, Tensor
 from ..backends.low_rank import AdapterWeights, LowRankWeight
 from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
-from ..backends.weights import Rearranged, Tensor, narrow
+from ..backends.weights import narrow
 from ..config import ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..models import build_of, family_named

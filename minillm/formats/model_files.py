@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..backends.weights import Tensor
+from ..backends.loader import Tensor
 from ..config import ModelConfig
 from ..decoding.settings import unsupported
 from ..errors import ModelNotFoundError

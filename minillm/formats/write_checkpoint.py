@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.formats import FLOAT16, FORMATS, STORED_FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats
+from ..backends.loader import Loader, Tensor
 from ..backends.operations import Backend
-from ..backends.weights import Loader, Tensor, Weight, expand, narrow
+from ..backends.weights import Weight, expand, narrow
 from ..errors import ParameterError, UnsupportedModelError
 from ..models import build_model
 from ..models.sources import source_of

@@ -11,6 +11,7 @@ from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..backends.weights import Weight
 from ..batch import Batch
+from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 
 
@@ -86,8 +87,8 @@ class Attention:
     layer: int
     num_heads: int
     num_kv_heads: int
-    scale: float
-    """Factor of scores: 1 / sqrt D, or the family's own"""
+    spec: AttentionSpec
+    """Scale, mask, and what else changes a score"""
     qkv: Weight
     """[(H + 2 K) D, E]"""
     out: Weight
@@ -96,16 +97,6 @@ class Attention:
     """Rotary position embedding; None: positions enter in another way"""
     head_norms: HeadNorms | None = None
     projection_norms: ProjectionNorms | None = None
-    window: int | None = None
-    """Sliding window: positions that a query sees, its own included; None: no window"""
-    slopes: Weight | None = None
-    """ALiBi's slopes [H]"""
-    softcap: float | None = None
-    """Soft cap c of scores, c tanh(score / c) (Gemma 2); None: no cap"""
-    bias: Weight | None = None
-    """Bias of scores by distance (T5), [H, 2 M + 1]: see `reference.attend`"""
-    causal: bool = True
-    """False: a token sees those after it too, as in an encoder"""
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch, residual: Any | None) -> Any:
         """residual + attention(x) W^O. [T, E] -> [T, E]"""
@@ -123,8 +114,6 @@ class Attention:
         if self.rotation is not None:
             q, k = backend.rotary(q, k, batch, self.rotation)
         backend.store_kv(k, v, cache, self.layer, batch)
-        variant: dict[str, Any] = {"window": self.window, "slopes": self.slopes, "softcap": self.softcap}
-        variant |= {"bias": self.bias, "causal": self.causal}
-        z = backend.attend(q, cache, self.layer, batch, scale=self.scale, **variant)
+        z = backend.attend(q, cache, self.layer, batch, self.spec)
         z = merge_heads(z)  # [T, H, D] -> [T, H D]
         return backend.linear_reduced(z, self.out, residual)  # [T, H D] -> [T, E]

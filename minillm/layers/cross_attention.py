@@ -11,6 +11,7 @@ from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..backends.weights import Weight
 from ..batch import Batch
+from ..reference.attention import AttentionSpec
 from .attention import Attention, merge_heads, partition_heads
 from .mlp import MLP, GatedMLP
 from .norm import Norm
@@ -23,8 +24,8 @@ class CrossAttention:
     layer: int
     num_heads: int
     num_kv_heads: int
-    scale: float
-    """Factor of scores"""
+    spec: AttentionSpec
+    """Scale; attention is over the source, and not causal"""
     q: Weight
     """[H D, E]"""
     kv: Weight
@@ -40,7 +41,7 @@ class CrossAttention:
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch, residual: Any | None) -> Any:
         """residual + attention(x over the source) W^O. [T, E] -> [T, E]"""
         q = partition_heads(backend.linear(x, self.q), self.num_heads)  # [T, E] -> [T, H, D]
-        z = backend.attend(q, cache, self.layer, batch, scale=self.scale, cross=True)
+        z = backend.attend(q, cache, self.layer, batch, self.spec)
         return backend.linear_reduced(merge_heads(z), self.out, residual)  # [T, H, D] -> [T, H D] -> [T, E]
 
 

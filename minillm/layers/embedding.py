@@ -32,16 +32,14 @@ class Embedding:
 
     def _vectors(self, backend: Backend, batch: Batch) -> Any:
         """[T] -> [T, E]"""
-        if self.positions is None:
-            return backend.embed_reduced(batch.token_ids, self.tokens, scale=self.scale)  # [T] -> [T, E]
+        if self.project_in is not None and self.positions is not None:
+            p = backend.embed(batch.positions, self.positions)  # [T] -> [T, E]
+            x = backend.embed_reduced(batch.token_ids, self.tokens)  # [T] -> [T, W]
+            return backend.linear(x, self.project_in, residual=p)  # [T, W] -> [T, E]
+        added: dict[str, Any] = {}
+        if self.positions is not None:
+            added = {"positions": batch.positions, "position_table": self.positions}
         if self.types is not None:
             assert batch.types is not None, "sequences of this model have token types"
-            return backend.embed_reduced(  # [T] -> [T, E]
-                batch.token_ids, self.tokens, batch.positions, self.positions, types=batch.types, type_table=self.types
-            )
-        if self.project_in is None:
-            positions = batch.positions, self.positions
-            return backend.embed_reduced(batch.token_ids, self.tokens, *positions, scale=self.scale)  # -> [T, E]
-        p = backend.embed(batch.positions, self.positions)  # [T] -> [T, E]
-        x = backend.embed_reduced(batch.token_ids, self.tokens)  # [T] -> [T, W]
-        return backend.linear(x, self.project_in, residual=p)  # [T, W] -> [T, E]
+            added |= {"types": batch.types, "type_table": self.types}
+        return backend.embed_reduced(batch.token_ids, self.tokens, self.scale, **added)  # 3 x [T] -> [T, E]

@@ -16,9 +16,9 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from ..backends.observe import Call, TimingBackend
+from ..backends.loader import RandomTensor
 from ..backends.operations import Backend
-from ..backends.weights import RandomTensor
+from ..backends.timing import Call, TimingBackend
 from ..cache import PagedCache
 from ..decoding.prompts import Prompt
 from ..decoding.strategy import Request

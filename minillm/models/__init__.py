@@ -9,9 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..backends.loader import Tensor
 from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
-from ..backends.weights import Tensor
 from ..config import ModelConfig
 from ..errors import ParameterError, UnsupportedModelError, listed, shown
 from . import sources

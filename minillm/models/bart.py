@@ -28,7 +28,7 @@ from ..layers.cross_attention import CrossAttention, PostNormCross, PreNormCross
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP
-from ..layers.norm import LayerNorm
+from ..reference.attention import AttentionSpec
 from .encoder_decoder import Encoder, EncoderDecoder
 from .reading import merge_names, read_activation, read_heads, read_layers, refuse_other_layers
 from .sources import Names, Weights
@@ -166,12 +166,12 @@ def build(config: BartConfig, weights: Weights, backend: Backend) -> EncoderDeco
         config=config.sharded(weights.ranks),
         embedding=_embedding(config, tokens, decoder, backend),
         layers=tuple(_decoder_layer(config, decoder.at(f"layers.{i}"), i) for i in range(config.num_layers)),
-        final_norm=_norm(config, decoder, "layer_norm") if config.final_norm else None,
+        final_norm=decoder.layer_norm("layer_norm", E, NORM_EPSILON) if config.final_norm else None,
         head=LMHead(tokens),
         encoder=Encoder(
             _embedding(config, tokens, encoder, backend),
             tuple(_encoder_layer(config, encoder.at(f"layers.{i}")) for i in range(config.encoder_layers)),
-            _norm(config, encoder, "layer_norm") if config.final_norm else None,
+            encoder.layer_norm("layer_norm", E, NORM_EPSILON) if config.final_norm else None,
         ),
     )
 
@@ -183,16 +183,17 @@ def _embedding(config: BartConfig, tokens: Weight, weights: Weights, backend: Ba
         positions = weights.table("embed_positions", count + POSITION_OFFSET, E, "positions").rows_from(POSITION_OFFSET)
     else:
         positions = backend.loader.computed_table("sinusoidal positions", sinusoidal_positions(count, E))
-    norm = _norm(config, weights, "layernorm_embedding") if config.embedding_norm else None
+    norm = weights.layer_norm("layernorm_embedding", E, NORM_EPSILON) if config.embedding_norm else None
     return Embedding(tokens, positions, norm=norm, scale=config.embedding_scale)
 
 
 def _encoder_layer(config: BartConfig, weights: Weights) -> PreNorm | PostNorm:
+    E = config.hidden_size
     block = PreNorm if config.pre_norm else PostNorm
     return block(
-        _norm(config, weights, "self_attn_layer_norm"),
+        weights.layer_norm("self_attn_layer_norm", E, NORM_EPSILON),
         _attention(config, weights, 0, causal=False),
-        _norm(config, weights, "final_layer_norm"),
+        weights.layer_norm("final_layer_norm", E, NORM_EPSILON),
         _mlp(config, weights, config.encoder_intermediate_size),
     )
 
@@ -202,33 +203,31 @@ def _decoder_layer(config: BartConfig, weights: Weights, i: int) -> PreNormCross
     block = PreNormCross if config.pre_norm else PostNormCross
     cross = weights.at("encoder_attn")
     return block(
-        _norm(config, weights, "self_attn_layer_norm"),
+        weights.layer_norm("self_attn_layer_norm", E, NORM_EPSILON),
         _attention(config, weights, i, causal=True),
-        _norm(config, weights, "encoder_attn_layer_norm"),
+        weights.layer_norm("encoder_attn_layer_norm", E, NORM_EPSILON),
         CrossAttention(
             layer=i,
             num_heads=local.num_heads,
             num_kv_heads=local.num_kv_heads,
-            scale=config.head_dim**-0.5,
+            spec=AttentionSpec(config.head_dim**-0.5, causal=False, cross=True),
             q=cross.linear("q_proj", E, inputs=E, bias=True, split="outputs"),
             kv=cross.linear("kv_proj", {"k_proj": E, "v_proj": E}, inputs=E, bias=True, split="outputs"),
             out=cross.linear("out_proj", E, inputs=E, bias=True, split="inputs"),
         ),
-        _norm(config, weights, "final_layer_norm"),
+        weights.layer_norm("final_layer_norm", E, NORM_EPSILON),
         _mlp(config, weights, config.intermediate_size),
     )
 
 
 def _attention(config: BartConfig, weights: Weights, layer: int, *, causal: bool) -> Attention:
-    E, local, own = config.hidden_size, config.sharded(weights.ranks), weights.at("self_attn")
-    return Attention(
-        layer=layer,
-        num_heads=local.num_heads,
-        num_kv_heads=local.num_kv_heads,
-        scale=config.head_dim**-0.5,
+    E, own = config.hidden_size, weights.at("self_attn")
+    return weights.attention(
+        config,
+        layer,
+        AttentionSpec(config.head_dim**-0.5, causal=causal),
         qkv=own.linear("qkv", {f"{name}_proj": E for name in "qkv"}, inputs=E, bias=True, split="outputs"),
         out=own.linear("out_proj", E, inputs=E, bias=True, split="inputs"),
-        causal=causal,
     )
 
 
@@ -239,7 +238,3 @@ def _mlp(config: BartConfig, weights: Weights, F: int) -> MLP:
         weights.linear("fc2", E, inputs=F, bias=True, split="inputs"),
         config.activation,
     )
-
-
-def _norm(config: BartConfig, weights: Weights, name: str) -> LayerNorm:
-    return LayerNorm(weights.norm(name, config.hidden_size, bias=True), NORM_EPSILON)

@@ -20,12 +20,11 @@ from ..backends.operations import Backend
 from ..backends.weights import Weight
 from ..config import Fields, ModelConfig
 from ..errors import UnsupportedModelError
-from ..layers.attention import Attention
 from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP
-from ..layers.norm import LayerNorm
+from ..reference.attention import AttentionSpec
 from .decoder import Decoder
 from .reading import merge_names, read_heads, read_shared, refuse_other_layers
 from .sources import Names, Weights
@@ -95,36 +94,33 @@ def build(config: BloomConfig, weights: Weights, backend: Backend) -> Decoder:
     E, V = config.hidden_size, config.vocab_size
     slopes = backend.loader.constant("ALiBi", alibi_slopes(config.num_heads)[weights.share(config.num_heads)])
     embedding = Embedding(
-        weights.table("word_embeddings", V, E, "vocabulary"), norm=_norm(config, weights, "word_embeddings_layernorm")
+        weights.table("word_embeddings", V, E, "vocabulary"),
+        norm=weights.layer_norm("word_embeddings_layernorm", E, config.epsilon),
     )
     lm_head = LMHead(embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary"))
     layers = tuple(_build_layer(config, weights.at(f"h.{i}"), slopes, i) for i in range(config.num_layers))
-    return Decoder(config.sharded(weights.ranks), embedding, layers, _norm(config, weights, "ln_f"), lm_head)
+    return Decoder(
+        config.sharded(weights.ranks), embedding, layers, weights.layer_norm("ln_f", E, config.epsilon), lm_head
+    )
 
 
 def _build_layer(config: BloomConfig, weights: Weights, slopes: Weight, i: int) -> PreNorm:
-    E, F, H, local = config.hidden_size, config.intermediate_size, config.num_heads, config.sharded(weights.ranks)
+    E, F, H = config.hidden_size, config.intermediate_size, config.num_heads
     return PreNorm(
-        _norm(config, weights, "input_layernorm"),
-        Attention(
-            layer=i,
-            num_heads=local.num_heads,
-            num_kv_heads=local.num_kv_heads,
-            scale=config.head_dim**-0.5,
+        weights.layer_norm("input_layernorm", E, config.epsilon),
+        weights.attention(
+            config,
+            i,
+            AttentionSpec(config.head_dim**-0.5, slopes=slopes),
             qkv=weights.linear(
                 "self_attention.query_key_value", 3 * E, inputs=E, bias=True, split="outputs", blocks=3, heads=H
             ),
             out=weights.linear("self_attention.dense", E, inputs=E, bias=True, split="inputs"),
-            slopes=slopes,
         ),
-        _norm(config, weights, "post_attention_layernorm"),
+        weights.layer_norm("post_attention_layernorm", E, config.epsilon),
         MLP(
             weights.linear("mlp.dense_h_to_4h", F, inputs=E, bias=True, split="outputs"),
             weights.linear("mlp.dense_4h_to_h", E, inputs=F, bias=True, split="inputs"),
             ACTIVATION,
         ),
     )
-
-
-def _norm(config: BloomConfig, weights: Weights, name: str) -> LayerNorm:
-    return LayerNorm(weights.norm(name, config.hidden_size, bias=True), config.epsilon)

@@ -13,12 +13,11 @@ from typing import Any
 
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
-from ..layers.attention import Attention
 from ..layers.block import PostNorm
 from ..layers.embedding import Embedding
 from ..layers.head import ClassificationHead, Head, NoHead
 from ..layers.mlp import MLP
-from ..layers.norm import LayerNorm
+from ..reference.attention import AttentionSpec
 from .decoder import Decoder
 from .reading import read_activation, read_heads, read_layers
 from .sources import Weights
@@ -117,7 +116,7 @@ def build_encoder(config: EncoderConfig, weights: Weights, names: EncoderNames) 
         weights.table(names.tokens, V, E, "vocabulary"),
         positions.rows_from(config.first_position) if config.first_position else positions,
         types=weights.table(names.types, config.token_types, E, "positions") if config.token_types else None,
-        norm=_norm(config, weights, names.embedding_norm),
+        norm=weights.layer_norm(names.embedding_norm, E, config.epsilon),
     )
     layers = tuple(_build_layer(config, weights.at(f"{names.layer}.{i}"), names, i) for i in range(config.num_layers))
     head: Head = NoHead()
@@ -131,27 +130,21 @@ def build_encoder(config: EncoderConfig, weights: Weights, names: EncoderNames) 
 
 
 def _build_layer(config: EncoderConfig, weights: Weights, names: EncoderNames, i: int) -> PostNorm:
-    E, F, local = config.hidden_size, config.intermediate_size, config.sharded(weights.ranks)
+    E, F = config.hidden_size, config.intermediate_size
     qkv = dict.fromkeys((names.query, names.key, names.value), E)
     return PostNorm(
-        _norm(config, weights, names.attention_norm),
-        Attention(
-            layer=i,
-            num_heads=local.num_heads,
-            num_kv_heads=local.num_kv_heads,
-            scale=config.head_dim**-0.5,
+        weights.layer_norm(names.attention_norm, E, config.epsilon),
+        weights.attention(
+            config,
+            i,
+            AttentionSpec(config.head_dim**-0.5, causal=False),
             qkv=weights.linear("attention.qkv", qkv, inputs=E, bias=True, split="outputs"),
             out=weights.linear(names.attention_out, E, inputs=E, bias=True, split="inputs"),
-            causal=False,
         ),
-        _norm(config, weights, names.mlp_norm),
+        weights.layer_norm(names.mlp_norm, E, config.epsilon),
         MLP(
             weights.linear(names.up, F, inputs=E, bias=True, split="outputs"),
             weights.linear(names.down, E, inputs=F, bias=True, split="inputs"),
             config.activation,
         ),
     )
-
-
-def _norm(config: EncoderConfig, weights: Weights, name: str) -> LayerNorm:
-    return LayerNorm(weights.norm(name, config.hidden_size, bias=True), config.epsilon)

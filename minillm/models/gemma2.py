@@ -26,6 +26,7 @@ from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
+from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .decoder import Decoder
 from .reading import read_activation, read_grouped_heads, read_layer_kinds, read_shared, refuse_other_layers
@@ -150,7 +151,7 @@ def build(config: GemmaConfig, weights: Weights, backend: Backend) -> Decoder:
         _build_layer(config, weights.at(f"layers.{i}"), rotations[rotary], i)
         for i, rotary in enumerate(config.rotaries)
     )
-    norm = RMSNorm(weights.norm("norm", E, offset=GAIN_OFFSET), config.epsilon)
+    norm = weights.rms_norm("norm", E, config.epsilon, offset=GAIN_OFFSET)
     return Decoder(config.sharded(weights.ranks), embedding, layers, norm, LMHead(head, cap=config.logit_cap))
 
 
@@ -161,31 +162,28 @@ def embedding_scale(width: int, form: Format) -> float:
 
 
 def _build_layer(config: GemmaConfig, weights: Weights, rotation: Rotation, i: int) -> Sandwich:
-    E, F, D, local = config.hidden_size, config.intermediate_size, config.head_dim, config.sharded(weights.ranks)
+    E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
     Q, KV = config.num_heads * D, config.num_kv_heads * D
     qkv = {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}
     units = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     gate_up = {"mlp.gate_proj": F, "mlp.up_proj": F}
 
     def norm(name: str) -> RMSNorm:
-        return RMSNorm(weights.norm(name, E, offset=GAIN_OFFSET), config.epsilon)
+        return weights.rms_norm(name, E, config.epsilon, offset=GAIN_OFFSET)
 
     def attention() -> Attention:
         norms = None
         if config.head_norms:
             q, k = (weights.norm(f"self_attn.{name}_norm", D, offset=GAIN_OFFSET) for name in "qk")
             norms = HeadNorms(q, k, config.epsilon)
-        return Attention(
-            layer=i,
-            num_heads=local.num_heads,
-            num_kv_heads=local.num_kv_heads,
-            scale=config.query_scalar**-0.5,
+        return weights.attention(
+            config,
+            i,
+            AttentionSpec(config.query_scalar**-0.5, window=config.windows[i], softcap=config.score_cap),
             qkv=weights.linear("self_attn.qkv", qkv, inputs=E, bias=config.bias, split="outputs", units=units),
             out=weights.linear("self_attn.o_proj", E, inputs=Q, bias=config.bias, split="inputs"),
             rotation=rotation,
             head_norms=norms,
-            window=config.windows[i],
-            softcap=config.score_cap,
         )
 
     return Sandwich(

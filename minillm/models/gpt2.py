@@ -16,12 +16,11 @@ from ..backends.operations import Backend
 from ..backends.weights import Weight
 from ..config import Fields, ModelConfig
 from ..errors import UnsupportedModelError
-from ..layers.attention import Attention
 from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP
-from ..layers.norm import LayerNorm
+from ..reference.attention import AttentionSpec
 from .decoder import Decoder
 from .reading import merge_names, read_activation, read_heads, read_shared, refuse_other_layers
 from .sources import Names, Split, Weights
@@ -90,29 +89,26 @@ def build(config: GPT2Config, weights: Weights, backend: Backend) -> Decoder:
     )
     lm_head = LMHead(embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary"))
     layers = tuple(_build_layer(config, weights.at(f"h.{i}"), i) for i in range(config.num_layers))
-    return Decoder(config.sharded(weights.ranks), embedding, layers, _norm(config, weights, "ln_f"), lm_head)
+    return Decoder(
+        config.sharded(weights.ranks), embedding, layers, weights.layer_norm("ln_f", E, config.epsilon), lm_head
+    )
 
 
 def _build_layer(config: GPT2Config, weights: Weights, i: int) -> PreNorm:
-    E, F, local = config.hidden_size, config.intermediate_size, config.sharded(weights.ranks)
+    E, F = config.hidden_size, config.intermediate_size
 
     def linear(name: str, outputs: int, inputs: int, split: Split, blocks: int = 1) -> Weight:
         return weights.linear(name, outputs, inputs=inputs, bias=True, split=split, blocks=blocks, transposed=True)
 
     return PreNorm(
-        _norm(config, weights, "ln_1"),
-        Attention(
-            layer=i,
-            num_heads=local.num_heads,
-            num_kv_heads=local.num_kv_heads,
-            scale=config.scales[i],
+        weights.layer_norm("ln_1", E, config.epsilon),
+        weights.attention(
+            config,
+            i,
+            AttentionSpec(config.scales[i]),
             qkv=linear("attn.c_attn", 3 * E, E, "outputs", blocks=3),
             out=linear("attn.c_proj", E, E, "inputs"),
         ),
-        _norm(config, weights, "ln_2"),
+        weights.layer_norm("ln_2", E, config.epsilon),
         MLP(linear("mlp.c_fc", F, E, "outputs"), linear("mlp.c_proj", E, F, "inputs"), config.activation),
     )
-
-
-def _norm(config: GPT2Config, weights: Weights, name: str) -> LayerNorm:
-    return LayerNorm(weights.norm(name, config.hidden_size, bias=True), config.epsilon)

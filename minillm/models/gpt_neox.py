@@ -16,12 +16,10 @@ from typing import Any
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError
-from ..layers.attention import Attention
 from ..layers.block import Parallel, PreNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP
-from ..layers.norm import LayerNorm
 from ..reference.rotary import Rotation
 from .decoder import Decoder
 from .reading import read_activation, read_heads, read_shared, refuse_other_layers
@@ -108,35 +106,29 @@ def build(config: GPTNeoXConfig, weights: Weights, backend: Backend) -> Decoder:
     embedding = Embedding(weights.table("embed_in", V, E, "vocabulary"))
     lm_head = LMHead(embedding.tokens if config.tied_head else weights.table("embed_out", V, E, "vocabulary"))
     layers = tuple(_build_layer(config, weights.at(f"layers.{i}"), rotation, i) for i in range(config.num_layers))
-    final_norm = _norm(config, weights, "final_layer_norm")
+    final_norm = weights.layer_norm("final_layer_norm", E, config.epsilon)
     return Decoder(config.sharded(weights.ranks), embedding, layers, final_norm, lm_head)
 
 
 def _build_layer(config: GPTNeoXConfig, weights: Weights, rotation: Rotation, i: int) -> Parallel | PreNorm:
     E, F, bias = config.hidden_size, config.intermediate_size, config.attention_bias
-    H, local = config.num_heads, config.sharded(weights.ranks)
+    H = config.num_heads
     block = Parallel if config.parallel else PreNorm
     return block(
-        _norm(config, weights, "input_layernorm"),
-        Attention(
-            layer=i,
-            num_heads=local.num_heads,
-            num_kv_heads=local.num_kv_heads,
-            scale=config.head_dim**-0.5,
+        weights.layer_norm("input_layernorm", E, config.epsilon),
+        weights.attention(
+            config,
+            i,
             qkv=weights.linear(
                 "attention.query_key_value", 3 * E, inputs=E, bias=bias, split="outputs", blocks=3, heads=H
             ),
             out=weights.linear("attention.dense", E, inputs=E, bias=bias, split="inputs"),
             rotation=rotation,
         ),
-        _norm(config, weights, "post_attention_layernorm"),
+        weights.layer_norm("post_attention_layernorm", E, config.epsilon),
         MLP(
             weights.linear("mlp.dense_h_to_4h", F, inputs=E, bias=True, split="outputs"),
             weights.linear("mlp.dense_4h_to_h", E, inputs=F, bias=True, split="inputs"),
             config.activation,
         ),
     )
-
-
-def _norm(config: GPTNeoXConfig, weights: Weights, name: str) -> LayerNorm:
-    return LayerNorm(weights.norm(name, config.hidden_size, bias=True), config.epsilon)

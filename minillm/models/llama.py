@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
-from ..layers.attention import Attention, HeadNorms, ProjectionNorms
+from ..layers.attention import HeadNorms, ProjectionNorms
 from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
 from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
+from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .decoder import Decoder
 from .reading import read_activation, read_grouped_heads, read_shared, refuse_experts, refuse_other_layers
@@ -158,14 +159,14 @@ def build(
     lm_head = LMHead(head, scale=config.logit_scale)
     layers = tuple(_build_layer(config, weights.at(f"layers.{i}"), rotation, i, mlp) for i in range(config.num_layers))
     return Decoder(
-        config.sharded(weights.ranks), embedding, layers, RMSNorm(weights.norm("norm", E), config.epsilon), lm_head
+        config.sharded(weights.ranks), embedding, layers, weights.rms_norm("norm", E, config.epsilon), lm_head
     )
 
 
 def _build_layer(
     config: LlamaConfig, weights: Weights, rotation: Rotation, i: int, mlp: Callable[..., GatedMLP | ExpertMLP]
 ) -> PreNorm:
-    E, D, local = config.hidden_size, config.head_dim, config.sharded(weights.ranks)
+    E, D = config.hidden_size, config.head_dim
     Q, KV = config.num_heads * D, config.num_kv_heads * D
     H, K = config.num_heads, config.num_kv_heads
     qkv: dict[str, Any] = {"outputs": {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}}
@@ -173,7 +174,7 @@ def _build_layer(
         qkv = {"outputs": {"self_attn.qkv_proj": Q + 2 * KV}, "blocks": (Q, KV, KV)}
 
     def norm(name: str) -> RMSNorm:
-        return RMSNorm(weights.norm(name, E), config.epsilon)
+        return weights.rms_norm(name, E, config.epsilon)
 
     head_norms, projection_norms = None, None
     if config.head_norms:
@@ -184,13 +185,13 @@ def _build_layer(
         own = weights.share(Q, config.num_heads), weights.share(KV, config.num_kv_heads)
         projection_norms = ProjectionNorms(q, k, config.epsilon, (config.num_heads, config.num_kv_heads), own)
         qkv["split"] = None  # each rank has all
+    scale = D**-0.5 if config.score_scale is None else config.score_scale
     return PreNorm(
         norm("input_layernorm"),
-        Attention(
-            layer=i,
-            num_heads=local.num_heads,
-            num_kv_heads=local.num_kv_heads,
-            scale=D**-0.5 if config.score_scale is None else config.score_scale,
+        weights.attention(
+            config,
+            i,
+            AttentionSpec(scale, window=config.windows[i]),
             qkv=weights.linear(
                 "self_attn.qkv", **{"split": "outputs", "units": (H, K, K)} | qkv, inputs=E, bias=config.qkv_bias
             ),
@@ -198,7 +199,6 @@ def _build_layer(
             rotation=rotation if config.rotated[i] else None,
             head_norms=head_norms,
             projection_norms=projection_norms,
-            window=config.windows[i],
         ),
         norm("post_attention_layernorm"),
         mlp(config, weights, i),

@@ -14,12 +14,11 @@ from typing import Any
 
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
-from ..layers.attention import Attention, ProjectionNorms
+from ..layers.attention import ProjectionNorms
 from ..layers.block import OutputNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import GatedMLP
-from ..layers.norm import RMSNorm
 from ..reference.rotary import Rotation
 from .decoder import Decoder
 from .llama import NAMES
@@ -76,21 +75,19 @@ def build(config: Olmo2Config, weights: Weights, backend: Backend) -> Decoder:
     embedding = Embedding(weights.table("embed_tokens", V, E, "vocabulary"))
     lm_head = LMHead(embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary"))
     layers = tuple(_build_layer(config, weights.at(f"layers.{i}"), rotation, i) for i in range(config.num_layers))
-    norm = RMSNorm(weights.norm("norm", E), config.epsilon)
+    norm = weights.rms_norm("norm", E, config.epsilon)
     return Decoder(config.sharded(weights.ranks), embedding, layers, norm, lm_head)
 
 
 def _build_layer(config: Olmo2Config, weights: Weights, rotation: Rotation, i: int) -> OutputNorm:
-    E, F, D, local = config.hidden_size, config.intermediate_size, config.head_dim, config.sharded(weights.ranks)
+    E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
     Q, KV = config.num_heads * D, config.num_kv_heads * D
     qkv = {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}
     gate_up = {"mlp.gate_proj": F, "mlp.up_proj": F}
     return OutputNorm(
-        Attention(
-            layer=i,
-            num_heads=local.num_heads,
-            num_kv_heads=local.num_kv_heads,
-            scale=D**-0.5,
+        weights.attention(
+            config,
+            i,
             qkv=weights.linear("self_attn.qkv", qkv, inputs=E, bias=config.bias),  # each rank has all: see the norms
             out=weights.linear("self_attn.o_proj", E, inputs=Q, bias=config.bias, split="inputs"),
             rotation=rotation,
@@ -102,11 +99,11 @@ def _build_layer(config: Olmo2Config, weights: Weights, rotation: Rotation, i: i
                 (weights.share(Q, config.num_heads), weights.share(KV, config.num_kv_heads)),
             ),
         ),
-        RMSNorm(weights.norm("post_attention_layernorm", E), config.epsilon),
+        weights.rms_norm("post_attention_layernorm", E, config.epsilon),
         GatedMLP(
             weights.linear("mlp.gate_up", gate_up, inputs=E, split="outputs"),
             weights.linear("mlp.down_proj", E, inputs=F, split="inputs"),
             config.activation,
         ),
-        RMSNorm(weights.norm("post_feedforward_layernorm", E), config.epsilon),
+        weights.rms_norm("post_feedforward_layernorm", E, config.epsilon),
     )

@@ -14,7 +14,6 @@ from typing import Any
 
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
-from ..layers.attention import Attention
 from ..layers.block import PostNorm, PreNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
@@ -95,16 +94,14 @@ def build(config: OPTConfig, weights: Weights, backend: Backend) -> Decoder:
 
 
 def _build_layer(config: OPTConfig, weights: Weights, i: int) -> PreNorm | PostNorm:
-    E, F, bias, local = config.hidden_size, config.intermediate_size, config.biases, config.sharded(weights.ranks)
+    E, F, bias = config.hidden_size, config.intermediate_size, config.biases
     qkv = {f"self_attn.{name}_proj": E for name in "qkv"}
     block = PreNorm if config.pre_norm else PostNorm
     return block(
         _norm(config, weights, "self_attn_layer_norm"),
-        Attention(
-            layer=i,
-            num_heads=local.num_heads,
-            num_kv_heads=local.num_kv_heads,
-            scale=config.head_dim**-0.5,
+        weights.attention(
+            config,
+            i,
             qkv=weights.linear("self_attn.qkv", qkv, inputs=E, bias=bias, split="outputs"),
             out=weights.linear("self_attn.out_proj", E, inputs=E, bias=bias, split="inputs"),
         ),

@@ -19,11 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.formats import Role
+from ..backends.loader import RandomTensor, Rearranged, Shifted, Tensor
 from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
-from ..backends.weights import RandomTensor, Rearranged, Shifted, Tensor, Weight
+from ..backends.weights import Weight
+from ..config import ModelConfig
 from ..errors import CheckpointError, ParameterError
+from ..layers.attention import Attention
+from ..layers.norm import LayerNorm, RMSNorm
 from ..progress import Work, work
+from ..reference.attention import AttentionSpec
 from .decoder import Decoder
 
 Shapes = dict[str, tuple[int, ...]]
@@ -235,6 +240,31 @@ class Weights:
             biases = self._tensors(f"{name}.bias", (width,))
         return self._prepare(name, gains, biases, "projection")
 
+    def layer_norm(self, name: str, width: int, epsilon: float) -> LayerNorm:
+        """A layer norm with gain and bias."""
+        return LayerNorm(self.norm(name, width, bias=True), epsilon)
+
+    def rms_norm(self, name: str, width: int, epsilon: float, *, offset: float = 0.0) -> RMSNorm:
+        """An RMS norm; `offset` as of `norm`."""
+        return RMSNorm(self.norm(name, width, offset=offset), epsilon)
+
+    def attention(
+        self,
+        config: ModelConfig,
+        layer: int,
+        spec: AttentionSpec | None = None,
+        *,
+        qkv: Weight,
+        out: Weight,
+        **others: Any,
+    ) -> Attention:
+        """This rank's heads of one layer's attention; `others` are further fields of `Attention`.
+
+        Without a `spec`, scores are scaled by 1 / sqrt D and masked causally.
+        """
+        rank, spec = config.sharded(self.ranks), spec or AttentionSpec(config.head_dim**-0.5)
+        return Attention(layer, rank.num_heads, rank.num_kv_heads, spec, qkv, out, **others)
+
     def _tensors(
         self,
         name: str,
@@ -305,6 +335,7 @@ def build_from(
         ParameterError: the ranks cannot share the model equally.
     """
     shapes: Shapes = {}
+    config.sharded(ranks)  # names heads that cannot be shared
     asked = _weights_of_shapes(shapes, ShapeBackend(), as_built=as_built, rank=rank, ranks=ranks, holds=holds)
     build(config, asked, ShapeBackend())
     check_tensors(tensors, shapes)

@@ -14,12 +14,11 @@ from typing import Any
 
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
-from ..layers.attention import Attention
 from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP
-from ..layers.norm import LayerNorm
+from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .decoder import Decoder
 from .reading import read_activation, read_grouped_heads, read_layer_types, read_shared, refuse_other_layers
@@ -85,34 +84,30 @@ def build(config: Starcoder2Config, weights: Weights, backend: Backend) -> Decod
     embedding = Embedding(weights.table("embed_tokens", V, E, "vocabulary"))
     lm_head = LMHead(embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary"))
     layers = tuple(_build_layer(config, weights.at(f"layers.{i}"), rotation, i) for i in range(config.num_layers))
-    return Decoder(config.sharded(weights.ranks), embedding, layers, _norm(config, weights, "norm"), lm_head)
+    return Decoder(
+        config.sharded(weights.ranks), embedding, layers, weights.layer_norm("norm", E, config.epsilon), lm_head
+    )
 
 
 def _build_layer(config: Starcoder2Config, weights: Weights, rotation: Rotation, i: int) -> PreNorm:
     E, F, D, bias = config.hidden_size, config.intermediate_size, config.head_dim, config.biases
-    Q, KV, local = config.num_heads * D, config.num_kv_heads * D, config.sharded(weights.ranks)
+    Q, KV = config.num_heads * D, config.num_kv_heads * D
     qkv = {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}
     units = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     return PreNorm(
-        _norm(config, weights, "input_layernorm"),
-        Attention(
-            layer=i,
-            num_heads=local.num_heads,
-            num_kv_heads=local.num_kv_heads,
-            scale=D**-0.5,
+        weights.layer_norm("input_layernorm", E, config.epsilon),
+        weights.attention(
+            config,
+            i,
+            AttentionSpec(D**-0.5, window=config.window),
             qkv=weights.linear("self_attn.qkv", qkv, inputs=E, bias=bias, split="outputs", units=units),
             out=weights.linear("self_attn.o_proj", E, inputs=Q, bias=bias, split="inputs"),
             rotation=rotation,
-            window=config.window,
         ),
-        _norm(config, weights, "post_attention_layernorm"),
+        weights.layer_norm("post_attention_layernorm", E, config.epsilon),
         MLP(
             weights.linear("mlp.c_fc", F, inputs=E, bias=bias, split="outputs"),
             weights.linear("mlp.c_proj", E, inputs=F, bias=bias, split="inputs"),
             config.activation,
         ),
     )
-
-
-def _norm(config: Starcoder2Config, weights: Weights, name: str) -> LayerNorm:
-    return LayerNorm(weights.norm(name, config.hidden_size, bias=True), config.epsilon)

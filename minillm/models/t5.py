@@ -27,7 +27,7 @@ from ..layers.cross_attention import CrossAttention, PreNormCross
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP, GatedMLP
-from ..layers.norm import RMSNorm
+from ..reference.attention import AttentionSpec
 from .encoder_decoder import Encoder, EncoderDecoder
 from .reading import merge_names, read_layers, refuse_other_layers
 from .sources import Names, Weights
@@ -184,7 +184,7 @@ def build(config: T5Config, weights: Weights, backend: Backend) -> EncoderDecode
         config=config.sharded(weights.ranks),
         embedding=embedding,
         layers=tuple(_decoder_layer(config, decoder.at(f"block.{i}"), i, causal) for i in range(config.num_layers)),
-        final_norm=_norm(config, decoder, "final_layer_norm"),
+        final_norm=decoder.rms_norm("final_layer_norm", E, config.epsilon),
         head=LMHead(
             embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary"),
             scale=E**-0.5 if config.scaled_head else 1.0,
@@ -192,16 +192,17 @@ def build(config: T5Config, weights: Weights, backend: Backend) -> EncoderDecode
         encoder=Encoder(
             embedding,
             tuple(_encoder_layer(config, encoder.at(f"block.{i}"), both_ways) for i in range(config.encoder_layers)),
-            _norm(config, encoder, "final_layer_norm"),
+            encoder.rms_norm("final_layer_norm", E, config.epsilon),
         ),
     )
 
 
 def _encoder_layer(config: T5Config, weights: Weights, bias: Weight) -> PreNorm:
+    E = config.hidden_size
     return PreNorm(
-        _norm(config, weights, "layer.0.layer_norm"),
+        weights.rms_norm("layer.0.layer_norm", E, config.epsilon),
         _attention(config, weights.at("layer.0.SelfAttention"), 0, bias, causal=False),
-        _norm(config, weights, "layer.1.layer_norm"),
+        weights.rms_norm("layer.1.layer_norm", E, config.epsilon),
         _mlp(config, weights.at("layer.1.DenseReluDense")),
     )
 
@@ -210,34 +211,31 @@ def _decoder_layer(config: T5Config, weights: Weights, i: int, bias: Weight) -> 
     E, H, width = config.hidden_size, config.sharded(weights.ranks).num_heads, config.num_heads * config.head_dim
     cross = weights.at("layer.1.EncDecAttention")
     return PreNormCross(
-        _norm(config, weights, "layer.0.layer_norm"),
+        weights.rms_norm("layer.0.layer_norm", E, config.epsilon),
         _attention(config, weights.at("layer.0.SelfAttention"), i, bias, causal=True),
-        _norm(config, weights, "layer.1.layer_norm"),
+        weights.rms_norm("layer.1.layer_norm", E, config.epsilon),
         CrossAttention(
             layer=i,
             num_heads=H,
             num_kv_heads=H,
-            scale=1.0,
+            spec=AttentionSpec(1.0, causal=False, cross=True),
             q=cross.linear("q", width, inputs=E, split="outputs"),
             kv=cross.linear("kv", {"k": width, "v": width}, inputs=E, split="outputs"),
             out=cross.linear("o", E, inputs=width, split="inputs"),
         ),
-        _norm(config, weights, "layer.2.layer_norm"),
+        weights.rms_norm("layer.2.layer_norm", E, config.epsilon),
         _mlp(config, weights.at("layer.2.DenseReluDense")),
     )
 
 
 def _attention(config: T5Config, weights: Weights, layer: int, bias: Weight, *, causal: bool) -> Attention:
-    E, H, width = config.hidden_size, config.sharded(weights.ranks).num_heads, config.num_heads * config.head_dim
-    return Attention(
-        layer=layer,
-        num_heads=H,
-        num_kv_heads=H,
-        scale=1.0,
+    E, width = config.hidden_size, config.num_heads * config.head_dim
+    return weights.attention(
+        config,
+        layer,
+        AttentionSpec(1.0, causal=causal, bias=bias),
         qkv=weights.linear("qkv", dict.fromkeys("qkv", width), inputs=E, split="outputs"),
         out=weights.linear("o", E, inputs=width, split="inputs"),
-        bias=bias,
-        causal=causal,
     )
 
 
@@ -248,7 +246,3 @@ def _mlp(config: T5Config, weights: Weights) -> MLP | GatedMLP:
         gate_up = weights.linear("wi_gated", {"wi_0": F, "wi_1": F}, inputs=E, split="outputs")
         return GatedMLP(gate_up, down, config.activation)
     return MLP(weights.linear("wi", F, inputs=E, split="outputs"), down, config.activation)
-
-
-def _norm(config: T5Config, weights: Weights, name: str) -> RMSNorm:
-    return RMSNorm(weights.norm(name, config.hidden_size), config.epsilon)

@@ -12,6 +12,8 @@ arXiv 2408.00118, section 2). A learned bias by the distance from query to key i
 slope m times the distance between query and key (Press et al., arXiv 2108.12409, section 3).
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,21 +27,37 @@ QUERY_TILE = 128
 of the scores of a long prompt, and its scores stay in the processor's cache."""
 
 
-def attend(
-    q: Any,
-    keys: Any,
-    values: Any,
-    batch: Batch,
-    scale: float,
-    xp: Any,
-    out: Any,
-    *,
-    causal: bool = True,
-    window: int | None = None,
-    slopes: Any | None = None,
-    bias: Any | None = None,
-    softcap: float | None = None,
-) -> Any:
+@dataclass(frozen=True, eq=False)
+class AttentionSpec:
+    """A layer's variant of attention: how its scores are computed, and which keys a query sees."""
+
+    scale: float
+    """Factor of scores, above 0: 1 / sqrt D, or the family's own"""
+    causal: bool = True
+    """False: a query sees the keys after it too, as in an encoder"""
+    window: int | None = None
+    """W, positions that a query sees, its own included, and as many after it if not causal; None: no window"""
+    slopes: Any | None = None
+    """[H], ALiBi's m; None: no ALiBi. An array here; in a layer a weight, as is `bias`"""
+    bias: Any | None = None
+    """[H, 2 M + 1], added to scores by distance: for a key d after its query column M + d, d at most M; or None"""
+    softcap: float | None = None
+    """c; None: no cap"""
+    cross: bool = False
+    """Attention over the source of each sequence, which is not causal; `attend` gets the batch of the sources then"""
+
+    def __post_init__(self) -> None:
+        assert not (self.cross and self.causal), "a source has no order in common with the queries"
+
+    def with_arrays(self, array_of: Callable[[Any], Any]) -> "AttentionSpec":
+        """The same variant, with an array in place of each weight."""
+        if self.slopes is None and self.bias is None:
+            return self
+        slopes, bias = (None if weight is None else array_of(weight) for weight in (self.slopes, self.bias))
+        return replace(self, slopes=slopes, bias=bias)
+
+
+def attend(q: Any, keys: Any, values: Any, batch: Batch, spec: AttentionSpec, xp: Any, out: Any) -> Any:
     """Attention of every sequence of a ragged batch.
 
     Args:
@@ -47,39 +65,20 @@ def attend(
         keys: this layer's pages [pages, K, P, D]
         values: likewise
         batch: which rows belong to which sequence, and its pages
-        scale: 1 / sqrt D, or the family's own
+        spec: the variant
         xp: the array module
         out: [T, H, D], filled and returned
-        causal: False: a query sees the keys after it too
-        window: W, positions that a query sees, its own included, and as many after it if not causal; None: no window
-        slopes: [H], ALiBi's m; None: no ALiBi
-        bias: [H, 2 M + 1], added to scores by distance: for a key d after its query column M + d, d at most M; or None
-        softcap: c; None: no cap
     """
-    variant: dict[str, Any] = {"causal": causal, "window": window, "slopes": slopes, "bias": bias, "softcap": softcap}
     for span in batch.spans:
         for first in range(span.start, span.stop, QUERY_TILE):
             last = min(first + QUERY_TILE, span.stop)
-            scores = attention_scores(q[first:last], keys, span, last, scale, xp, **variant)  # [K, G n, S]
+            scores = attention_scores(q[first:last], keys, span, last, spec, xp)  # [K, G n, S]
             weights = softmax(scores, xp, out=scores)
             merge_values(weights, values, span, out[first:last], xp)
     return out
 
 
-def attention_scores(
-    q: Any,
-    keys: Any,
-    span: Span,
-    last: int,
-    scale: float,
-    xp: Any,
-    *,
-    causal: bool = True,
-    window: int | None = None,
-    slopes: Any | None = None,
-    bias: Any | None = None,
-    softcap: float | None = None,
-) -> Any:
+def attention_scores(q: Any, keys: Any, span: Span, last: int, spec: AttentionSpec, xp: Any) -> Any:
     """Q K^T * scale of one tile of queries, -inf where a key is after its query or outside its window.
 
     Args:
@@ -88,22 +87,18 @@ def attention_scores(
         span: the sequence
         last: the batch row after the tile's last query; it sees S = context_len - (span.stop - last) keys, or all of
             the context if it is not causal
-        scale: 1 / sqrt D
+        spec: the variant
         xp: the array module
-        causal: as in `attend`
-        window: likewise
-        slopes: likewise
-        bias: likewise
-        softcap: as in `attend`
 
     Returns:
         [K, G n, S]: G = H / K query heads share each K/V head; the queries of one head are contiguous.
     """
     n, H, D = q.shape
     _, K, P, _ = keys.shape
+    causal, window = spec.causal, spec.window
     after = span.stop - last  # queries of the sequence after this tile
     S = span.context_len - (after if causal else 0)
-    grouped = xp.multiply(q, scale).reshape(n, K, H // K, D).transpose(1, 2, 0, 3)  # [n, H, D] -> [K, G, n, D]
+    grouped = xp.multiply(q, spec.scale).reshape(n, K, H // K, D).transpose(1, 2, 0, 3)  # [n, H, D] -> [K, G, n, D]
     grouped = grouped.reshape(K, H // K * n, D)  # [K, G, n, D] -> [K, G n, D]
     scores = xp.empty((K, H // K * n, S), q.dtype)
     for start, page in zip(range(0, S, P), span.pages, strict=False):
@@ -111,26 +106,26 @@ def attention_scores(
         page_keys = keys[page, :, :size].swapaxes(1, 2)  # [K, size, D] -> [K, D, size]
         xp.matmul(grouped, page_keys, out=scores[:, :, start : start + size])
     by_head = scores.reshape(K, H // K, n, S)  # a view
-    if softcap is not None:
-        scores /= softcap
+    if spec.softcap is not None:
+        scores /= spec.softcap
         xp.tanh(scores, out=scores)
-        scores *= softcap
+        scores *= spec.softcap
     if causal and n > 1:
         newest = by_head[..., S - n :]  # the keys of the tile itself
         newest += xp.triu(xp.full((n, n), -xp.inf, q.dtype), 1)
     if causal and span.tree is not None:
         _hide_other_branches(by_head, span, last, xp)
-    if slopes is not None or bias is not None or (window is not None and window < S):
+    if spec.slopes is not None or spec.bias is not None or (window is not None and window < S):
         stop = len(span.positions()) - after
         back = span.positions()[stop - n : stop, None] - span.key_positions()[:S]  # [n, S]
-        if bias is not None:
-            M = bias.shape[1] // 2
-            by_head += bias[:, xp.asarray(M - np.clip(back, -M, M))].reshape(K, H // K, n, S)
+        if spec.bias is not None:
+            M = spec.bias.shape[1] // 2
+            by_head += spec.bias[:, xp.asarray(M - np.clip(back, -M, M))].reshape(K, H // K, n, S)
         back = xp.asarray(back if causal else np.abs(back))  # distances
         if window is not None:
             by_head += xp.where(back < window, 0, -xp.inf).astype(scores.dtype)
-        if slopes is not None:
-            by_head -= slopes.reshape(K, H // K, 1, 1) * back.astype(scores.dtype)
+        if spec.slopes is not None:
+            by_head -= spec.slopes.reshape(K, H // K, 1, 1) * back.astype(scores.dtype)
     return scores
 
 
@@ -180,13 +175,8 @@ def attention_cost(
     H: int,
     D: int,
     position_bytes: int,
+    spec: AttentionSpec,
     number_bytes: int = 4,
-    *,
-    causal: bool = True,
-    window: int | None = None,
-    slopes: bool = False,
-    bias: int = 0,
-    softcap: bool = False,
 ) -> Cost:
     """FLOPs per visible pair and head: 2 D for the score, 4 for softmax, 2 D for the value; and one scaling of Q.
 
@@ -197,11 +187,14 @@ def attention_cost(
 
     `position_bytes` is the size of one position's keys and values in one layer of the cache.
     """
-    scores, changes = H * batch.visible_pairs(window, causal=causal), 3 * softcap + bool(bias) + 2 * slopes
+    capped, biased, sloped = (term is not None for term in (spec.softcap, spec.bias, spec.slopes))
+    distances = spec.bias.shape[1] if spec.bias is not None else 0
+    scores = H * batch.visible_pairs(spec.window, causal=spec.causal)
+    changes = 3 * capped + biased + 2 * sloped
     flops = scores * (4 * D + 4 + changes) + batch.num_tokens * H * D
     query_bytes = number_bytes * batch.num_tokens * H * D  # the result takes as many
     saved = number_bytes * scores * (4 + changes)  # scores written, changed and normalised in place, read
-    read = query_bytes + batch.reach(window) * position_bytes + 4 * H * (slopes + bias)
+    read = query_bytes + batch.reach(spec.window) * position_bytes + 4 * H * (sloped + distances)
     return Cost(flops, read, query_bytes, saved)
 
 

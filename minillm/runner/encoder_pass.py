@@ -67,7 +67,7 @@ def encoded(
         adapters: LoRA adapters by name
     """
     assert isinstance(model, EncoderDecoder)
-    body, _ = adapted(backend, adapters, batch, [])
+    body = adapted(backend, adapters, batch, [])[0] if batch.adapters else backend
     batch, _ = backend.memory.upload(batch, [])
     with np.errstate(all="ignore"):  # reported with the operation's name
         x = model.encode(body, batch, cache.storage)  # [T] -> [T, E]

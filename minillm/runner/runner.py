@@ -121,7 +121,8 @@ class Runner:
         """
         for sequence, count in zip(sequences, counts, strict=True):
             self.cache.reserve(sequence, sequence.cached + count)
-        encode_sources(self.backend, self.cache, sequences, self.encode)
+        if self.model.config.encoder_layers:
+            encode_sources(self.backend, self.cache, sequences, self.encode)
         batch = Batch.of(sequences, counts, self.cache.page_size)
         wanted = [span.stop - 1 for span in batch.spans] if rows is None else rows
         output, finite = self._run(self.backend, batch, wanted, draws, x)
@@ -142,7 +143,9 @@ class Runner:
         """The forward pass itself, and whether its results are finite. Empty `rows`: it only fills the K/V cache."""
         last = self.layers.stop == self.model.config.num_layers
 
-        body, head = adapted(backend, self.adapters, batch, rows)
+        body = head = backend
+        if batch.adapters:
+            body, head = adapted(backend, self.adapters, batch, rows)
         finite = True
 
         def compute(batch: Batch, rows: Any) -> Output:

@@ -47,14 +47,20 @@ class Limit(BlasLimit):
         self.asked -= 1
 
 
+def product(watch: Watch, clocks: Clocks, *, given: float) -> None:
+    """A product of 10 ms."""
+    began = clocks.passed, clocks.given
+    clocks.pass_by(0.01, given=given)
+    watch.product_ended(*began)
+
+
 def limited_products(watch: Watch, limit: Limit, clocks: Clocks, products: int, *, given: float) -> list[bool]:
     """Which of a pass's products, of 10 ms each, run on one thread."""
     found = []
     with watch.forward_pass():
         for _ in range(products):
             found.append(bool(limit.asked))
-            with watch.product():
-                clocks.pass_by(0.01, given=given)
+            product(watch, clocks, given=given)
     assert not limit.asked  # between passes BLAS has its threads
     return found
 
@@ -78,8 +84,7 @@ def test_a_product_that_loses_time_puts_those_after_it_on_one_thread(clocks: Clo
 
 def test_a_product_outside_a_pass_changes_nothing(clocks: Clocks) -> None:
     limit = Limit()
-    with Watch(limit).product():
-        clocks.pass_by(0.01, given=0)
+    product(Watch(limit), clocks, given=0)
     assert not limit.asked
 
 
@@ -87,8 +92,7 @@ def test_a_pass_that_fails_gives_blas_its_threads_back(clocks: Clocks) -> None:
     limit = Limit()
     watch = Watch(limit)
     with pytest.raises(ZeroDivisionError), watch.forward_pass():
-        with watch.product():
-            clocks.pass_by(0.01, given=0)
+        product(watch, clocks, given=0)
         assert limit.asked == 1
         _ = 1 / 0
     assert not limit.asked

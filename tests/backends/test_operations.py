@@ -1,5 +1,6 @@
 """Operations on every backend: variants of attention without a kernel, and formats that are chosen one by one."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,7 @@ from minillm.backends.weights import Weight
 from minillm.batch import TokenSequence
 from minillm.measure.accounting import Part, Step, Storage
 from minillm.models.base import weights_of
+from minillm.reference.attention import AttentionSpec
 from minillm.reference.quantize import Quantized
 
 from ..families import CONFIGS
@@ -33,8 +35,8 @@ def vary_attention(backend: Any, **variant: Any) -> None:
     """Make a backend's attention a variant."""
     plain = backend.attend
 
-    def attend(q: Any, cache: Any, layer: int, batch: Any, **options: Any) -> Any:
-        return plain(q, cache, layer, batch, **options | variant)
+    def attend(q: Any, cache: Any, layer: int, batch: Any, spec: AttentionSpec) -> Any:
+        return plain(q, cache, layer, batch, replace(spec, **variant))
 
     backend.attend = attend
 
@@ -62,7 +64,7 @@ def test_a_bias_of_slopes_is_alibi() -> None:
     expected = logits_of(runner_of(model_of(raw)), LINE)
     backend = NumpyBackend()
     model: Any = model_of(raw, backend=backend)
-    slopes = model.layers[0].attention.slopes.data
+    slopes = model.layers[0].attention.spec.slopes.data
     distances = np.arange(-len(LINE), len(LINE) + 1, dtype=np.float32)
     vary_attention(backend, bias=Weight("bias", slopes[:, None] * np.minimum(distances, 0)), slopes=None)
     runner = runner_of(model, backend=backend, page_size=8)

@@ -7,7 +7,8 @@ import numpy as np
 
 from minillm.backends.chooser import Chooser
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.observe import Call, CountingBackend, TimingBackend
+from minillm.backends.observe import CountingBackend
+from minillm.backends.timing import Call, TimingBackend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.runner.runner import Runner

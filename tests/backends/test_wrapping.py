@@ -4,10 +4,10 @@ from collections import Counter
 
 import numpy as np
 
+from minillm.backends.loader import RandomTensor, join
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import WrappedBackend
 from minillm.backends.operations import Backend
-from minillm.backends.weights import RandomTensor, join
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.runner.runner import Runner

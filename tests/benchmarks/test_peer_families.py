@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from minillm.backends.loader import Loader
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import Loader, Weight
+from minillm.backends.weights import Weight
 from minillm.models import family_named, published, random_model
 
 from .conftest import SMALL, SMALL_FAMILIES, SMALL_KIN

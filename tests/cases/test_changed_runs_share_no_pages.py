@@ -9,7 +9,8 @@ import pytest
 from minillm import Engine
 from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
-from minillm.backends.observe import CountingBackend, TimingBackend, WrappedBackend, counting, put_between
+from minillm.backends.observe import CountingBackend, WrappedBackend, counting, put_between
+from minillm.backends.timing import TimingBackend
 
 from ..backends.cuda.launchers import launcher, missing
 from ..backends.cuda.recording import Recorder, RecordingDevice

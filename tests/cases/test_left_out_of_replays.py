@@ -12,9 +12,10 @@ from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.observe import TimingBackend, WrappedBackend
+from minillm.backends.observe import WrappedBackend
 from minillm.backends.operations import Backend
 from minillm.backends.recording import composed, recorded
+from minillm.backends.timing import TimingBackend
 from minillm.batch import TokenSequence
 from minillm.layers.block import PreNorm
 from minillm.reference.cost import Cost
@@ -150,7 +151,7 @@ def emulated_gpu() -> tuple[CudaBackend, RecordingDevice]:
 
 def test_a_profile_times_an_operation_without_a_kernel_in_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Backend, "softplus_gate", softplus_gate, raising=False)
-    monkeypatch.setitem(observe.COSTS, "softplus_gate", lambda _, __, result, **___: Cost(4 * result.size))
+    monkeypatch.setitem(observe.COSTS, "softplus_gate", lambda call: Cost(4 * call.result.size))
     monkeypatch.setattr(WrappedBackend, "softplus_gate", observe._reported("softplus_gate"), raising=False)
     blocks_that(lambda backend, x, *_: backend.softplus_gate(x), monkeypatch)
     backend = CpuBackend()

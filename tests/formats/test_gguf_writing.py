@@ -14,7 +14,7 @@ from gguf.quants import dequantize
 from safetensors.numpy import save_file
 
 from minillm import Engine
-from minillm.backends.weights import RandomTensor
+from minillm.backends.loader import RandomTensor
 from minillm.errors import CheckpointError, ModelNotFoundError, ParameterError, UnsupportedModelError
 from minillm.formats import open_checkpoint
 from minillm.formats.gguf.architectures import ARCHITECTURES

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from minillm.backends.loader import RandomTensor, Tensor
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import RandomTensor, Tensor, Weight, expand
+from minillm.backends.weights import Weight, expand
 from minillm.batch import Batch, TokenSequence
 from minillm.cache import PagedCache
 from minillm.errors import ParameterError

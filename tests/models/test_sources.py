@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from minillm.backends.formats import FLOAT32
-from minillm.backends.weights import Tensor, gather
+from minillm.backends.loader import Tensor, gather
 from minillm.formats import open_checkpoint
 from minillm.models.sources import by_block, source_of, transpose
 
@@ -26,7 +26,7 @@ def tensor(tmp_path: Path) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["transposed", "apart"])
 def test_every_way_to_read_it_gives_the_same(tensor: Tensor, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minillm.backends.weights.CHUNK", 60)  # numbers: ten rows of six, two of 24
+    monkeypatch.setattr("minillm.backends.loader.CHUNK", 60)  # numbers: ten rows of six, two of 24
     ours, expected = (transpose(tensor), MATRIX.T) if kind == "transposed" else (by_block(tensor, 2), MATRIX[APART])
     assert (ours.shape, ours.dtype, source_of(ours)) == (expected.shape, "float32", tensor)
     read = np.empty(expected.shape, np.float32, order="F")

@@ -7,7 +7,7 @@ import pytest
 
 from minillm.backends.attention_maps import attention_map
 from minillm.batch import Batch, TokenSequence
-from minillm.reference.attention import QUERY_TILE, attend, attention_cost, kv_cost, store_kv
+from minillm.reference.attention import QUERY_TILE, AttentionSpec, attend, attention_cost, kv_cost, store_kv
 
 D = 8
 LENGTHS = {  # cached positions and new tokens of each sequence
@@ -39,7 +39,8 @@ class Case:
         store_kv(np.concatenate(self.k), np.concatenate(self.v), self.keys, self.values, everything)
 
     def attend(self, scale: float, **how) -> np.ndarray:
-        return attend(self.q, self.keys, self.values, self.batch, scale, np, np.full_like(self.q, np.nan), **how)
+        out, spec = np.full_like(self.q, np.nan), AttentionSpec(scale, **how)
+        return attend(self.q, self.keys, self.values, self.batch, spec, np, out)
 
     def bias(self) -> np.ndarray:
         """A bias by distance, which is the same from 4 on. [H, 9]"""
@@ -129,7 +130,9 @@ def test_encoders_biases_and_soft_caps(
     how = how | ({"bias": case.bias()} if biased else {})
     expected, maps = case.expected(0.9, **how)
     np.testing.assert_allclose(case.attend(0.9, **how), expected, rtol=1e-5, atol=1e-5)
-    for ours, theirs in zip(attention_map(case.q, case.keys, case.batch, 0.9, np, **how), maps, strict=True):
+    for ours, theirs in zip(
+        attention_map(case.q, case.keys, case.batch, AttentionSpec(0.9, **how), np), maps, strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
@@ -145,7 +148,7 @@ def test_cost_of_attention_both_ways_is_a_count_of_what_is_seen(window: int | No
         pairs += sum(map(len, shown))
         keys += len(set().union(*shown))
     assert case.batch.visible_pairs(window, causal=False) == pairs
-    cost = attention_cost(case.batch, 4, D, 100, causal=False, window=window, bias=9)
+    cost = attention_cost(case.batch, 4, D, 100, AttentionSpec(1.0, causal=False, window=window, bias=case.bias()))
     assert cost.bytes_read == case.q.nbytes + 100 * keys + case.bias().nbytes
 
 
@@ -162,7 +165,7 @@ def test_cost_of_a_window_is_a_count_of_what_it_shows(window: int) -> None:
         keys += len(seen)
     assert case.batch.visible_pairs(window) == pairs
     position_bytes, T = 2 * 2 * D * 4, case.batch.num_tokens
-    cost = attention_cost(case.batch, 4, D, position_bytes, window=window, slopes=True)
+    cost = attention_cost(case.batch, 4, D, position_bytes, AttentionSpec(1.0, window=window, slopes=SLOPES))
     flops = pairs * 4 * (4 * D + 6) + T * 4 * D
     assert cost == (flops, case.q.nbytes + keys * position_bytes + SLOPES.nbytes, case.q.nbytes, 4 * pairs * 4 * 6)
 
@@ -171,7 +174,7 @@ def test_cost_of_a_window_is_a_count_of_what_it_shows(window: int) -> None:
 @pytest.mark.parametrize("P", [3, 16])
 def test_the_map_is_the_weights(P: int, window: int | None, slopes: np.ndarray | None) -> None:
     case = Case(LENGTHS["ragged"], 4, 2, P)
-    maps = attention_map(case.q, case.keys, case.batch, 0.7, np, window=window, slopes=slopes)
+    maps = attention_map(case.q, case.keys, case.batch, AttentionSpec(0.7, window=window, slopes=slopes), np)
     for ours, expected in zip(maps, case.expected(0.7, window, slopes)[1], strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 
@@ -216,7 +219,8 @@ def test_cost_is_a_count_of_the_operations(name: str) -> None:
                 flops += H * (2 * D + 4 + 2 * D)
     read = case.q.nbytes + sum(array.nbytes for array in case.k + case.v)
     assert case.batch.visible_pairs() == pairs
-    assert attention_cost(case.batch, H, D, 2 * K * D * 4) == (flops, read, case.q.nbytes, 4 * pairs * H * 4)
+    cost = attention_cost(case.batch, H, D, 2 * K * D * 4, AttentionSpec(D**-0.5))
+    assert cost == (flops, read, case.q.nbytes, 4 * pairs * H * 4)
 
 
 def test_cost_of_storing_is_the_bytes_of_the_arrays() -> None:

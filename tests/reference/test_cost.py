@@ -13,7 +13,7 @@ import pytest
 from minillm import reference
 from minillm.batch import Batch, TokenSequence
 from minillm.reference.activation import ACTIVATIONS, glu_cost, scale_logits_cost
-from minillm.reference.attention import attention_cost
+from minillm.reference.attention import AttentionSpec, attention_cost
 from minillm.reference.linear import embed_cost, linear_cost
 from minillm.reference.norm import layer_norm_cost, rms_norm_cost
 from minillm.reference.rotary import rotary_cost
@@ -185,16 +185,18 @@ def test_alibi_takes_a_product_and_a_subtraction_for_each_key() -> None:
     H, D, S = 4, 3, 11
     batch = Batch.of([TokenSequence([0] * S, S - 1, [0])], [1], 16)
     cache = numbers(1, H, 16, D)
-    reference.attend(numbers(1, H, D), cache, cache, batch, D**-0.5, XP, empty(1, H, D), slopes=numbers(H))
-    assert attention_cost(batch, H, D, 0, slopes=True).flops == Number.arithmetic + H * (S + 1 + D)
+    spec = AttentionSpec(D**-0.5, slopes=numbers(H))
+    reference.attend(numbers(1, H, D), cache, cache, batch, spec, XP, empty(1, H, D))
+    assert attention_cost(batch, H, D, 0, spec).flops == Number.arithmetic + H * (S + 1 + D)
 
 
 def test_a_soft_cap_takes_three_for_each_key_and_a_bias_one() -> None:
     H, D, S = 4, 3, 11
     batch = Batch.of([TokenSequence([0] * S, S - 1, [0])], [1], 16)
-    cache, how = numbers(1, H, 16, D), {"bias": numbers(H, 9), "softcap": Number(2.0)}
-    reference.attend(numbers(1, H, D), cache, cache, batch, D**-0.5, XP, empty(1, H, D), **how)
-    assert attention_cost(batch, H, D, 0, bias=9, softcap=True).flops == Number.arithmetic + H * (S + 1 + D)
+    spec: Any = AttentionSpec(D**-0.5, bias=numbers(H, 9), softcap=Number(2.0))
+    cache = numbers(1, H, 16, D)
+    reference.attend(numbers(1, H, D), cache, cache, batch, spec, XP, empty(1, H, D))
+    assert attention_cost(batch, H, D, 0, spec).flops == Number.arithmetic + H * (S + 1 + D)
 
 
 @pytest.mark.parametrize("page_size", [16, 4], ids=["one page", "three pages"])
@@ -204,6 +206,7 @@ def test_attention_of_one_query(page_size: int, K: int) -> None:
     pages = list(range(-(-S // page_size)))
     batch = Batch.of([TokenSequence([0] * S, S - 1, pages)], [1], page_size)
     cache = numbers(len(pages), K, page_size, D)
-    reference.attend(numbers(1, H, D), cache, cache, batch, D**-0.5, XP, empty(1, H, D))
+    spec = AttentionSpec(D**-0.5)
+    reference.attend(numbers(1, H, D), cache, cache, batch, spec, XP, empty(1, H, D))
     sums = H * (S + 1 + D)  # each score, softmax's denominator, each element of the result
-    assert attention_cost(batch, H, D, 0).flops == Number.arithmetic + sums
+    assert attention_cost(batch, H, D, 0, spec).flops == Number.arithmetic + sums

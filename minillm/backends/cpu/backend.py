@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ...batch import Batch
 from ...errors import NumericalError
+from ...reference.attention import AttentionSpec
 from ...reference.experts import Routing
 from ...reference.philox import Keys
 from ...reference.quantize import Quantized
@@ -21,10 +22,11 @@ from ...reference.rotary import Rotation
 from ..chooser import Chooser, LogProbs
 from ..formats import Format, WeightFormats
 from ..group import Group
+from ..loader import HugePages, Loader
 from ..operations import Backend
 from ..pages import Pages, StoredVectors
 from ..recording import Recordable, recorded
-from ..weights import Experts, HugePages, Loader, Weight
+from ..weights import Experts, Weight
 from .launching import (
     DRAW,
     AddChanges,
@@ -269,37 +271,23 @@ class CpuBackend(Recordable, Backend):
         launch("store_kv", arguments, shares_of(T))
 
     @recorded
-    def attend(
-        self,
-        q: Any,
-        cache: Pages,
-        layer: int,
-        batch: Batch,
-        *,
-        scale: float,
-        causal: bool = True,
-        window: int | None = None,
-        slopes: Weight | None = None,
-        bias: Weight | None = None,
-        softcap: float | None = None,
-        cross: bool = False,
-    ) -> Any:
+    def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
         """Attention over the cache, sequence by sequence, or over their sources. [T, H, D] -> [T, H, D]"""
         sequences = self.memory.workspace.sequences
-        if cross:
-            batch, causal, sequences = batch.by_source, False, self.memory.workspace.sources
-        if not causal and batch.has_tree:  # a combination that no model has: no kernel
+        if spec.cross:
+            batch, sequences = batch.by_source, self.memory.workspace.sources
+        if not spec.causal and batch.has_tree:  # a combination that no model has: no kernel
             not_recorded()
-            variant: dict[str, Any] = {"causal": causal, "window": window, "slopes": slopes}
-            return super().attend(q, cache, layer, batch, scale=scale, **variant, bias=bias, softcap=softcap)
+            return super().attend(q, cache, layer, batch, spec)
         _, H, D = q.shape
         out = self.memory.arena.take(q.shape)
         q, stride = _rows(q)
         arguments = filled(
-            Attention, q=q, out=out, **_cached(*cache.layer(layer)), slopes=None if slopes is None else slopes.data,
-            N=len(batch.spans), H=H, K=cache.heads, D=D, stride=stride, out_stride=H * D, window=window or 0,
-            causal=causal, scale=float(scale), cap=softcap or 0.0,
-            bias=None if bias is None else bias.data, distances=0 if bias is None else bias.shape[1] // 2,
+            Attention, q=q, out=out, **_cached(*cache.layer(layer)), N=len(batch.spans), H=H, K=cache.heads, D=D,
+            stride=stride, out_stride=H * D, window=spec.window or 0, causal=spec.causal, scale=float(spec.scale),
+            cap=spec.softcap or 0.0, slopes=None if spec.slopes is None else spec.slopes.data,
+            bias=None if spec.bias is None else spec.bias.data,
+            distances=0 if spec.bias is None else spec.bias.shape[1] // 2,
         )  # fmt: skip
         sequences.add(batch, arguments)
         launch("attention", arguments, shares_of(max(1, len(q)) * cache.heads))

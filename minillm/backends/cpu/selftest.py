@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...batch import Batch, TokenSequence
+from ...reference.attention import AttentionSpec
 from ...reference.philox import Keys
 from ...reference.quantize import quantize
 from ...reference.rotary import Rotation
@@ -128,7 +129,8 @@ def _attention_of(rng: np.random.Generator, D: int) -> Iterator[Case]:
             stored[:] = rng.standard_normal(stored.shape, np.float32)
         yield f"store_kv, {name}", partial(_store, k=k, v=v, pages=pages, batch=batch)
         for variant in variants:
-            yield f"attend, {name}, {D}, {[*variant]}", methodcaller("attend", q, pages, 0, batch, scale=0.2, **variant)
+            spec = AttentionSpec(0.2, **variant)
+            yield f"attend, {name}, {D}, {[*variant]}", methodcaller("attend", q, pages, 0, batch, spec)
 
 
 def _store(on: Backend, k: Any, v: Any, pages: Pages, batch: Batch) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ...batch import Batch
-from ...reference.attention import attention_scores, merge_values
+from ...reference.attention import AttentionSpec, attention_scores, merge_values
 from ...reference.softmax import softmax
 from .kernels import STORAGE, Kernels, int32s, or_null, row_stride
 
@@ -80,12 +80,9 @@ def attend(
     batch: Ragged,
     out: Any,
     workspace: Workspace,
+    spec: AttentionSpec,
     *,
-    scale: float,
     max_queries: int,
-    window: int | None = None,
-    slopes: Any | None = None,
-    softcap: float | None = None,
 ) -> None:
     """Causal attention of every sequence of a ragged batch (`reference.attend`).
 
@@ -99,24 +96,22 @@ def attend(
         batch: which rows belong to which sequence, and its pages
         out: [T, H, D], filled; rows past query_starts[N] are not changed
         workspace: for batches of one query per sequence
-        scale: above 0: 1 / sqrt D, or what the family uses instead
+        spec: the variant, causal and without a bias, its slopes float32 and without a soft cap
         max_queries: an upper bound of the queries of one sequence. With 1 every sequence must have one, so that T = N.
-        window: number of positions a query sees, its own included; None: all before it
-        slopes: [H] float32, ALiBi's; None: no bias
-        softcap: bounds the scores; not with slopes; None: no bound
     """
     if len(q) == 0:
         return
-    mask = Mask.of(window, slopes, softcap, positions=batch.block_table.shape[1] * keys.shape[2])
+    mask = Mask.of(spec, positions=batch.block_table.shape[1] * keys.shape[2])
     if max_queries == 1 and len(q) == len(batch.context_lens):
-        decode(kernels, q, keys, values, batch, out, workspace, mask, scale=scale)
+        decode(kernels, q, keys, values, batch, out, workspace, mask)
     else:
-        prefill(kernels, q, keys, values, batch, out, mask, scale=scale)
+        prefill(kernels, q, keys, values, batch, out, mask)
 
 
 class Mask(NamedTuple):
-    """Window, ALiBi slopes and soft cap, applied in addition to the causal mask (`kernels/cuda/mask.cuh`)."""
+    """An `AttentionSpec` as the kernels take it (`kernels/cuda/mask.cuh`)."""
 
+    scale: np.float32
     window: int
     slopes: Any
     cap: np.float32
@@ -124,12 +119,13 @@ class Mask(NamedTuple):
     """Macros for the compiler: without one, the build has no code for its feature"""
 
     @classmethod
-    def of(cls, window: int | None, slopes: Any | None, softcap: float | None, positions: int) -> "Mask":
+    def of(cls, spec: AttentionSpec, positions: int) -> "Mask":
         """`positions`: an upper bound of all contexts. A window at least that long counts as none."""
-        seen = reach(window, positions)
-        switches = {"WINDOWED": seen < positions, "BIASED": slopes is not None, "CAPPED": softcap is not None}
-        assert slopes is None or softcap is None, "no kernel has both"
-        return cls(seen, or_null(slopes), np.float32(softcap or 0), {name: 1 for name, on in switches.items() if on})
+        seen, slopes, cap = reach(spec.window, positions), spec.slopes, spec.softcap
+        switches = {"WINDOWED": seen < positions, "BIASED": slopes is not None, "CAPPED": cap is not None}
+        assert slopes is None or cap is None, "no kernel has both"
+        constants = {name: 1 for name, on in switches.items() if on}
+        return cls(np.float32(spec.scale), seen, or_null(slopes), np.float32(cap or 0), constants)
 
 
 def decode(
@@ -141,8 +137,6 @@ def decode(
     out: Any,
     workspace: Workspace,
     mask: Mask,
-    *,
-    scale: float,
 ) -> None:
     """One query for each sequence. Arguments as in `attend`."""
     N, H, D = q.shape
@@ -157,13 +151,11 @@ def decode(
     blocks = max(1, min(splits, DECODE_BLOCKS // (N * H // group)))
     arrays = out, workspace.partials, workspace.arrived, q, keys, values, batch.context_lens, batch.block_table
     sizes = int32s(H, K, pages, B, splits, row_stride(q), row_stride(out), mask.window)
-    arguments = (*arrays, mask.slopes, *sizes, np.float32(scale), mask.cap)
+    arguments = (*arrays, mask.slopes, *sizes, mask.scale, mask.cap)
     kernel((blocks, H // group, N), (DECODE_THREADS,), arguments, shared_mem=shared)
 
 
-def prefill(
-    kernels: Kernels, q: Any, keys: Any, values: Any, batch: Ragged, out: Any, mask: Mask, *, scale: float
-) -> None:
+def prefill(kernels: Kernels, q: Any, keys: Any, values: Any, batch: Ragged, out: Any, mask: Mask) -> None:
     """Any number of queries for each sequence. Arguments as in `attend`."""
     T, H, D = q.shape
     pages, K, P, _ = keys.shape
@@ -174,7 +166,7 @@ def prefill(
     arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table, mask.slopes
     sizes = int32s(N, H, K, pages, B, row_stride(q), row_stride(out), mask.window)
     grid = T // tile.queries + N, H
-    arguments = (*arrays, *sizes, np.float32(scale), mask.cap)
+    arguments = (*arrays, *sizes, mask.scale, mask.cap)
     kernel(grid, (tile.threads,), arguments, shared_mem=tile.shared_bytes)
 
 
@@ -205,10 +197,9 @@ def attend_by_reference(
     keys: Any,
     values: Any,
     batch: Batch,
-    scale: float,
+    spec: AttentionSpec,
     xp: Any,
     out: Any,
-    **variant: Any,
 ) -> Any:
     """`reference.attend` in float32, each sequence's pages first gathered into one.
 
@@ -219,7 +210,7 @@ def attend_by_reference(
         alone = span._replace(start=0, stop=n, pages=(0,))
         queries = q[span.start : span.stop].astype(xp.float32)
         paged = _gathered(keys, span.pages, xp)
-        scores = attention_scores(queries, paged, alone, n, scale, xp, **variant)  # -> [K, G n, S]
+        scores = attention_scores(queries, paged, alone, n, spec, xp)  # -> [K, G n, S]
         softmax(scores, xp, out=scores)
         z = xp.empty(queries.shape, xp.float32)
         merge_values(scores, _gathered(values, span.pages, xp), alone, z, xp)

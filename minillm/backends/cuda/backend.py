@@ -8,11 +8,13 @@ module.
 """
 
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from ...batch import Batch
+from ...reference.attention import AttentionSpec
 from ...reference.experts import Routing
 from ...reference.quantize import Quantized
 from ...reference.rotary import Rotation
@@ -212,41 +214,23 @@ class CudaBackend(Recordable, Backend):
         attention.store_kv(self.kernels, k, v, *cache.layer(layer), batch.slots)
 
     @recorded
-    def attend(
-        self,
-        q: Any,
-        cache: Pages,
-        layer: int,
-        batch: Batch,
-        *,
-        scale: float,
-        causal: bool = True,
-        window: int | None = None,
-        slopes: Weight | None = None,
-        bias: Weight | None = None,
-        softcap: float | None = None,
-        cross: bool = False,
-    ) -> Any:
+    def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
         """One launch for all sequences; variants without a kernel run as in the reference. [T, H, D] -> [T, H, D]"""
         assert isinstance(batch, DeviceBatch)
         out = self.memory.arena.take(q.shape)
         keys, values = cache.layer(layer)
         _, H, D = q.shape
-        alibi = None if slopes is None else slopes.data
-        both = slopes is not None and softcap is not None
-        without_kernel = cross or not causal or bias is not None or both or batch.has_tree
+        spec = spec.with_arrays(attrgetter("data"))
+        both = spec.slopes is not None and spec.softcap is not None
+        without_kernel = not spec.causal or spec.bias is not None or both or batch.has_tree
         if without_kernel or not attention.has_kernel(self.kernels.storage, D):
             self._not_recorded()
-            variant: dict[str, Any] = {"causal": causal and not cross, "window": window, "slopes": alibi}
-            variant |= {"bias": None if bias is None else bias.data, "softcap": softcap}
-            return attention.attend_by_reference(
-                q, keys, values, batch.over_sources if cross else batch, scale, self.xp, out, **variant
-            )
+            queries = batch.over_sources if spec.cross else batch
+            return attention.attend_by_reference(q, keys, values, queries, spec, self.xp, out)
         N, B = batch.block_table.shape
-        seen = attention.reach(window, B * self.memory.page_size)
+        seen = attention.reach(spec.window, B * self.memory.page_size)
         room = self.memory.workspace.attention(N if batch.max_queries == 1 else 0, H, D, seen)
-        sight: dict[str, Any] = {"scale": scale, "window": window, "slopes": alibi, "softcap": softcap}
-        attention.attend(self.kernels, q, keys, values, batch, out, room, max_queries=batch.max_queries, **sight)
+        attention.attend(self.kernels, q, keys, values, batch, out, room, spec, max_queries=batch.max_queries)
         return out
 
     def _not_recorded(self) -> None:

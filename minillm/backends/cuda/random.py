@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..weights import RandomTensor
+from ..loader import RandomTensor
 from .kernels import Kernels
 
 THREADS = 256

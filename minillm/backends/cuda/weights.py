@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from ...errors import DeviceError, install
 from ...reference.quantize import Quantized
 from ..formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, Format, Role, WeightFormats
-from ..weights import INTEGERS, Experts, Loader, RandomTensor, Tensor, Weight, gather, join, kept_format, narrow
+from ..loader import INTEGERS, Loader, RandomTensor, Tensor, gather, join, kept_format
+from ..weights import Experts, Weight, narrow
 from .device import WEIGHTS, Device, Wait
 from .kernels import Kernels
 from .random import DrawnTensor, draw, draw_integers

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...backends.weights import Tensor
+from ...backends.loader import Tensor
 from ...config import ModelConfig
 from ...errors import CheckpointError, UnsupportedModelError
 from ...models import config_of

@@ -9,7 +9,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.weights import Rearranged, Tensor
+from ...backends.loader import Rearranged, Tensor
 from ...config import ModelConfig
 from ...errors import CheckpointError
 from .architectures import Architecture

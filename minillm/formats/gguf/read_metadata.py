@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.weights import Tensor
+from ...backends.loader import Tensor
 from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
 from ...models.rotary import read_rotary, yarn_scale

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...backends.formats import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, STORED_FORMATS, WEIGHT_FORMATS, Format
-from ...backends.weights import Tensor, expand, gather
+from ...backends.loader import Tensor, gather
+from ...backends.weights import expand
 from ...errors import ParameterError, UnsupportedModelError, install
 from ...output_files import check_absent, new_file
 from ...progress import showing, work

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...backends.formats import FLOAT32, INT4, INT4_ZEROS, INT8, STORED_FORMATS, Format
-from ...backends.weights import CHUNK, Tensor, expand, narrow
+from ...backends.loader import CHUNK, Tensor
+from ...backends.weights import expand, narrow
 from ...config import Fields, ModelConfig
 from ...errors import CheckpointError, UnsupportedModelError
 from ...progress import tick

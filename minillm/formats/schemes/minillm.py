@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...backends.formats import FORMATS
-from ...backends.weights import CHUNK, Tensor
+from ...backends.loader import CHUNK, Tensor
 from ...config import ModelConfig
 from ...errors import CheckpointError, ParameterError
 from ...models import tensor_shapes

@@ -144,10 +144,9 @@ class _RowBackend(CountingBackend):
         if operation in ("linear", "linear_experts") and weight is not None:
             products = result.size * weight.shape[-1]
         elif operation == "attend":  # for each pair and head D for the score, D for the value
-            (_, H, D), batch, causal = result.shape, arguments["batch"], arguments["causal"]
-            if arguments["cross"]:
-                batch, causal = batch.over_sources, False
-            products = 2 * H * D * batch.visible_pairs(arguments["window"], causal=causal)
+            (_, H, D), spec = result.shape, arguments["spec"]
+            batch = arguments["batch"].over_sources if spec.cross else arguments["batch"]
+            products = 2 * H * D * batch.visible_pairs(spec.window, causal=spec.causal)
         other = 0 if self.conventions.products_only else cost.flops - 2 * products
         flops = self.conventions.multiply_add * products + other
         places = [operation] if weight is None else self._places[id(weight)]

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from ...backends.observe import Replaced, Runs, WrappedBackend, put_between
+from ...backends.observe import Runs, WrappedBackend, put_between
 from ...backends.operations import Backend
+from ...backends.timing import Replaced
 from ...batch import Batch
 
 

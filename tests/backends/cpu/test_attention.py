@@ -14,6 +14,7 @@ from minillm.backends.cpu import compiling
 from minillm.backends.formats import CACHE_FORMATS
 from minillm.backends.pages import StoredVectors
 from minillm.batch import Batch, Span, TokenSequence
+from minillm.reference.attention import AttentionSpec
 
 from . import kernels
 from .kernels import fill, integer, loaded, run
@@ -125,7 +126,8 @@ class Case:
     def plain(self, scale: float = 0.4) -> np.ndarray:
         """The reference operation on the same stored numbers."""
         out = np.full_like(self.q, np.nan)
-        return reference.attend(self.q, self.keys, self.values, self.batch, scale, np, out, **self.looks)
+        spec = AttentionSpec(scale, **self.looks)
+        return reference.attend(self.q, self.keys, self.values, self.batch, spec, np, out)
 
     def expected(self, scale: float = 0.4) -> np.ndarray:
         """The same in float64, one query and head at a time."""
@@ -254,7 +256,8 @@ def test_more_queries_than_keys_as_from_a_decoder_to_its_encoder() -> None:
     case = Case([(0, 90)], causal=False)
     (span,) = case.batch.spans
     batch = replace(case.batch, spans=(span._replace(context_len=30),))
-    expected = reference.attend(case.q, case.keys, case.values, batch, 0.4, np, np.empty_like(case.q), **case.looks)
+    spec = AttentionSpec(0.4, **case.looks)
+    expected = reference.attend(case.q, case.keys, case.values, batch, spec, np, np.empty_like(case.q))
     np.testing.assert_allclose(attend(case.q, case.keys, case.values, batch, 0.4, **case.looks), expected, atol=1e-5)
 
 

@@ -12,6 +12,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import Weight
 from minillm.batch import Batch, TokenSequence
 from minillm.errors import NumericalError
+from minillm.reference.attention import AttentionSpec
 from minillm.reference.philox import Keys
 from minillm.reference.quantize import quantize
 from minillm.reference.rotary import Rotation, Stretch
@@ -63,7 +64,7 @@ def test_layers_with_and_without_a_window_take_turns() -> None:
     q = rng.standard_normal((batch.num_tokens, H, D)).astype(np.float32)
     for window in (9, None, 40, 9, None):
         found, alone, plain = (
-            each.attend(q, cache, 0, batch, scale=0.4, window=window) for each in (shared, CpuBackend(), numpy)
+            each.attend(q, cache, 0, batch, AttentionSpec(0.4, window=window)) for each in (shared, CpuBackend(), numpy)
         )
         np.testing.assert_array_equal(found, alone)
         np.testing.assert_allclose(found, plain, rtol=0, atol=2e-6)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,8 @@ from minillm.backends.cpu import memory as steps
 from minillm.backends.cpu.backend import ACTIVATIONS, CpuBackend
 from minillm.backends.cpu.launching import num_threads, set_threads
 from minillm.backends.cpu.memory import FEW_ROWS
-from minillm.backends.observe import TimingBackend, WrappedBackend, counting
+from minillm.backends.observe import WrappedBackend, counting
+from minillm.backends.timing import TimingBackend
 from minillm.batch import TokenSequence
 from minillm.runner.runner import Runner
 
@@ -81,7 +83,7 @@ def test_a_soft_cap_is_replayed_too(replays: list[int]) -> None:
     plain = [logits.copy() for logits in decode(calling, [LINE], [3])]
     backend: Any = replaying.backend
     attend = backend.attend
-    backend.attend = lambda *given, **named: attend(*given, **named | {"softcap": 0.1})
+    backend.attend = lambda *given: attend(*given[:-1], replace(given[-1], softcap=0.1))
     for got, expected, uncapped in zip(
         decode(replaying, [LINE], [3]), decode(calling, [LINE], [3]), plain, strict=True
     ):

@@ -19,6 +19,7 @@ from minillm.backends.cuda.attention import (
 )
 from minillm.backends.cuda.kernels import Kernels
 from minillm.batch import Span
+from minillm.reference.attention import AttentionSpec
 from tests.cuda_emulator import Emulator, LaunchError
 
 from .launchers import ON_GPU, exhaustive, launcher, slow, slow_emulated
@@ -76,6 +77,10 @@ class Case:
         self.q = fused[:, : H * D].reshape(T, H, D)
         assert T < 2 or not self.q.flags.c_contiguous
 
+    @property
+    def spec(self) -> AttentionSpec:
+        return AttentionSpec(self.scale, window=self.window, slopes=self.slopes, softcap=self.softcap)
+
     def run(self, emulator: Emulator, max_queries: int | None = None, arrived: int = 0, **options: bool) -> np.ndarray:
         """`arrived`: as many blocks have already arrived everywhere, as none but a wrong launch leaves it."""
         T, H, D = self.q.shape
@@ -86,9 +91,7 @@ class Case:
         self.workspace = workspace = Workspace(np.full(size, np.nan, np.float32), np.full(N * H, arrived, np.int32))
         kernels = Kernels(emulator, self.storage, **options)
         most = int(np.diff(self.query_starts).max()) if max_queries is None else max_queries
-        mask: dict[str, Any] = {"window": self.window, "slopes": self.slopes, "softcap": self.softcap}
-        mask["scale"] = self.scale
-        attend(kernels, self.q, *self.cache, self, out, workspace, max_queries=most, **mask)
+        attend(kernels, self.q, *self.cache, self, out, workspace, self.spec, max_queries=most)
         assert (workspace.arrived == arrived).all()
         return out
 
@@ -97,8 +100,7 @@ class Case:
         out = np.zeros(self.q.shape)
         cache = self.keys.astype(np.float64), self.values.astype(np.float64)
         batch = SimpleNamespace(spans=[span for span in self.spans if span.context_len])
-        mask: dict[str, Any] = {"window": self.window, "slopes": self.slopes, "softcap": self.softcap}
-        return reference.attend(self.q.astype(np.float64), *cache, batch, self.scale, np, out, **mask)
+        return reference.attend(self.q.astype(np.float64), *cache, batch, self.spec, np, out)
 
     def plain(self) -> np.ndarray:
         """The formula as it stands: float32, each sum taken term by term, the result stored in the storage type."""
@@ -257,7 +259,16 @@ def test_a_sequence_has_the_same_bits_in_any_batch(emulator: Emulator, monkeypat
         case_out = np.empty_like(together[:1])
         workspace = Workspace(np.empty(partials_size(1, 2, 64, 2000), np.float32), np.zeros(2, np.int32))
         kernels = Kernels(emulator, "float16")
-        attend(kernels, case.q[n : n + 1], *case.cache, alone, case_out, workspace, scale=case.scale, max_queries=1)
+        attend(
+            kernels,
+            case.q[n : n + 1],
+            *case.cache,
+            alone,
+            case_out,
+            workspace,
+            AttentionSpec(case.scale),
+            max_queries=1,
+        )
         assert (case_out == together[n : n + 1]).all()
 
 
@@ -336,7 +347,7 @@ def test_a_window_that_no_context_outgrows_is_the_plain_kernel(emulator: Emulato
         out, room = np.empty((T, H, D), np.float16), np.zeros(10_000, np.float32)
         workspace = Workspace(room, np.zeros(H, np.int32))
         kernels = Noting(emulator, "float16")
-        attend(kernels, wide.q, *wide.cache, wide, out, workspace, scale=1.0, max_queries=T, window=5000)
+        attend(kernels, wide.q, *wide.cache, wide, out, workspace, AttentionSpec(1.0, window=5000), max_queries=T)
     assert not any("WINDOWED" in constants for constants in compiled)
 
 

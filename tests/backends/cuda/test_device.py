@@ -17,9 +17,10 @@ from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.memory import StepWorkspace
 from minillm.backends.cuda.weights import Uploader, number_type
 from minillm.backends.formats import FORMATS
+from minillm.backends.loader import RandomTensor
 from minillm.backends.observe import counting
 from minillm.backends.placement import Placement, choose_backend
-from minillm.backends.weights import RandomTensor, narrow
+from minillm.backends.weights import narrow
 from minillm.batch import Batch, TokenSequence
 from minillm.engine.footprint import footprints
 from minillm.errors import DeviceError, NumericalError

@@ -28,9 +28,10 @@ from minillm.backends.cuda.linear import (
 from minillm.backends.cuda.random import fill_bits
 from minillm.backends.cuda.weights import number_type, storage_of
 from minillm.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, INT8
+from minillm.backends.loader import RandomTensor
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.placement import Placement
-from minillm.backends.weights import RandomTensor, format_of, narrow
+from minillm.backends.weights import format_of, narrow
 from minillm.engine.footprint import footprints
 from minillm.engine.inspect import all_logits
 from minillm.reference.quantize import Quantized, dequantize, quantize

@@ -11,7 +11,7 @@ from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.device import Device
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.random import DrawnTensor, draw, fill_normal
-from minillm.backends.weights import RandomTensor
+from minillm.backends.loader import RandomTensor
 from minillm.measure.accounting import Storage, weights_bytes
 from minillm.models import published, random_model
 from minillm.reference.philox import philox4x32

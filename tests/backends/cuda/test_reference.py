@@ -8,6 +8,7 @@ import pytest
 from minillm import reference
 from minillm.backends.cuda.attention import attend_by_reference
 from minillm.batch import Batch, TokenSequence
+from minillm.reference.attention import AttentionSpec
 
 from .strict import Module, OnDevice, fetch
 
@@ -36,11 +37,13 @@ def test_it_is_the_reference_and_keeps_host_and_device_apart(trees: bool, window
     q = rng.standard_normal((batch.num_tokens, H, D)).astype(np.float32)
     cache = rng.standard_normal((2, pages, K, P, D)).astype(np.float32)
     slopes = np.array([0.5, 0.25, 0.125, 0.0625], np.float32) if biased else None
-    expected = reference.attend(q, *cache, batch, 0.3, np, np.empty_like(q), window=window, slopes=slopes)
+    expected = reference.attend(
+        q, *cache, batch, AttentionSpec(0.3, window=window, slopes=slopes), np, np.empty_like(q)
+    )
     out = xp.asarray(np.full_like(q, np.nan))
     device: list[Any] = [xp.asarray(array) for array in (q, *cache)]
     there = None if slopes is None else xp.asarray(slopes)
-    assert attend_by_reference(*device, batch, 0.3, xp, out, window=window, slopes=there) is out
+    assert attend_by_reference(*device, batch, AttentionSpec(0.3, window=window, slopes=there), xp, out) is out
     np.testing.assert_allclose(fetch(out), expected, atol=1e-6)
 
 
@@ -54,10 +57,11 @@ def test_variants_are_the_references_and_keep_host_and_device_apart(variant: dic
     if "bias" in variant:
         here["bias"] = rng.standard_normal((H, 2 * 7 + 1)).astype(np.float32)  # up to 7 positions back and ahead
         there["bias"] = xp.asarray(here["bias"])
-    expected = reference.attend(q, *cache, batch, 0.3, np, np.empty_like(q), **here)
+    expected = reference.attend(q, *cache, batch, AttentionSpec(0.3, **here), np, np.empty_like(q))
     out = xp.asarray(np.full_like(q, np.nan))
     device: list[Any] = [xp.asarray(array) for array in (q, *cache)]
-    np.testing.assert_allclose(fetch(attend_by_reference(*device, batch, 0.3, xp, out, **there)), expected, atol=1e-6)
+    attend_by_reference(*device, batch, AttentionSpec(0.3, **there), xp, out)
+    np.testing.assert_allclose(fetch(out), expected, atol=1e-6)
 
 
 def test_the_wall_holds() -> None:

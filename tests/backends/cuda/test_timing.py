@@ -9,7 +9,8 @@ import pytest
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.device import Device, EventClock
 from minillm.backends.memory import HostClock
-from minillm.backends.observe import CountingBackend, TimingBackend
+from minillm.backends.observe import CountingBackend
+from minillm.backends.timing import TimingBackend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.reference.cost import Cost

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from minillm.backends.formats import FORMATS
+from minillm.backends.loader import Loader
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import counting
-from minillm.backends.weights import Loader, Weight
+from minillm.backends.weights import Weight
 from minillm.batch import TokenSequence
 from minillm.errors import ParameterError
 from minillm.measure.accounting import Part, Step, Storage

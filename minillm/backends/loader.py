@@ -1,0 +1,420 @@
+"""Tensors where they are stored, and the loader that turns them into the weights of a backend."""
+
+import math
+import mmap
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..progress import tick
+from ..reference.quantize import Quantized, quantize, widened, with_zeros
+from .formats import (
+    FLOAT16,
+    FLOAT32,
+    INT4,
+    INT4_OFFSETS,
+    INT4_ZEROS,
+    INT8,
+    STORED_FORMATS,
+    WEIGHT_FORMATS,
+    Format,
+    Role,
+    WeightFormats,
+    chosen,
+)
+from .weights import Experts, Weight, narrow
+
+CHUNK = 1 << 20
+"""Numbers of a tensor that are made or reordered at a time."""
+INTEGERS = {INT8, INT4, INT4_OFFSETS, INT4_ZEROS}
+WIDER = {INT8: {INT8, INT4}, INT4_ZEROS: {INT4_ZEROS, INT4}, FLOAT16: {FLOAT16, *INTEGERS}}
+"""Formats -> those whose matrices they hold too: exactly, or in float16 but for a rounding by 2^-12"""
+
+
+class Tensor(Protocol):
+    """A tensor that is read when needed: `checkpoint.StoredTensor`, or random numbers."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str:
+        """The format it is stored in, by its name in `STORED_FORMATS`."""
+
+    def load(self) -> NDArray[np.float32]:
+        """The values, memory-mapped if possible."""
+
+    def read_into(self, out: NDArray[Any]) -> None:
+        """Fill `out`, of this shape: with the values as float32, or with numbers in 16 bits as they are stored."""
+
+    def stored(self) -> Any:
+        """The tensor as stored: an array, bfloat16 as the uint16 of its bits, or a `Quantized`; mapped if possible."""
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The values, some rows at a time; a chunk may reuse the memory of the one before."""
+
+    def merged_with(self, other: Any) -> "Tensor | None":
+        """This tensor and `other` as one, if their rows are contiguous in a file; else None."""
+
+    def part(self, axis: int, first: int, stop: int) -> "Tensor":
+        """Rows (axis 0) or columns (axis 1) `first` to `stop`; of a file, the rest is not read."""
+
+
+class HugePages:
+    """Memory of weights that stay: arrays that begin at cache lines, side by side in blocks of huge pages (Linux).
+
+    NumPy's own arrays begin 16 bytes after a page, so that every second vector lies in two cache lines, and those under
+    4 MB are in pages of 4 KB. A block is released with the last of its arrays.
+    """
+
+    BLOCK, PAGE, LINE = 64 << 20, 2 << 20, 64
+    SMALLEST = 64 << 10
+    """Smaller arrays are NumPy's."""
+
+    def __init__(self) -> None:
+        self._left = np.empty(0, np.uint8)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """An uninitialised array; NumPy's where the system has no huge pages."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if nbytes < self.SMALLEST or not hasattr(mmap, "MADV_HUGEPAGE"):
+            return np.empty(shape, dtype)
+        if len(self._left) < nbytes:
+            try:
+                self._left = self._block(max(nbytes, self.BLOCK))
+            except OSError:  # no address space is left, or the kernel has no huge pages
+                return np.empty(shape, dtype)
+        taken, self._left = self._left[:nbytes], self._left[-(-nbytes // self.LINE) * self.LINE :]
+        array: NDArray[Any] = taken.view(dtype).reshape(shape)
+        return array
+
+    def _block(self, size: int) -> NDArray[np.uint8]:
+        size = -(-size // self.PAGE) * self.PAGE
+        mapped = mmap.mmap(-1, size + self.PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+        block = np.frombuffer(mapped, np.uint8)
+        first = -int(block.__array_interface__["data"][0]) % self.PAGE
+        return block[first : first + size]
+
+
+@dataclass(frozen=True, eq=False)
+class Rearranged:
+    """A tensor in another order than `source`, or a part of it. Reading copies it: no file can be used in place."""
+
+    source: Tensor
+    arrange: Callable[[NDArray[Any]], NDArray[Any]]
+    """Maps the stored order to the wanted one; values unchanged, any dtype"""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape after reordering."""
+        return self.arrange(np.broadcast_to(np.uint8(0), self.source.shape)).shape
+
+    @property
+    def dtype(self) -> str:
+        """The stored dtype."""
+        return self.source.dtype
+
+    def stored(self) -> Any:
+        """The stored data, reordered; of integers with scales, whose rows alone may change places, all arrays."""
+
+        def reordered(array: NDArray[Any]) -> NDArray[Any]:
+            return np.ascontiguousarray(self.arrange(array))
+
+        stored = self.source.stored()
+        return stored.each(reordered) if isinstance(stored, Quantized) else reordered(stored)
+
+    def load(self) -> NDArray[np.float32]:
+        """The values as float32, reordered."""
+        return np.ascontiguousarray(self.arrange(self.source.load()))
+
+    def read_into(self, out: NDArray[Any]) -> None:
+        """Fill `out` with the values: as float32, or in the stored dtype."""
+        out[...] = self.arrange(self.source.load() if out.dtype == np.float32 else self.source.stored())
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The values as float32, in chunks of rows."""
+        values = self.arrange(self.source.load())
+        rows = max(1, CHUNK // max(1, values[:1].size))
+        for first in range(0, len(values), rows):
+            yield np.ascontiguousarray(values[first : first + rows])
+
+    def merged_with(self, other: Any) -> None:
+        """None: reordered tensors are never adjacent in a file."""
+
+    def part(self, axis: int, first: int, stop: int) -> "Rearranged":
+        """Rows or columns `first` to `stop` of the reordered tensor, of which all of `source` is read."""
+        taken = (slice(None),) * axis + (slice(first, stop),)
+        return Rearranged(self.source, lambda stored: self.arrange(stored)[taken])
+
+
+@dataclass(frozen=True, eq=False)
+class Shifted:
+    """A vector whose numbers are those of `source` plus a constant, in float32 however `source` is stored."""
+
+    source: Tensor
+    offset: float
+    dtype = "float32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the source."""
+        return self.source.shape
+
+    def load(self) -> NDArray[np.float32]:
+        """The values."""
+        return self.source.load() + np.float32(self.offset)
+
+    def stored(self) -> NDArray[np.float32]:
+        """The values."""
+        return self.load()
+
+    def read_into(self, out: NDArray[Any]) -> None:
+        """Fill `out`, float32, with the values."""
+        out[...] = self.load()
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The values, in one piece."""
+        yield self.load()
+
+    def merged_with(self, other: Any) -> None:
+        """None: no file holds these numbers."""
+
+    def part(self, axis: int, first: int, stop: int) -> "Shifted":
+        """Numbers `first` to `stop`."""
+        return Shifted(self.source.part(axis, first, stop), self.offset)
+
+
+class Loader:
+    """Turns tensors into the weights of a backend, once, at load."""
+
+    def __init__(
+        self,
+        weights: str | WeightFormats = "float32",
+        *,
+        kept: Collection[Format] = tuple(STORED_FORMATS.values()),
+        order: Literal["C", "F"] = "C",
+        xp: Any = np,
+        empty: Callable[..., NDArray[Any]] = np.empty,
+    ) -> None:
+        """Set the formats of matrices.
+
+        Args:
+            weights: a format for each role, or the name of such formats in `WEIGHT_FORMATS`
+            kept: the formats of a checkpoint that stay where `weights` names none; others become float32
+            order: of float32 projections [out, in] in memory. "C" is that of checkpoints, so files are mapped and not
+                copied. "F" copies at load; a product with several rows of activations then runs faster.
+            xp: the array module of constants
+            empty: allocates matrices that are not mapped, by shape and dtype
+        """
+        self.formats = chosen(WEIGHT_FORMATS, weights)
+        self.kept = kept
+        self.order = order
+        self.xp = xp
+        self.empty = empty
+
+    def prepare(
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
+    ) -> Weight:
+        """Convert a parameter to the backend's layout.
+
+        Several tensors [out_i, in] become one weight [sum of out_i, in], such as a fused Q/K/V projection. A single one
+        whose format and layout stay is mapped and not copied. Vectors are copied, as float32.
+        """
+        bias = join(biases) if biases else None
+        if len(tensors[0].shape) == 1:
+            return Weight(name, join(tensors), bias, role)
+        return Weight(name, self._gathered(tensors, self.formats.of(role)), bias, role)
+
+    def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
+        """Convert one projection of several experts, each by `prepare`; of each expert the tensors that it becomes."""
+        if self.formats.projection is None and len({kept_format(tensors, self.kept) for tensors in experts}) > 1:
+            same = kept_format((tensor for tensors in experts for tensor in tensors), self.kept)
+            return Weight(name, Experts(tuple(self._gathered(tensors, same) for tensors in experts)))
+        matrices = tuple(self.prepare(f"{name}.{i}", tensors).data for i, tensors in enumerate(experts))
+        return Weight(name, Experts(matrices))
+
+    def _gathered(self, tensors: Sequence[Tensor], wanted: Format | None) -> Any:
+        return gather(tensors, wanted, self.order, self.kept, self.empty)
+
+    def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
+        """A weight of given values, which are in no checkpoint. [n]"""
+        return Weight(name, self.xp.asarray(values))
+
+    def computed_table(self, name: str, values: NDArray[np.float32]) -> Weight:
+        """A table of given vectors, for `embed`. [n, E]"""
+        return self.constant(name, values)
+
+    def random(self, name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
+        """A tensor of normal random numbers, the same for the same backend, seed and name."""
+        return RandomTensor(name, shape, seed, std)
+
+
+@dataclass(frozen=True)
+class RandomTensor:
+    """A tensor of normal random numbers, the same for the same seed and name; for benchmarks and tests."""
+
+    name: str
+    shape: tuple[int, ...]
+    seed: int
+    std: float
+    dtype = "float32"
+
+    def stored(self) -> NDArray[np.float32]:
+        """The numbers, float32."""
+        return self.load()
+
+    def merged_with(self, other: Any) -> None:
+        """Always None: there is no file."""
+
+    def part(self, axis: int, first: int, stop: int) -> Rearranged:
+        """Rows or columns `first` to `stop`: the numbers that they have in the whole tensor."""
+        return Rearranged(self, lambda whole: whole).part(axis, first, stop)
+
+    def load(self) -> NDArray[np.float32]:
+        """The numbers, float32."""
+        out = np.empty(self.shape, np.float32)
+        self.read_into(out)
+        return out
+
+    def read_into(self, out: NDArray[np.float32]) -> None:
+        """Fill `out` with the numbers. A norm's gain is drawn around 1."""
+        first = 0
+        for chunk in self.chunks():
+            out[first : first + len(chunk)] = chunk
+            first += len(chunk)
+            tick()
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The numbers, some rows at a time."""
+        rng = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())])
+        rows = max(1, CHUNK // max(1, math.prod(self.shape[1:])))
+        for first in range(0, self.shape[0], rows):
+            chunk = rng.standard_normal((min(rows, self.shape[0] - first), *self.shape[1:]), np.float32)
+            chunk *= self.std
+            if len(self.shape) == 1 and self.name.endswith(".weight"):
+                chunk += 1
+            yield chunk
+
+
+def gather(
+    tensors: Sequence[Tensor],
+    wanted: Format | None,
+    order: Literal["C", "F"] = "C",
+    kept: Collection[Format] = tuple(STORED_FORMATS.values()),
+    empty: Callable[..., NDArray[Any]] = np.empty,
+) -> Any:
+    """Concatenate tensors along the first axis, as one array or `Quantized`.
+
+    Tensors stored in the wanted format are not converted, and stay mapped if they are contiguous in a file.
+
+    Args:
+        tensors: [out_i, in] each
+        wanted: the format; None: as they are stored
+        order: memory order of float32; "F" is column-major
+        kept: the formats that stay where none is wanted; all others become float32
+        empty: allocates the result, by shape and dtype, unless it is mapped or column-major
+    """
+    if wanted is None:
+        wanted = kept_format(tensors, kept)
+    if wanted == FLOAT32:
+        return join(tensors, order, empty)
+    stored = {STORED_FORMATS.get(tensor.dtype) for tensor in tensors}
+    if stored <= {wanted} and (whole := in_one_piece(tensors)) is not None:
+        return whole.stored()
+    return (_quantized if wanted.scale_bits else _narrowed)(tensors, wanted, empty)
+
+
+def kept_format(tensors: Iterable[Tensor], kept: Collection[Format]) -> Format:
+    """The format in `kept` in which tensors become one without rounding, or for integers in float16 with one by 2^-12.
+
+    float32 if there is none.
+    """
+    stored = {STORED_FORMATS.get(tensor.dtype) for tensor in tensors}
+    for form, held in (*((each, {each}) for each in kept), *WIDER.items()):
+        if form in kept and stored <= held:
+            return form
+    return FLOAT32
+
+
+def in_one_piece(tensors: Sequence[Tensor]) -> Tensor | None:
+    """All tensors as one, if their rows are contiguous in a file; else None."""
+    whole: Tensor | None = tensors[0]
+    for tensor in tensors[1:]:
+        whole = whole and whole.merged_with(tensor)
+    return whole
+
+
+def join(
+    tensors: Sequence[Tensor], order: Literal["C", "F"] = "C", empty: Callable[..., NDArray[Any]] = np.empty
+) -> NDArray[np.float32]:
+    """Concatenate tensors as float32; a single matrix stays mapped if possible.
+
+    Vectors are copied: a mapped one keeps the pages around it in memory. Those of opt-125m are 0.5 MB and would keep
+    3.6 MB of a file whose matrices are no longer read once they are rounded.
+    """
+    if len(tensors) == 1 and order == "C" and len(tensors[0].shape) > 1:
+        return tensors[0].load()
+    rows = [tensor.shape[0] for tensor in tensors]
+    shape = (sum(rows), *tensors[0].shape[1:])
+    joined = empty(shape, np.float32) if order == "C" else np.empty(shape, np.float32, order)
+    stops = np.cumsum(rows)
+    for tensor, stop in zip(tensors, stops, strict=True):
+        tensor.read_into(joined[stop - tensor.shape[0] : stop])
+    return joined
+
+
+def _narrowed(tensors: Sequence[Tensor], wanted: Format, empty: Callable[..., NDArray[Any]]) -> NDArray[Any]:
+    rows = sum(tensor.shape[0] for tensor in tensors)
+    out = empty((rows, *tensors[0].shape[1:]), wanted.dtype)
+    first = 0
+    for tensor in tensors:
+        if STORED_FORMATS.get(tensor.dtype) == wanted:
+            tensor.read_into(out[first : first + tensor.shape[0]])
+            first += tensor.shape[0]
+            continue
+        for chunk in tensor.chunks():
+            out[first : first + len(chunk)] = narrow(chunk, wanted)
+            first += len(chunk)
+            tick()
+    return out
+
+
+def _quantized(tensors: Sequence[Tensor], wanted: Format, empty: Callable[..., NDArray[Any]]) -> Quantized:
+    rows, whole, first = sum(tensor.shape[0] for tensor in tensors), None, 0
+    ready = [STORED_FORMATS.get(tensor.dtype) == wanted for tensor in tensors]
+    for tensor, already in zip(tensors, ready, strict=True):
+        parts: Iterable[Quantized]
+        if already:
+            parts = [tensor.stored()]
+        elif wanted in (INT8, INT4_ZEROS) and STORED_FORMATS.get(tensor.dtype) == INT4:
+            parts = [(widened if wanted == INT8 else with_zeros)(tensor.stored())]
+        else:
+            assert not wanted.offset_bits  # such matrices are only kept
+            parts = (quantize(chunk, wanted.bits, wanted.group) for chunk in tensor.chunks())
+        for part in parts:
+            if not all(ready):  # those that are ready may have larger groups
+                part = _regrouped(part, wanted.group)
+            if whole is None:
+                whole = part.each(lambda array: empty((rows, array.shape[1]), array.dtype))
+            whole.values[first : first + part.shape[0]] = part.values
+            whole.scales[first : first + part.shape[0]] = part.scales
+            if whole.offsets is not None:
+                whole.offsets[first : first + part.shape[0]] = part.offsets
+            first += part.shape[0]
+            tick()
+    assert whole is not None  # no model has a matrix without rows
+    return whole
+
+
+def _regrouped(part: Quantized, group: int) -> Quantized:
+    """The same weights in smaller groups, or in the same."""
+    groups, times = -(-part.inputs // group), part.group // group
+    values = part.values[:, : groups * group * part.bits // 8]
+    scales = np.repeat(part.scales, times, axis=1)[:, :groups]
+    offsets = None if part.offsets is None else np.repeat(part.offsets, times, axis=1)[:, :groups]
+    return Quantized(values, scales, part.inputs, offsets)

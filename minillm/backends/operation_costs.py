@@ -1,0 +1,134 @@
+"""The cost of each operation, from the arguments of its call: what is counted, checked and timed (`observe.py`).
+
+The formulas stand in `reference/`, beside the mathematics; here the shapes and types of a call are put into them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from ..reference.activation import glu_cost, scale_logits_cost
+from ..reference.attention import attention_cost, kv_cost
+from ..reference.cost import Cost
+from ..reference.experts import combine_cost, linear_experts_cost, route_cost
+from ..reference.linear import embed_cost, linear_cost, reduce_cost
+from ..reference.low_rank import low_rank_cost
+from ..reference.norm import layer_norm_cost, rms_norm_cost
+from ..reference.rotary import rotary_cost
+
+
+def _embed(call: Any) -> Cost:
+    tables = (call.weight, call.position_table, call.type_table)
+    row, positions, types = (0 if table is None else table.data.nbytes // table.shape[0] for table in tables)
+    (T, E), scaled = call.result.shape, call.scale != 1
+    return embed_cost(T, E, row, positions, call.result.itemsize, type_row_bytes=types, scaled=scaled)
+
+
+def _linear(call: Any) -> Cost:
+    outputs, inputs = call.weight.shape
+    return linear_cost(
+        len(call.result),
+        inputs,
+        outputs,
+        call.weight.nbytes,
+        bias=call.weight.bias is not None,
+        activation=call.activation,
+        residual=call.residual is not None,
+        number_bytes=call.x.itemsize,
+        result_bytes=call.result.itemsize,
+    )
+
+
+def _add_low_rank(call: Any) -> Cost:
+    (T, inputs), outputs = call.x.shape, call.result.shape[1]
+    parts = [(len(rows), change.down.shape[0]) for rows, change in call.parts]
+    residual, number_bytes = call.residual is not None, call.x.itemsize
+    return low_rank_cost(
+        T, inputs, outputs, parts, activation=call.activation, residual=residual, number_bytes=number_bytes
+    )
+
+
+def _layer_norm(call: Any) -> Cost:
+    T, E = call.result.shape
+    return layer_norm_cost(T, E, affine=call.weight.data is not None, number_bytes=call.result.itemsize)
+
+
+def _rms_norm(call: Any) -> Cost:
+    width = call.result.shape[-1]
+    affine, residual = call.weight.data is not None, call.residual is not None
+    rows = call.result.size // width
+    return rms_norm_cost(rows, width, affine=affine, residual=residual, number_bytes=call.result.itemsize)
+
+
+def _rotary(call: Any) -> Cost:
+    (T, H, D), rotation = call.q.shape, call.rotation
+    scaled, stretched = rotation.scale != 1, rotation.stretch is not None
+    heads, number_bytes = H + call.k.shape[1], call.q.itemsize
+    return rotary_cost(T, heads, D, rotation.pairs, scaled=scaled, stretched=stretched, number_bytes=number_bytes)
+
+
+def _glu(call: Any) -> Cost:
+    T, F = call.result.shape
+    return glu_cost(T, F, call.activation, call.result.itemsize)
+
+
+def _route(call: Any) -> Cost:
+    T, X = call.logits.shape
+    return route_cost(T, X, call.k, normalised=call.normalised)
+
+
+def _linear_experts(call: Any) -> Cost:
+    experts, outputs, inputs = call.weight.shape
+    expert_bytes, number_bytes = call.weight.nbytes // experts, call.result.itemsize
+    return linear_experts_cost(len(call.x), inputs, outputs, expert_bytes, call.routing.used, number_bytes)
+
+
+def _combine(call: Any) -> Cost:
+    (T, k), E = call.routing.weights.shape, call.result.shape[1]
+    return combine_cost(T, E, k, residual=call.residual is not None, number_bytes=call.result.itemsize)
+
+
+def _store_kv(call: Any) -> Cost:
+    T, K, D = call.k.shape
+    return kv_cost(T, K, D, call.backend.memory.position_bytes(K, D), call.k.itemsize)
+
+
+def _attend(call: Any) -> Cost:
+    _, H, D = call.q.shape
+    batch = call.batch.over_sources if call.spec.cross else call.batch
+    position_bytes = call.backend.memory.position_bytes(call.cache.heads, D)
+    return attention_cost(batch, H, D, position_bytes, call.spec, call.q.itemsize)
+
+
+def _take_rows(call: Any) -> Cost:
+    rows, width = call.result.shape
+    return embed_cost(rows, width, call.result.itemsize * width, 0, call.result.itemsize)
+
+
+def _scale_logits(call: Any) -> Cost:
+    R, V = call.result.shape
+    return scale_logits_cost(R, V, scaled=call.scale != 1, capped=call.cap is not None)
+
+
+def _reduce(call: Any) -> Cost:
+    return reduce_cost(call.result.size, call.backend.ranks, call.result.itemsize)
+
+
+COSTS: dict[str, Callable[[Any], Cost]] = {
+    "embed": _embed,
+    "linear": _linear,
+    "add_low_rank": _add_low_rank,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "rotary": _rotary,
+    "glu": _glu,
+    "route": _route,
+    "linear_experts": _linear_experts,
+    "combine": _combine,
+    "store_kv": _store_kv,
+    "attend": _attend,
+    "take_rows": _take_rows,
+    "scale_logits": _scale_logits,
+    "reduce": _reduce,
+}
+"""Operation -> the cost of a call, whose fields are the operation's arguments by name, its `weight` or table, its
+`result`, and the `backend` that ran it. An operation that is missing here fails rather than going uncounted."""
