@@ -2,7 +2,7 @@
 
 Source: docs/api.md and docs/modelfile.md of the Ollama repository. Streams, the default, are lines of JSON; durations
 are in nanoseconds. All options of its documentation are taken: those about how Ollama loads and runs a model
-(`RUNNING`, and the field `keep_alive`) have no effect, since a model here stays loaded as the server started it; what
+have no effect, nor the field `keep_alive`, since a model here stays loaded as the server started it; what
 can only be done otherwise is said once in the log (`_log_once`). Sampling that a request leaves open is as in Ollama
 (`DEFAULTS`), but for its repetition penalty, which is off here.
 """
@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ..decoding.foreign import OLLAMA, OLLAMA_OPTIONS, WORDS, ignored, refused, renamed
 from ..decoding.resolving import NO_FILTER
 from ..errors import printable, shown
 from ..text.chat import Answer, CallParser, ToolCall
@@ -40,39 +41,11 @@ logger = logging.getLogger("minillm.server")
 
 DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
-OPTIONS = {
-    "repeat_penalty": "repetition_penalty",
-    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")},
-    **{name: name for name in ("presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta")},
-}
-"""Options -> the fields of /v1/chat/completions that take their values as they are"""
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "min_p": (0,),
-    "typical_p": (1,),
-    "repeat_penalty": (1,),
-    "mirostat": (0,),
-    "seed": (-1,),
-}
-"""Options -> values that ask for nothing"""
-RUNNING = frozenset(
-    {"num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "vocab_only"}
-    | {"use_mmap", "use_mlock", "logits_all", "embedding_only", "penalize_newline", "num_gqa", "tfs_z"}
-)
-"""Options without effect here; tfs_z has none in Ollama either"""
-
 FIELDS = {
     "generate": {"prompt", "system", "raw", "suffix", "template", "context", "images", "width", "height", "steps"},
     "chat": {"messages", "tools"},
 }
-COMMON = {"model", "stream", "format", "options", "keep_alive", "think", "logprobs", "top_logprobs"}
-COMMON |= {"truncate", "shift"}  # without effect: what is too long is refused
-REFUSED = {
-    "suffix": "minillm does not insert text",
-    "template": "the model's own template is used; raw takes a prompt as it is",
-    "context": "use /api/chat, and give the messages",
-    **dict.fromkeys(("images", "width", "height", "steps"), "minillm reads and writes text only"),
-}
-"""Fields that are not offered -> the reason; empty and false values ask for nothing"""
+COMMON = {"model", "stream", "format", "options", "think", "logprobs", "top_logprobs"} | ignored(OLLAMA)
 
 
 def routes() -> list[Route]:
@@ -137,8 +110,8 @@ def _check(body: Mapping[str, Any], kind: str) -> None:
         ApiError: it has one.
     """
     for name, value in body.items():
-        if name in REFUSED and value:
-            raise ApiError(f"{name} is not offered: {REFUSED[name]}")
+        if value and name in refused(OLLAMA):
+            raise ApiError(f"{name} is not offered: {refused(OLLAMA)[name]}")
         if name not in COMMON | FIELDS[kind]:
             raise ApiError(f"unknown field {shown(name)}: known are {', '.join(sorted(COMMON | FIELDS[kind]))}")
     flags = ("stream", "raw", "logprobs")
@@ -166,7 +139,7 @@ def _translated(body: Mapping[str, Any], kind: str, served: "Served") -> Transla
         given["guided_json"] = form
     elif form not in (None, ""):
         raise ApiError(f'format={shown(form)}: expected "json" or a JSON schema')
-    back = {field: f"options.{option}" for option, field in OPTIONS.items()} | {"guided_json": "format"}
+    back = {field: f"options.{option}" for option, field in renamed(OLLAMA_OPTIONS).items()} | {"guided_json": "format"}
     asked = translate(given | _options(body.get("options")), CHAT, back)
     return replace(asked, names={field: back.get(name, name) for field, name in asked.names.items()})
 
@@ -175,7 +148,7 @@ def _options(options: Any) -> dict[str, Any]:
     """Options as fields of /v1/chat/completions, with Ollama's defaults; without the length."""
     if not isinstance(options, dict | None):
         raise ApiError(f"options: expected an object, found {shown(options)}")
-    given = {name: value for name, value in (options or {}).items() if value is not None and name not in RUNNING}
+    given = {name: value for name, value in (options or {}).items() if value is not None}
     for name in ("num_ctx", "num_predict"):
         given.pop(name, None)
     last = given.pop("repeat_last_n", -1)
@@ -186,17 +159,25 @@ def _options(options: Any) -> dict[str, Any]:
     if given.get("mirostat") == 1:
         _log_once("options.mirostat: 1 is done as 2, the later version")
         given["mirostat"] = 2
-    asked = {name: value for name, value in given.items() if value not in _NEUTRAL.get(name, ())}
-    for name in asked:
-        if name not in OPTIONS:
-            known = ", ".join(sorted(OPTIONS.keys() | RUNNING | {"num_ctx", "num_predict", "repeat_last_n"}))
-            raise ApiError(f"options.{printable(name)} is not offered; known are {known}")
-    fields = {OPTIONS[name]: value for name, value in asked.items()}
+    fields = _renamed(given)
     if "mirostat" in fields:  # it replaces the filters
         return {name: value for name, value in fields.items() if name not in NO_FILTER}
     for name in ("mirostat_tau", "mirostat_eta"):  # clients send them with every request
         fields.pop(name, None)
     return DEFAULTS | fields
+
+
+def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options under the names of /v1/chat/completions; without those that ask for nothing."""
+    words, fields = WORDS[OLLAMA_OPTIONS], {}
+    for name, value in options.items():
+        if name not in words:
+            known = ", ".join(sorted({*words, "num_ctx", "num_predict", "repeat_last_n"}))
+            raise ApiError(f"options.{printable(name)} is not offered; known are {known}")
+        ours = words[name].ours
+        if ours is not None and value not in words[name].neutral:
+            fields[ours] = value
+    return fields
 
 
 def _length(options: Mapping[str, Any] | None, served: "Served") -> int | None:
@@ -244,7 +225,7 @@ def _message(message: Any) -> Any:
     if not isinstance(message, dict):
         return message
     if message.get("images"):
-        raise ApiError(f"images is not offered: {REFUSED['images']}")
+        raise ApiError(f"images is not offered: {refused(OLLAMA)['images']}")
     read = {key: value for key, value in message.items() if key not in ("images", "tool_name")}
     if message.get("tool_name") is not None:
         read["name"] = message["tool_name"]

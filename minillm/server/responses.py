@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..decoding import foreign
 from ..errors import listed, printable, shown
 from ..text.chat.call_parser import CallParser
 from ..text.chat.calls import ArgumentsDelta, CallBegin, ContentDelta, Delta
 from .exchange import Exchange, json_of
-from .fields import REFUSED_IN_RESPONSES
 from .logprobs import chat_logprobs
 from .messages import ROLES, TEXT_PARTS, custom_call, is_text, read_parts
 from .protocol import ApiError, ChatRequest, GenerationRequest, ResponseFormat
@@ -71,7 +71,7 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     """`effort` is a variable of the template, if it uses it"""
 
 
-RESPONSES = Endpoint(ResponsesRequest, NAMES | {"max_new_tokens": "max_output_tokens"}, REFUSED_IN_RESPONSES)
+RESPONSES = Endpoint(ResponsesRequest, foreign.RESPONSES, NAMES | {"max_new_tokens": "max_output_tokens"})
 
 
 async def responses(request: Request) -> Response:

@@ -11,10 +11,10 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..decoding.foreign import API, ignored
 from ..errors import EngineStateError, MinillmError, UsageError
 from ..text.tokenizer import EncodedText
 from .exchange import json_of
-from .fields import IGNORED
 from .limits import retry_after
 from .protocol import ApiError, Usage, internal_error
 from .streaming import encode, until_gone
@@ -162,7 +162,7 @@ async def read_request(request: Request, kind: type[S], prefix: str, endpoint: s
     """
     server: Server = request.app.state.server
     body = await json_of(request, server)
-    body = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
+    body = {name: value for name, value in body.items() if value is not None and name not in ignored(API)}
     asked = convert(body, kind)
     served = server.model(asked.model)
     served.need(endpoint, request.url.path)

@@ -4,9 +4,8 @@ A field of a body is one of five:
 
 - one that the server reads: a field of the structs in `protocol`;
 - a generation field of the engine under its own name, from its one declaration in `decoding.settings`;
-- another name of one: `ALIASES`;
-- one without effect, which clients send in good faith: `fields.IGNORED`;
-- anything else, which is refused by name: `fields.REFUSED` says why of those that other servers do.
+- another program's word, which `decoding.foreign` renames, ignores or refuses;
+- anything else, which is refused with the name that may have been meant.
 
 As in OpenAI's API, null is as good as leaving a field out, also of one that is unknown, since clients send what later
 versions of the API have; and a temperature or a top_p of 0 is greedy search, whatever else shapes the sampling.
@@ -20,34 +19,24 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from ..decoding import foreign
+from ..decoding.foreign import API, WORDS, Row
 from ..decoding.resolving import NO_FILTER, read_field
 from ..decoding.settings import FIELDS
 from ..decoding.values import LARGE
-from ..errors import EngineStateError, MinillmError, ParameterError, QueueFullError, listed, shown
-from .fields import IGNORED, REFUSED, is_neutral
+from ..errors import EngineStateError, MinillmError, ParameterError, QueueFullError, UsageError, listed, shown
 from .protocol import ApiError, ChatRequest, CompletionRequest, GenerationRequest
-
-ALIASES = {
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "n": "num_return_sequences",
-    "stop": "stop_strings",
-    "min_tokens": "min_new_tokens",
-    "include_stop_str_in_output": "include_stop",
-}
-"""Names of OpenAI's API and of vLLM -> the generation field that takes their values as they are."""
 
 FUNCTIONS = {"logits_processor", "prefix_allowed_tokens_fn", "stopping_criteria"}
 """Generation fields that take functions, which no JSON holds."""
 
-PHRASES = {
-    "this model has no chat template: give a prompt to `generate` or `stream`": "this model has no chat template: "
-    "use /v1/completions",
-    "for greedy decoding set do_sample=False and no temperature": "0 is greedy decoding",
-    "set do_sample=True and leave num_beams out": "set a temperature above 0 and leave num_beams out",
-    "raise it, or set echo=True for the prompt alone": "raise it; /v1/completions with echo gives the prompt alone",
+ADVICE = {
+    "messages": "use /v1/completions",
+    "temperature": "0 is greedy decoding",
+    "num_return_sequences": "set a temperature above 0 and leave num_beams out",
+    "max_new_tokens": "raise it; /v1/completions with echo gives the prompt alone",
 }
-"""Advice of the engine -> the same in the words of the API."""
+"""Generation field -> what to do, where the engine has advice in the words of Python's calls."""
 
 R = TypeVar("R", bound=GenerationRequest)
 
@@ -57,22 +46,26 @@ class Endpoint(Generic[R]):
     """The fields of one endpoint."""
 
     request: type[R]
+    reader: str
+    """Reader of other programs' words, as `decoding.foreign` has them"""
     names: Mapping[str, str]
     """Generation field -> the name that an error gives it, if the request has not used another"""
-    elsewhere: Mapping[str, str]
-    """Generation fields that it does not take -> the reason"""
+
+    def row(self, word: str) -> Row | None:
+        """The decision about another program's word."""
+        return WORDS[self.reader].get(word) or WORDS[API].get(word)
 
 
 NAMES = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "stop_strings": "stop"}
 COMPLETIONS = Endpoint(
     CompletionRequest,
+    foreign.COMPLETIONS,
     {**NAMES, "top_logprobs": "logprobs"},
-    {"top_logprobs": "give their number as logprobs"},
 )
 CHAT = Endpoint(
     ChatRequest,
+    foreign.CHAT,
     NAMES,
-    {"echo": "/v1/completions has it", "add_special_tokens": "the chat template writes them"},
 )
 
 
@@ -108,8 +101,8 @@ class Translated(Generic[R]):
         if isinstance(error, EngineStateError):
             return ApiError(str(error), status=503, type="service_unavailable_error", code="shutting_down")
         message = str(error)
-        for advice, words in PHRASES.items():
-            message = message.replace(advice, words)
+        if isinstance(error, UsageError) and error.advice is not None and error.field in ADVICE:
+            message = f"{error.problem}: {ADVICE[error.field]}"
         message = re.sub(r"\w+", lambda word: self.names.get(word[0], word[0]), message)
         return refused(message, self.given)
 
@@ -134,15 +127,17 @@ def translate(body: Mapping[str, Any], endpoint: Endpoint[R], known: Mapping[str
     for name, value in body.items():
         if value is None:
             continue
-        if name in endpoint.elsewhere:
-            if not is_neutral(name, value):
-                raise _refusal(name, endpoint, own)
-        elif name in own:
+        row = endpoint.row(name)
+        if name in own and name not in WORDS[endpoint.reader]:
             read[name] = value
-        elif name in ALIASES or (name in FIELDS and name not in FUNCTIONS):
-            _set(fields, names, ALIASES.get(name, name), value, (known or {}).get(name, name))
-        elif name not in IGNORED and not (name in REFUSED and is_neutral(name, value)):
-            raise _refusal(name, endpoint, own)
+        elif row is not None and row.ours is None:
+            if row.advice is not None and not row.asks_nothing(value):
+                raise ApiError(f"{name} is not offered: {row.advice}", param=name, code="unsupported_parameter")
+        elif row is not None or (name in FIELDS and name not in FUNCTIONS):
+            field = name if row is None or row.ours is None else row.ours
+            _set(fields, names, field, value, (known or {}).get(name, name))
+        else:
+            raise _unknown(name, own)
     n = fields.get("num_return_sequences", 1)
     request = convert(read, endpoint.request)
     _convert_common(request, fields, names)
@@ -177,13 +172,10 @@ def convert(body: Mapping[str, Any], kind: type[S]) -> S:
         raise ApiError(f"{where}{message[0].lower()}{message[1:]}", param=param) from None
 
 
-def _refusal(name: str, endpoint: Endpoint[R], own: set[str]) -> ApiError:
-    reason = endpoint.elsewhere.get(name) or REFUSED.get(name)
-    if reason is not None:
-        return ApiError(f"{name} is not offered: {reason}", param=name, code="unsupported_parameter")
+def _unknown(name: str, own: set[str]) -> ApiError:
     if name in FUNCTIONS:
         return ApiError(f"{name} takes functions, which cannot be sent", param=name, code="unsupported_parameter")
-    known = [*own, *ALIASES, *(field for field in FIELDS if field not in FUNCTIONS)]
+    known = [*own, *foreign.renamed(API), *(field for field in FIELDS if field not in FUNCTIONS)]
     nearest = difflib.get_close_matches(name[:100], known, n=1)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {listed(known)}"
     return ApiError(f"unknown field {shown(name)}: {hint}", param=name[:100], code="unknown_parameter")

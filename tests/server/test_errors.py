@@ -11,10 +11,9 @@ import pytest
 from starlette.applications import Starlette
 
 from minillm import Engine
+from minillm.decoding.foreign import API, WORDS
 from minillm.decoding.settings import FIELDS
 from minillm.errors import NumericalError
-from minillm.server.fields import IGNORED, REFUSED
-from minillm.server.translate import ALIASES
 
 from .client import error_of, get, post, talk
 
@@ -275,9 +274,7 @@ MESSAGES: list[Any] = [
 ]
 NAMES = [
     *FIELDS,
-    *ALIASES,
-    *REFUSED,
-    *IGNORED,
+    *WORDS[API],
     *("model", "stream", "stream_options", "logit_bias", "user", "ignore_eos", "stop_token_ids", "use_beam_search"),
     *("priority", "timeout", "return_token_ids", "return_tokens_as_token_ids", "best_of", "add_special_tokens"),
     *("response_format", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "whatever"),
