@@ -21,21 +21,22 @@ from starlette.routing import Route
 
 from ..decoding.foreign import OLLAMA, OLLAMA_OPTIONS, WORDS, ignored, refused, renamed
 from ..decoding.resolving import NO_FILTER
+from ..engine.results import Generation
 from ..errors import printable, shown
 from ..text.chat import Answer, CallParser, ToolCall
 from .embeddings import embed, embed_one
-from .exchange import Exchange, json_of
+from .generation_request import CHAT, ChatRequest, Translated, translate
+from .http_json import ApiError, encode, json_response
 from .logprobs import chat_logprobs
 from .ollama_models import model_name, moment, running, show, tags, version
-from .protocol import ApiError, ChatRequest
-from .streaming import AnswerWriter, StreamResponse, encode
+from .served_model import ServedModel
+from .server_request import ServerRequest
+from .state import Server
+from .streaming import AnswerWriter, StreamResponse
 from .tools import ToolUse, is_cut
-from .translate import CHAT, Translated, translate
 
 if TYPE_CHECKING:
     from ..engine.results import Completion, Event
-    from .app import Server
-    from .served import Served
 
 logger = logging.getLogger("minillm.server")
 
@@ -62,45 +63,36 @@ def routes() -> list[Route]:
     ]
 
 
-async def generate(request: Request) -> Response:
+async def generate(http: Request) -> Response:
     """Answer POST /api/generate."""
-    return await _answered(request, "generate")
+    return await _answered(http, "generate")
 
 
-async def chat(request: Request) -> Response:
+async def chat(http: Request) -> Response:
     """Answer POST /api/chat."""
-    return await _answered(request, "chat")
-
-
-def refusal(error: ApiError) -> Response:
-    """An error in Ollama's form."""
-    return JSONResponse({"error": str(error)}, status_code=error.status, headers=error.headers)
+    return await _answered(http, "chat")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-async def _answered(request: Request, kind: str) -> Response:
+async def _answered(http: Request, kind: str) -> Response:
     """The answer of either endpoint."""
-    server: Server = request.app.state.server
-    try:
-        body = await json_of(request, server)
-        served = server.model(model_name(body.get("model")))
-        _check(body, kind)
-        if body.get("prompt" if kind == "generate" else "messages") in (None, "", []) and not body.get("system"):
-            _options(body.get("options"))
-            load = {"model": served.name, "created_at": moment(), **_said(kind, ""), "done": True}
-            return JSONResponse(load | {"done_reason": "load"})  # a client asks to load the model, which it is
-        asked = _translated(body, kind, served)
-        exchange = Exchange(server, served, asked, "ollama", request)
-        use = exchange.tool_use()
-        answer = _Answer(exchange, kind, use)
-        await exchange.submit(partial(_prompt, exchange, body, kind, use), 1, _length(body.get("options"), served))
-        if body.get("stream") is not False:
-            return StreamResponse(exchange, answer, media_type="application/x-ndjson")
-        return exchange.json(await answer.whole())
-    except ApiError as error:
-        return refusal(error)
+    server = Server.of(http)
+    body = await server.read_json(http)
+    model = server.model(model_name(body.get("model")))
+    _check(body, kind)
+    if body.get("prompt" if kind == "generate" else "messages") in (None, "", []) and not body.get("system"):
+        _options(body.get("options"))
+        load = {"model": model.name, "created_at": moment(), **_said(kind, ""), "done": True}
+        return JSONResponse(load | {"done_reason": "load"})  # a client asks to load the model, which it is
+    request = ServerRequest(server, model, _translated(body, kind, model), "ollama", http)
+    use = request.tool_use()
+    answer = _Answer(request, kind, use)
+    await request.submit(partial(_prompt, request, body, kind, use), 1, _length(body.get("options"), model))
+    if body.get("stream") is not False:
+        return StreamResponse(request, answer, media_type="application/x-ndjson")
+    return json_response(answer.whole(*await request.results()))
 
 
 def _check(body: Mapping[str, Any], kind: str) -> None:
@@ -121,7 +113,7 @@ def _check(body: Mapping[str, Any], kind: str) -> None:
                 raise ApiError(f"{name}: expected {expected}, found {shown(body[name])}")
 
 
-def _translated(body: Mapping[str, Any], kind: str, served: "Served") -> Translated[ChatRequest]:
+def _translated(body: Mapping[str, Any], kind: str, model: ServedModel) -> Translated[ChatRequest]:
     """A request as the chat that it stands for.
 
     Raises:
@@ -129,7 +121,7 @@ def _translated(body: Mapping[str, Any], kind: str, served: "Served") -> Transla
     """
     given: dict[str, Any] = {"messages": _messages(body, kind)}
     given |= {"tools": body.get("tools")} if kind == "chat" else {}
-    given |= _thinking(body.get("think"), served)
+    given |= _thinking(body.get("think"), model)
     if body.get("logprobs") or body.get("top_logprobs"):
         given |= {"logprobs": True, "top_logprobs": body.get("top_logprobs")}
     form = body.get("format")
@@ -180,7 +172,7 @@ def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _length(options: Mapping[str, Any] | None, served: "Served") -> int | None:
+def _length(options: Mapping[str, Any] | None, model: ServedModel) -> int | None:
     """The new tokens that the options allow, as far as they fit; None: as many as fit, as Ollama does it for 0, -1, -2.
 
     A context beyond the model's is that of the model.
@@ -191,8 +183,8 @@ def _length(options: Mapping[str, Any] | None, served: "Served") -> int | None:
         if isinstance(value, bool) or not isinstance(value, int | None):
             raise ApiError(f"options.{name}={shown(value)}: expected a whole number")
         lengths[name] = value or 0
-    if lengths["num_ctx"] > served.engine.context:
-        _log_once(f"options.num_ctx is above the context of {served.name}, {served.engine.context}, which counts")
+    if lengths["num_ctx"] > model.engine.context:
+        _log_once(f"options.num_ctx is above the context of {model.name}, {model.engine.context}, which counts")
     return lengths["num_predict"] if lengths["num_predict"] > 0 else None
 
 
@@ -202,11 +194,11 @@ def _log_once(message: str) -> None:
     logger.warning("Ollama's API: %s", message)
 
 
-def _thinking(think: Any, served: "Served") -> dict[str, Any]:
+def _thinking(think: Any, model: ServedModel) -> dict[str, Any]:
     """The template's variable for `think: false`."""
     if think not in (None, False):
         raise ApiError("think is not offered: thoughts are not told from the answer")
-    template = served.engine.chat_template
+    template = model.engine.chat_template
     if think is None or template is None or "enable_thinking" not in template.source:
         return {}
     return {"chat_template_kwargs": {"enable_thinking": False}}
@@ -233,16 +225,16 @@ def _message(message: Any) -> Any:
 
 
 def _prompt(
-    exchange: Exchange[ChatRequest], body: Mapping[str, Any], kind: str, use: ToolUse | None
+    request: ServerRequest[ChatRequest], body: Mapping[str, Any], kind: str, use: ToolUse | None
 ) -> list[list[int]]:
     """Token ids of the prompt; of /api/generate without a template the text as it is, if raw or if there is none."""
-    template = exchange.served.engine.chat_template
+    template = request.model.engine.chat_template
     if kind == "generate" and (body.get("raw") or template is None):
         if body.get("system"):
             why = "raw takes the prompt as it is" if body.get("raw") else "this model has no chat template"
             raise ApiError(f"system has no effect: {why}")
-        return exchange.served.encode([body.get("prompt") or ""])
-    return exchange.render(exchange.asked.request, None if use is None else use.offered)
+        return request.model.encode([body.get("prompt") or ""])
+    return request.render(request.body, use)
 
 
 # --- answering --------------------------------------------------------------------------------------------------------
@@ -263,10 +255,10 @@ def _said(kind: str, text: str, calls: list[ToolCall] | None = None) -> dict[str
 def _arguments(call: ToolCall) -> dict[str, Any]:
     """Arguments as an object; text of the model's that is none is the value of an empty key."""
     try:
-        found = json.loads(call.arguments)
+        arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"": call.arguments}
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {"": call.arguments}
 
 
 class _Answer(AnswerWriter):
@@ -277,8 +269,8 @@ class _Answer(AnswerWriter):
     silence = b" "
     """Before a line of JSON; clients that read lines of JSON take no empty ones"""
 
-    def __init__(self, exchange: Exchange[ChatRequest], kind: str, use: ToolUse | None) -> None:
-        self._exchange, self._kind = exchange, kind
+    def __init__(self, request: ServerRequest[ChatRequest], kind: str, use: ToolUse | None) -> None:
+        self._request, self._kind = request, kind
         self._began = time.monotonic_ns()
         self._reading = _Reading(use)
         self._last: Event | None = None
@@ -303,13 +295,8 @@ class _Answer(AnswerWriter):
         """A line with the error."""
         return encode({"error": str(error)}) + b"\n"
 
-    async def whole(self) -> dict[str, Any]:
-        """The answer in one object.
-
-        Raises:
-            ApiError: the request failed.
-        """
-        [generation] = await self._exchange.results()
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        """The answer in one object."""
         [completion] = generation.completions
         text, calls = self._reading.add(completion.text, last=True, cut=is_cut(completion))
         end = self._end(completion.finish_reason, generation.prefill_seconds, generation.decode_seconds)
@@ -319,18 +306,17 @@ class _Answer(AnswerWriter):
         """The log-probabilities of new tokens, if they are asked for."""
         if not piece.logprobs:
             return {}
-        texts, top = self._exchange.served.texts, piece.top_logprobs or ()
-        return {"logprobs": chat_logprobs(texts, piece.token_ids, piece.logprobs, top).content}
+        return {"logprobs": chat_logprobs(self._request.model.texts, piece)}
 
     def _line(self, answer: dict[str, Any]) -> bytes:
         return encode(self._head() | answer) + b"\n"
 
     def _head(self) -> dict[str, Any]:
-        return {"model": self._exchange.served.name, "created_at": moment()}
+        return {"model": self._request.model.name, "created_at": moment()}
 
     def _end(self, reason: str | None, prefill: float, decode: float) -> dict[str, Any]:
         """The reason of the end, counts and durations; `prefill` and `decode` are in seconds."""
-        usage = self._exchange.usage()
+        usage = self._request.usage()
         return {
             "done": True,
             "done_reason": reason,

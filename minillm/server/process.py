@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..errors import MinillmError, UsageError
-from .app import Server
+from .state import Server
 
 logger = logging.getLogger("minillm.server")
 

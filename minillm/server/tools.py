@@ -17,13 +17,12 @@ from ..decoding.settings import GUIDES
 from ..errors import listed, shown
 from ..text.chat import FORMATS, Answer, CallFormat, CallParser, call_grammar, read_calls, read_tools
 from ..text.chat.calls import ArgumentsDelta, CallBegin, Delta
-from .protocol import ApiError
-from .streaming import encode
+from .http_json import ApiError
 
 if TYPE_CHECKING:
     from ..engine.results import Completion, Event
-    from .served import Served
-    from .translate import Translated
+    from .generation_request import Translated
+    from .served_model import ServedModel
 
 _CHOICES = (
     '"none", "auto", "required", {"type": "function", "function": {"name": ...}} or {"type": "allowed_tools", ...}'
@@ -82,32 +81,32 @@ class FirstCalls:
         return kept
 
 
-def tool_use(asked: "Translated[Any]", served: "Served") -> ToolUse | None:
+def tool_use(asked: "Translated[Any]", model: "ServedModel") -> ToolUse | None:
     """The tools of a request; None if it offers none, or forbids calls. Sets the generation fields that they need.
 
     Raises:
         ApiError: a definition or the choice is malformed, or contradicts another field.
         ParameterError, CheckpointError: as `read_tools`, and of a broken template.
     """
-    request = asked.request
-    template = served.engine.chat_template
-    if not request.tools:
-        if request.tool_choice not in (None, "none", "auto"):
+    body = asked.body
+    template = model.engine.chat_template
+    if not body.tools:
+        if body.tool_choice not in (None, "none", "auto"):
             raise ApiError("tool_choice needs tools: give their definitions", param="tool_choice")
         return None
-    tools = read_tools(request.tools)
-    mode, names = _choice(request.tool_choice, [tool["function"]["name"] for tool in tools])
+    tools = read_tools(body.tools)
+    mode, names = _choice(body.tool_choice, [tool["function"]["name"] for tool in tools])
     if mode == "none" or template is None:  # without a template the request is refused when it is rendered
         return None
-    form = served.tool_parser or template.call_format
+    form = model.tool_parser or template.call_format
     if form is None:
         message = f"minillm does not read the calls that the model's template writes, {template.unread_calls}"
         raise ApiError(f"tools: {message}: start the server with --tool-parser {'|'.join(FORMATS)}", param="tools")
-    named = isinstance(request.tool_choice, dict) and request.tool_choice.get("type") == "function"
-    single = named or request.parallel_tool_calls is False
+    named = isinstance(body.tool_choice, dict) and body.tool_choice.get("type") == "function"
+    single = named or body.parallel_tool_calls is False
     callable_ = [tool for tool in tools if tool["function"]["name"] in names]
     strict = any(tool["function"].get("strict") for tool in callable_)
-    tokenizer, required = served.engine.tokenizer, mode == "required"
+    tokenizer, required = model.engine.tokenizer, mode == "required"
     held = required or strict or len(callable_) < len(tools)
     content = _content_schema(asked, required=required, held=held)
     if held or content is not None:
@@ -190,17 +189,14 @@ def message_calls(answer: Answer) -> list[dict[str, Any]]:
     ]
 
 
-def delta_json(delta: Delta) -> bytes:
+def delta_of(change: Delta) -> dict[str, Any]:
     """The "delta" of a chunk."""
-    if isinstance(delta, CallBegin):
-        return b'{"tool_calls":[{"index":%d,"id":%b,"type":"function","function":{"name":%b,"arguments":""}}]}' % (
-            delta.index,
-            encode(delta.id),
-            encode(delta.name),
-        )
-    if isinstance(delta, ArgumentsDelta):
-        return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (delta.index, encode(delta.text))
-    return b'{"content":%b}' % encode(delta.text)
+    if isinstance(change, CallBegin):
+        function = {"name": change.name, "arguments": ""}
+        return {"tool_calls": [{"index": change.index, "id": change.id, "type": "function", "function": function}]}
+    if isinstance(change, ArgumentsDelta):
+        return {"tool_calls": [{"index": change.index, "function": {"arguments": change.text}}]}
+    return {"content": change.text}
 
 
 def is_cut(piece: "Completion | Event") -> bool:

@@ -15,9 +15,9 @@ from minillm.decoding.foreign import API, WORDS
 from minillm.decoding.settings import FIELDS
 from minillm.errors import ParameterError, PromptError
 from minillm.server import make_app
+from minillm.server.generation_request import CHAT, COMPLETIONS, FUNCTIONS
 from minillm.server.messages import ROLES
 from minillm.server.responses import INCLUDED, LOGPROBS, RESPONSES, SKIPPED, _log_skipped
-from minillm.server.translate import CHAT, COMPLETIONS, FUNCTIONS
 from minillm.text.chat import ChatTemplate
 
 from ..server.client import calling_engine, error_of, post

@@ -253,7 +253,7 @@ def test_a_bug_is_one_line_for_the_client_and_one_in_the_log(
     def broken(*arguments: Any) -> Any:
         raise ZeroDivisionError("secret text")
 
-    monkeypatch.setattr("minillm.server.completions.read_prompts", broken)
+    monkeypatch.setattr("minillm.server.text_generation.read_prompts", broken)
     response = post(app, COMPLETIONS, {"prompt": "a"}, headers={"X-Request-Id": "me"})
     assert "secret" not in error_of(response, 500)["message"] and response.headers["x-request-id"] == "me"
     [record] = [r for r in caplog.records if r.levelno == logging.ERROR]

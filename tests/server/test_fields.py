@@ -12,8 +12,15 @@ from minillm import Engine
 from minillm.decoding.foreign import API, RESPONSES, WORDS, ignored, refused, renamed
 from minillm.decoding.settings import FIELDS
 from minillm.server import make_app
-from minillm.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from minillm.server.translate import CHAT, COMPLETIONS, FUNCTIONS, translate
+from minillm.server.generation_request import (
+    CHAT,
+    COMPLETIONS,
+    FUNCTIONS,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    translate,
+)
 
 from .. import seq2seq
 from ..adapters import write_adapter

@@ -2,7 +2,7 @@
 
 A field of a body is one of five:
 
-- one that the server reads: a field of the structs in `protocol`;
+- one that the server reads: a field of the structs below;
 - a generation field of the engine under its own name, from its one declaration in `decoding.settings`;
 - another program's word, which `decoding.foreign` renames, ignores or refuses;
 - anything else, which is refused with the name that may have been meant.
@@ -15,9 +15,10 @@ import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from ..decoding import foreign
 from ..decoding.foreign import API, WORDS, Row
@@ -25,7 +26,82 @@ from ..decoding.resolving import NO_FILTER, read_field
 from ..decoding.settings import FIELDS
 from ..decoding.values import LARGE
 from ..errors import EngineStateError, MinillmError, ParameterError, QueueFullError, UsageError, listed, shown
-from .protocol import ApiError, ChatRequest, CompletionRequest, GenerationRequest
+from .http_json import ApiError, shutting_down
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """OpenAI pads its chunks against eavesdroppers; without effect here"""
+    continuous_usage_stats: Literal[False] | None = None
+    """vLLM counts in every chunk; not done here, so True is refused"""
+
+
+class GenerationRequest(Struct, kw_only=True):
+    """The fields that completions and chat have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    """A label for the operator; it never changes an answer"""
+    ignore_eos: bool | None = None
+    """vLLM, and all below: an end-of-sequence token does not end the text"""
+    stop_token_ids: list[int] | None = None
+    """Further tokens that end it"""
+    use_beam_search: bool | None = None
+    """Beam search of width n"""
+    priority: int | None = None
+    """Waiting requests with smaller numbers run first"""
+    timeout: float | None = None
+    """Ours: seconds after which the answer ends with what there is and the finish_reason "timeout\""""
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """In log-probabilities, "token_id:5" for the text of token 5"""
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """/v1/completions."""
+
+    prompt: Any
+    """A text, a list of texts, token ids, or a list of lists of token ids"""
+    best_of: int | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    """vLLM: whether to add the tokens that the model expects around a prompt; by default True"""
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    """The form of a chat's answer."""
+
+    type: str
+    json_schema: dict[str, Any] | None = None
+    schema: dict[str, Any] | None = None
+    """The schema alone, as servers had it before OpenAI's `json_schema`"""
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """/v1/chat/completions."""
+
+    messages: list[Any]
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    add_generation_prompt: bool | None = None
+    """vLLM, like the next two: begin an answer; by default unless the last message is continued"""
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    """A variable of the template, like the next two, if it uses them"""
+    verbosity: str | None = None
+    enable_thinking: bool | None = None
+
+
+# --- the fields of an endpoint ----------------------------------------------------------------------------------------
 
 FUNCTIONS = {"logits_processor", "prefix_allowed_tokens_fn", "stopping_criteria"}
 """Generation fields that take functions, which no JSON holds."""
@@ -33,7 +109,7 @@ FUNCTIONS = {"logits_processor", "prefix_allowed_tokens_fn", "stopping_criteria"
 ADVICE = {
     "messages": "use /v1/completions",
     "temperature": "0 is greedy decoding",
-    "num_return_sequences": "set a temperature above 0 and leave num_beams out",
+    "num_return_sequences": "raise num_beams, or set a temperature above 0 and leave num_beams out",
     "max_new_tokens": "raise it; /v1/completions with echo gives the prompt alone",
 }
 """Generation field -> what to do, where the engine has advice in the words of Python's calls."""
@@ -57,23 +133,16 @@ class Endpoint(Generic[R]):
 
 
 NAMES = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "stop_strings": "stop"}
-COMPLETIONS = Endpoint(
-    CompletionRequest,
-    foreign.COMPLETIONS,
-    {**NAMES, "top_logprobs": "logprobs"},
-)
-CHAT = Endpoint(
-    ChatRequest,
-    foreign.CHAT,
-    NAMES,
-)
+COMPLETIONS = Endpoint(CompletionRequest, foreign.COMPLETIONS, NAMES | {"top_logprobs": "logprobs"})
+CHAT = Endpoint(ChatRequest, foreign.CHAT, NAMES)
 
 
 @dataclass(frozen=True)
 class Translated(Generic[R]):
     """A request as the server and the engine read it."""
 
-    request: R
+    body: R
+    """The fields that the server reads"""
     fields: dict[str, Any]
     """Generation fields"""
     names: dict[str, str]
@@ -99,7 +168,7 @@ class Translated(Generic[R]):
         if isinstance(error, QueueFullError):
             return ApiError(str(error), status=429, type="rate_limit_error", code="rate_limit_exceeded")
         if isinstance(error, EngineStateError):
-            return ApiError(str(error), status=503, type="service_unavailable_error", code="shutting_down")
+            return shutting_down(str(error))
         message = str(error)
         if isinstance(error, UsageError) and error.advice is not None and error.field in ADVICE:
             message = f"{error.problem}: {ADVICE[error.field]}"

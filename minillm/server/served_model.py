@@ -2,25 +2,22 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import __version__
 from ..decoding.request import encode_prompt, encode_text, source_config
-from ..decoding.settings import FIELDS, GenerationConfig
-from ..decoding.strategy import Request
-from ..errors import MinillmError, PromptError, shown
+from ..decoding.settings import FIELDS
+from ..errors import PromptError, shown
 from ..text.chat import CallFormat
-from .limits import Limits
+from .http_json import ApiError
 from .logprobs import TokenTexts
 from .messages import conversation, template_variables
-from .protocol import ApiError, ChatRequest, GenerationRequest
 from .text_queue import TextQueue
-from .translate import Translated
 
 if TYPE_CHECKING:
-    from ..engine.aio import AsyncEngine, AsyncEventStream
+    from ..engine.aio import AsyncEngine
     from ..engine.engine import Engine
 
 OPENAI_DEFAULTS = {"do_sample": True, "temperature": 1.0, "top_k": 0}
@@ -36,15 +33,15 @@ def server_defaults(checkpoint: Mapping[str, Any], sampling: Literal["openai", "
     sampling (temperature, top_p, repetition_penalty) counts if `sampling` says so, else OpenAI's defaults do.
     """
     groups = {"text"} if sampling == "openai" else {"text", "sampling"}
-    kept = {
+    own = {
         name: value
         for name, value in checkpoint.items()
         if name not in _COUNTS | {"seed", "do_sample"} and (name not in FIELDS or FIELDS[name].group in groups)
     }
-    return OPENAI_DEFAULTS | kept
+    return OPENAI_DEFAULTS | own
 
 
-class Served:
+class ServedModel:
     """One model of the server, or one of its LoRA adapters under a name of its own."""
 
     def __init__(
@@ -124,123 +121,30 @@ class Served:
             PromptError: as `Engine.add`.
         """
         engine = self.engine
-        found: list[str | Sequence[int]] = [
+        inputs: list[str | Sequence[int]] = [
             encode_text(prompt, engine.tokenizer, engine.config, add_special_tokens=False)
             if isinstance(prompt, str) and not add_special_tokens
             else prompt
             for prompt in prompts
         ]
         config = source_config(engine.config) if engine.config.encoder_layers else engine.config
-        return [encode_prompt(prompt, engine.tokenizer, config) for prompt in found]
+        return [encode_prompt(prompt, engine.tokenizer, config) for prompt in inputs]
 
-    def prepare(
-        self, asked: Translated[Any], prompts: list[list[int]], limits: Limits, default: int | None
-    ) -> dict[str, Any]:
-        """Check the lengths of a request, and complete its generation fields.
-
-        Args:
-            asked: the request
-            prompts: its prompts
-            limits: of the server
-            default: new tokens by default; None: as many as fit, for one prompt
-
-        Raises:
-            ApiError: a prompt, or a prompt with its new tokens, is too long; or a count is above its limit.
-        """
-        fields, request, context = dict(asked.fields), asked.request, self.engine.context
-        longest = max(map(len, prompts))
-        if limits.max_prompt_tokens is not None and longest > limits.max_prompt_tokens:
-            raise ApiError(
-                f"the prompt has {longest} tokens: this server allows {limits.max_prompt_tokens}",
-                code="context_length_exceeded",
-            )
-        if self.engine.config.encoder_layers:
-            longest = 1  # the context is the decoder's, whose text begins with one token
-        for field, most in (
-            ("num_return_sequences", limits.max_n),
-            ("num_beams", limits.max_n),
-            ("top_logprobs", limits.max_logprobs),
-        ):
-            asked.limit(field, most)
-        wanted = fields.get("max_new_tokens", 0 if default is None else min(default, 1))
-        if isinstance(wanted, int) and longest + max(wanted, 1 - bool(fields.get("echo"))) > context:
-            name = asked.names.get("max_new_tokens", "max_tokens")
-            more = f" and {name}={wanted}" if wanted and "max_new_tokens" in fields else ""
-            raise ApiError(
-                f"a prompt of {longest} tokens{more} does not fit into the context of {context}: shorten the prompt"
-                + (f", or lower {name}" if more else ""),
-                param=name if more else None,
-                code="context_length_exceeded",
-            )
-        if "max_length" not in fields and "max_new_tokens" not in fields:
-            room = context - longest
-            fields["max_new_tokens"] = room if default is None else min(default, max(1, room))
-        if request.stop_token_ids and not request.ignore_eos:
-            own = fields.get("eos_token_id", self.ends(asked))
-            fields["eos_token_id"] = [*(own if isinstance(own, list | tuple) else [own]), *request.stop_token_ids]
-            asked.names.setdefault("eos_token_id", "stop_token_ids")
-        if self.lora is not None:
-            fields.setdefault("lora", self.lora)
-        return fields
-
-    async def submit(
-        self,
-        asked: Translated[Any],
-        encode: Callable[[], list[list[int]]],
-        count: int,
-        limits: Limits,
-        default: int | None,
-        request_id: str,
-    ) -> "list[AsyncEventStream]":
-        """Queue a request. Returns a stream for each prompt, once all are queued.
-
-        Args:
-            asked: the request
-            encode: returns its prompts' token ids; called in a worker thread
-            count: of its prompts
-            limits: of the server
-            default: as of `prepare`
-            request_id: a name of its own
-
-        Raises:
-            ApiError: the engine refuses it; then nothing is queued.
-        """
-        request: GenerationRequest = asked.request
-
-        def make() -> list[Request]:
-            prompts = encode()
-            config = GenerationConfig.from_dict(self.prepare(asked, prompts, limits, default))
-            priority, timeout = request.priority or 0, limits.seconds(request.timeout)
-            defaults = self.engine.chat_defaults if isinstance(request, ChatRequest) else None
-            requests = self.engine.requests(prompts, config, priority=priority, timeout=timeout, defaults=defaults)
-            if {"max_new_tokens", "max_length"} & asked.fields.keys():
-                return requests
-            return [*map(self.engine.fitted, requests)]
-
-        try:
-            return await self.aio.submit_made(make, count, request_id=request_id)
-        except MinillmError as error:
-            raise asked.error(error) from None
-
-    def ends(self, asked: Translated[Any]) -> tuple[int, ...]:
-        """The tokens that end the text of a request, unless it says others: of a conversation also those of turns."""
-        return self.engine.turn_end_ids if isinstance(asked.request, ChatRequest) else self.engine.eos_token_ids
-
-    def render(self, request: Any, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-        """The conversation of a request, as the model's template writes it. `tools` are those that it may call.
+    def render(self, body: Any, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The conversation in a request's body, as the model's template writes it. `tools` are those that it may call.
 
         Raises:
             PromptError, ParameterError, CheckpointError: as `Engine.render_chat`; or it is empty.
         """
-        template, messages, variables = self.engine.chat_template, request.messages, None
+        template, messages, variables = self.engine.chat_template, body.messages, None
         if template is not None:
             template = template if tools is None else template.for_tools
-            messages, variables = conversation(messages, template), template_variables(request, template)
+            messages, variables = conversation(messages, template), template_variables(body, template)
         text = self.engine.render_chat(
             messages,
             tools=tools,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=bool(request.continue_final_message),
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
             chat_template_kwargs=variables,
         )
         if not text:
