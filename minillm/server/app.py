@@ -169,7 +169,7 @@ def _card(model: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": model.created,
         "owned_by": "minillm",
-        "root": model.root,
+        "root": model.name,
         "parent": model.parent,
         "max_model_len": model.engine.context,
     }

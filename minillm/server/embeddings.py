@@ -9,7 +9,6 @@ import time
 from typing import Any, Literal
 
 import numpy as np
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -33,40 +32,17 @@ class EmbeddingsRequest(TextsRequest, kw_only=True):
     """Divide each vector by its length; by default as the checkpoint says"""
 
 
-class Embedding(Struct, kw_only=True):
-    """The vector of a text."""
-
-    object: str = "embedding"
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingsUsage(Struct):
-    """Counts of tokens."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingsResponse(Struct, kw_only=True):
-    """The answer of /v1/embeddings."""
-
-    object: str = "list"
-    data: list[Embedding]
-    model: str
-    usage: EmbeddingsUsage
-
-
 async def embeddings(http: Request) -> Response:
     """Answer POST /v1/embeddings."""
     asked, request = await read_request(http, EmbeddingsRequest, "embd", PATH)
     vectors = await _vectors(request, asked.input, asked, normalize=asked.normalize, dimensions=asked.dimensions)
+    in_base64 = asked.encoding_format == "base64"
     data = [
-        Embedding(index=i, embedding=_in_base64(vector) if asked.encoding_format == "base64" else vector.tolist())
+        {"object": "embedding", "index": i, "embedding": _in_base64(vector) if in_base64 else vector.tolist()}
         for i, vector in enumerate(vectors)
     ]
-    usage = EmbeddingsUsage(request.prompt_tokens, request.prompt_tokens)
-    return json_response(EmbeddingsResponse(data=data, model=request.model.name, usage=usage))
+    usage = {"prompt_tokens": request.prompt_tokens, "total_tokens": request.prompt_tokens}
+    return json_response({"object": "list", "data": data, "model": request.model.name, "usage": usage})
 
 
 async def _vectors(

@@ -233,10 +233,10 @@ def convert(body: Mapping[str, Any], kind: type[S]) -> S:
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         param = path.rstrip("`").replace("[...]", "") or None  # which key of an object, msgspec does not say
-        found = re.search(r"unknown field `(.*)`|required field `(.*)`", message)
-        if found is not None:
-            param = ".".join(filter(None, (param, found[1] or found[2])))
-            message = "unknown field" if found[1] else "it is required"
+        field = re.search(r"unknown field `(.*)`|required field `(.*)`", message)
+        if field is not None:
+            param = ".".join(filter(None, (param, field[1] or field[2])))
+            message = "unknown field" if field[1] else "it is required"
         where = f"{param}: " if param else ""
         raise ApiError(f"{where}{message[0].lower()}{message[1:]}", param=param) from None
 

@@ -157,9 +157,9 @@ def read_json(body: bytes) -> dict[str, Any]:
     """
     try:
         text = body.decode("utf-8")
-        found = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
         if "\\u" in text:
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise ApiError(f"the body should be UTF-8 text; byte {error.start} is not") from None
     except UnicodeEncodeError:
@@ -171,17 +171,17 @@ def read_json(body: bytes) -> dict[str, Any]:
     except ValueError as error:  # ours, and Python's about integers of more than 4300 digits
         reason = "an integer has too many digits" if "digits" in str(error) else str(error)
         raise ApiError(f"the body is not valid JSON: {reason}") from None
-    if not isinstance(found, dict):
-        raise ApiError(f"the body should be a JSON object, found {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise ApiError(f"the body should be a JSON object, found {type(value).__name__}")
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.100} occurs twice")
-    return found
+    return value
 
 
 def _refuse_constant(name: str) -> Any:

@@ -39,17 +39,6 @@ class TokensRequest(Struct, forbid_unknown_fields=True):
     model: str | None = None
 
 
-class ShownToken(Struct):
-    """A token by itself."""
-
-    text: str
-    """For display: " red", or "\\\\xe2\\\\x82" for bytes that are not a whole character"""
-    bytes: list[int]
-    """UTF-8, possibly part of a character; of a special token its name"""
-    special: bool
-    """True if it is no text"""
-
-
 class AttentionRequest(Struct, forbid_unknown_fields=True):
     """/inspect/attention."""
 
@@ -125,7 +114,11 @@ async def load(http: Request) -> Response:
 
 
 async def tokens(http: Request) -> Response:
-    """Answer POST /inspect/tokens."""
+    """Answer POST /inspect/tokens.
+
+    `text` is for display, also of bytes that are not a whole character. `bytes` are UTF-8, maybe of a part of a
+    character; of a special token its name. `special` tokens are no text.
+    """
     server = Server.of(http)
     asked = convert(await server.read_json(http), TokensRequest)
     model = server.model(asked.model)
@@ -134,7 +127,11 @@ async def tokens(http: Request) -> Response:
     try:
         tokenizer = need_tokenizer(model.engine.tokenizer)
         shown = [
-            ShownToken(tokenizer.token(token), list(tokenizer.token_bytes(token)), token in tokenizer.special_ids)
+            {
+                "text": tokenizer.token(token),
+                "bytes": list(tokenizer.token_bytes(token)),
+                "special": token in tokenizer.special_ids,
+            }
             for token in asked.token_ids
         ]
     except MinillmError as error:

@@ -36,10 +36,10 @@ class Limits:
     """Seconds of silence, up to half as much more, after which a stream sends a comment, so that nothing between it and
     the client takes it for dead while a prompt is computed"""
 
-    def seconds(self, wanted: float | None) -> float | None:
-        """The time for a request that asks for `wanted` seconds."""
-        given = [seconds for seconds in (wanted, self.request_timeout) if seconds is not None]
-        return min(given, default=None)
+    def seconds(self, asked: float | None) -> float | None:
+        """The time for a request that asks for so many seconds."""
+        limits = [seconds for seconds in (asked, self.request_timeout) if seconds is not None]
+        return min(limits, default=None)
 
 
 def check_key(scope: Scope, keys: Sequence[str]) -> None:

@@ -33,17 +33,17 @@ class TokenTexts:
         if as_id or self._tokenizer is None:
             return f"token_id:{token_id}"
         if token_id not in self._texts:
-            found = self.bytes(token_id) or b""
+            utf8 = self.bytes(token_id) or b""
             try:
-                self._texts[token_id] = found.decode()
+                self._texts[token_id] = utf8.decode()
             except UnicodeDecodeError:
-                self._texts[token_id] = BYTES + "".join(f"\\x{byte:02x}" for byte in found)
+                self._texts[token_id] = BYTES + "".join(f"\\x{byte:02x}" for byte in utf8)
         return self._texts[token_id]
 
     def list(self, token_id: int) -> "list[int] | None":
         """The token's bytes as JSON has them."""
-        found = self.bytes(token_id)
-        return None if found is None else list(found)
+        utf8 = self.bytes(token_id)
+        return None if utf8 is None else list(utf8)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -112,8 +112,8 @@ class LegacyLogprobs:
 
     def _offset(self, token_id: int) -> int:
         """The place at which the token begins; one in the middle of a character at that character."""
-        found = b"" if token_id in self._texts.special_ids else self._texts.bytes(token_id) or b""
-        inside = bool(found) and found[0] & 0xC0 == 0x80
+        utf8 = b"" if token_id in self._texts.special_ids else self._texts.bytes(token_id) or b""
+        inside = bool(utf8) and utf8[0] & 0xC0 == 0x80
         offset = max(0, self._characters - inside)
-        self._characters += sum(byte & 0xC0 != 0x80 for byte in found)
+        self._characters += sum(byte & 0xC0 != 0x80 for byte in utf8)
         return offset

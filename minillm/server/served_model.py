@@ -49,7 +49,6 @@ class ServedModel:
         name: str,
         aio: "AsyncEngine",
         *,
-        root: str | None = None,
         parent: str | None = None,
         lora: str | None = None,
         tool_parser: CallFormat | None = None,
@@ -59,19 +58,16 @@ class ServedModel:
         """Args:
         name: of the model in requests
         aio: its engine
-        root: the checkpoint's path or id; by default `name`
         parent: of an adapter, the model's name
         lora: of an adapter, its name in the engine
         tool_parser: the format of tool calls; by default that of the model's chat template
         max_waiting: requests with texts to embed or classify that may wait
         chat_sampling: generation fields with which the page samples
         """
-        self.queue = TextQueue(aio)
-        self.max_waiting = max_waiting
-        self.tool_parser = tool_parser
-        self.name, self.aio, self.root, self.parent, self.lora = name, aio, root or name, parent, lora
+        self.name, self.aio, self.parent, self.lora = name, aio, parent, lora
+        self.tool_parser, self.max_waiting, self.chat_sampling = tool_parser, max_waiting, dict(chat_sampling or {})
         self.created = int(time.time())
-        self.chat_sampling = dict(chat_sampling or {})
+        self.queue = TextQueue(aio)
         self.texts = TokenTexts(self.engine.tokenizer)
 
     @property
@@ -111,7 +107,7 @@ class ServedModel:
     @cached_property
     def fingerprint(self) -> str:
         """Changes with the model and the program, so that a seed repeats a result while it is equal."""
-        config = f"{__version__} {self.root} {self.lora} {self.engine.config}"
+        config = f"{__version__} {self.name} {self.lora} {self.engine.config}"
         return f"fp_{hashlib.sha256(config.encode()).hexdigest()[:10]}"
 
     def encode(self, prompts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True) -> list[list[int]]:

@@ -13,13 +13,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..decoding.prompt_scores import TopLogProbs
-from ..engine.results import Generation
+from ..engine.results import Completion, Generation
 from ..errors import PromptError
 from ..text.chat import Answer
 from .generation_request import CHAT, COMPLETIONS, ChatRequest, CompletionRequest, R
@@ -31,7 +31,7 @@ from .text_requests import listed_texts
 from .tools import ToolUse, delta_of, ended, is_cut, message_calls
 
 if TYPE_CHECKING:
-    from ..engine.results import Completion, Event
+    from ..engine.results import Event
 
 MAX_TOKENS = 16
 """New tokens of a completion by default: OpenAI's"""
@@ -205,6 +205,21 @@ class ChatAnswer(ChoicesAnswer[ChatRequest]):
         return {"content": chat_logprobs(self._request.model.texts, piece, as_ids=as_ids), "refusal": None}
 
 
+class _ScoredPrompt(NamedTuple):
+    """A prompt with the log-probabilities of its tokens."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[float | None]
+    top_logprobs: Sequence[TopLogProbs | None]
+
+
+def _scored(generation: Generation) -> _ScoredPrompt | None:
+    if generation.prompt_logprobs is None:
+        return None
+    top = generation.prompt_top_logprobs or ()
+    return _ScoredPrompt(generation.prompt_token_ids, generation.prompt_logprobs, top)
+
+
 class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
     """Texts; as a stream a chunk for each event, all prompts interleaved."""
 
@@ -212,7 +227,7 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
         super().__init__(request, "text_completion")
         self._begun: dict[int, LegacyLogprobs] = {}
         """By the index of a choice of which something was written"""
-        self._of_prompts: dict[int, tuple[list[float | None], list[TopLogProbs | None]]] = {}
+        self._scored_prompts: dict[int, _ScoredPrompt] = {}
         """By prompt: the log-probabilities of its tokens, which come once for all its results"""
         self._detailed = self._body.logprobs is not None or bool(self._body.return_token_ids)
         """True if a chunk without text matters"""
@@ -225,32 +240,20 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
                 more = {"stop_reason": self._request.stop_reason(completion.stop_reason)} | self._token_ids(completion)
                 if self._body.return_token_ids:
                     more["prompt_token_ids"] = generation.prompt_token_ids
-                logprobs = self._whole_logprobs(generation, completion)
-                content = {"text": completion.text}
-                choices.append(_choice(len(choices), content, logprobs, completion.finish_reason, **more))
+                logprobs = self._logprobs(self._legacy_logprobs(), completion, _scored(generation))
+                content, reason = {"text": completion.text}, completion.finish_reason
+                choices.append(_choice(len(choices), content, logprobs, reason, **more))
         return {**self._request.head("text_completion"), "choices": choices, "usage": self._request.usage()}
 
-    def _best(self, generation: Generation) -> "Sequence[Completion]":
+    def _best(self, generation: Generation) -> Sequence[Completion]:
         """The n of best_of with the highest log-probability per token."""
         if self._body.best_of is None:
             return generation.completions
 
-        def score(completion: "Completion") -> float:
+        def score(completion: Completion) -> float:
             return math.fsum(completion.logprobs or ()) / max(1, len(completion.token_ids))
 
         return sorted(generation.completions, key=score, reverse=True)[: self._request.asked.n]
-
-    def _whole_logprobs(self, generation: Generation, completion: "Completion") -> dict[str, Any] | None:
-        if self._body.logprobs is None:
-            return None
-        ids: list[int] = [*completion.token_ids]
-        values: list[float | None] = [*(completion.logprobs or ())]
-        top: list[TopLogProbs | None] = [*(completion.top_logprobs or ())]
-        if generation.prompt_logprobs is not None:
-            ids = [*generation.prompt_token_ids, *ids]
-            values = [*generation.prompt_logprobs, *values]
-            top = [*(generation.prompt_top_logprobs or ()), *top]
-        return self._legacy_logprobs().next(ids, values, top)
 
     def write(self, prompt: int, event: "Event") -> bytes:
         """The chunk of an event; none if it brings nothing that is asked for."""
@@ -258,32 +261,36 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
         if not self._detailed and event.finish_reason is None:
             return self.text_chunk(index, event.text) if event.text else b""
         first = index not in self._begun
-        if first:
-            self._begun[index] = self._legacy_logprobs()
+        logprobs = self._begun.setdefault(index, self._legacy_logprobs())
+        if event.prompt_logprobs is not None:
+            prompt_ids, top = self._request.prompts[prompt], event.prompt_top_logprobs or []
+            self._scored_prompts[prompt] = _ScoredPrompt(prompt_ids, event.prompt_logprobs, top)
+        scored = self._scored_prompts.get(prompt) if first else None
         more: dict[str, Any] = {}
         if event.finish_reason is not None:
             more["stop_reason"] = self._request.stop_reason(event.stop_reason)
         more |= self._token_ids(event)
         if first and self._body.return_token_ids:
             more["prompt_token_ids"] = self._request.prompts[prompt]
-        logprobs = None if self._body.logprobs is None else self._next_logprobs(prompt, index, event, first)
-        return self.chunk(_choice(index, {"text": event.text}, logprobs, event.finish_reason, **more))
+        new = self._logprobs(logprobs, event, scored)
+        return self.chunk(_choice(index, {"text": event.text}, new, event.finish_reason, **more))
 
     def text_choice(self, index: int, text: str) -> dict[str, Any]:
         """The choice of a chunk with a text and nothing else."""
         return _choice(index, {"text": text}, None, None)
 
-    def _next_logprobs(self, prompt: int, index: int, event: "Event", first: bool) -> dict[str, Any] | None:
-        if event.prompt_logprobs is not None:
-            self._of_prompts[prompt] = event.prompt_logprobs, event.prompt_top_logprobs or []
-        ids: Sequence[int] = event.token_ids
-        values: Sequence[float | None] = event.logprobs
-        top: Sequence[TopLogProbs | None] = event.top_logprobs
-        if first and prompt in self._of_prompts:
-            of_prompt, top_of_prompt = self._of_prompts[prompt]
-            ids, values = [*self._request.prompts[prompt], *ids], [*of_prompt, *values]
-            top = [*top_of_prompt, *top]
-        return self._begun[index].next(ids, values, top) if ids else None
+    def _logprobs(
+        self, logprobs: LegacyLogprobs, piece: "Completion | Event", prompt: _ScoredPrompt | None
+    ) -> dict[str, Any] | None:
+        """The log-probabilities of new tokens, after those of the prompt."""
+        if self._body.logprobs is None:
+            return None
+        ids: Sequence[int] = piece.token_ids
+        values: Sequence[float | None] = piece.logprobs or ()
+        top: Sequence[TopLogProbs | None] = piece.top_logprobs or ()
+        if prompt is not None:
+            ids, values, top = [*prompt.ids, *ids], [*prompt.logprobs, *values], [*prompt.top_logprobs, *top]
+        return logprobs.next(ids, values, top) if ids or isinstance(piece, Completion) else None
 
     def _legacy_logprobs(self) -> LegacyLogprobs:
         as_ids = bool(self._body.return_tokens_as_token_ids)

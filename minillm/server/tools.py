@@ -69,8 +69,8 @@ class FirstCalls:
 
     def until_complete(self, events: "Sequence[tuple[int, Event]]") -> "list[tuple[int, Event]]":
         """The events, up to that which completes its answer's call and becomes its last one."""
-        kept = [(prompt, event) for prompt, event in events if event.index not in self._ended]
-        for _, event in kept:
+        going_on = [(prompt, event) for prompt, event in events if event.index not in self._ended]
+        for _, event in going_on:
             parser = self._parsers[event.index]
             parser.push(event.text)
             if parser.done and event.finish_reason is None:
@@ -78,7 +78,7 @@ class FirstCalls:
             if event.finish_reason is not None:
                 self._ended.add(event.index)
                 event.request_finished = self.all_ended
-        return kept
+        return going_on
 
 
 def tool_use(asked: "Translated[Any]", model: "ServedModel") -> ToolUse | None:
@@ -107,9 +107,9 @@ def tool_use(asked: "Translated[Any]", model: "ServedModel") -> ToolUse | None:
     callable_ = [tool for tool in tools if tool["function"]["name"] in names]
     strict = any(tool["function"].get("strict") for tool in callable_)
     tokenizer, required = model.engine.tokenizer, mode == "required"
-    held = required or strict or len(callable_) < len(tools)
-    content = _content_schema(asked, required=required, held=held)
-    if held or content is not None:
+    guided = required or strict or len(callable_) < len(tools)
+    content = _content_schema(asked, required=required, guided=guided)
+    if guided or content is not None:
         asked.fields["guided_grammar"] = call_grammar(
             form,
             callable_,
@@ -140,9 +140,9 @@ def _choice(choice: Any, names: list[str]) -> tuple[str, list[str]]:
         return "required", [_known(choice.get("function"), names)]
     if kind == "allowed_tools" and isinstance(choice.get("allowed_tools"), dict):
         allowed = choice["allowed_tools"]
-        found = allowed.get("tools")
-        if allowed.get("mode") in ("auto", "required") and isinstance(found, list) and found:
-            functions = [tool.get("function") if isinstance(tool, dict) else None for tool in found]
+        tools = allowed.get("tools")
+        if allowed.get("mode") in ("auto", "required") and isinstance(tools, list) and tools:
+            functions = [tool.get("function") if isinstance(tool, dict) else None for tool in tools]
             return allowed["mode"], [_known(function, names) for function in functions]
     raise ApiError(f"tool_choice={shown(choice)}: expected {_CHOICES}", param="tool_choice")
 
@@ -154,7 +154,7 @@ def _known(function: Any, names: list[str]) -> str:
     return str(name)
 
 
-def _content_schema(asked: "Translated[Any]", *, required: bool, held: bool) -> Mapping[str, Any] | None:
+def _content_schema(asked: "Translated[Any]", *, required: bool, guided: bool) -> Mapping[str, Any] | None:
     """The JSON schema of an answer's content, which becomes part of the grammar of calls.
 
     Another guide of the user's is about the whole text, calls included; it stays unless a grammar must hold the calls.
@@ -162,7 +162,7 @@ def _content_schema(asked: "Translated[Any]", *, required: bool, held: bool) -> 
     if required and asked.names.get("guided_json") in _FORMS:  # it is about the final answer, not about calls
         asked.fields.pop("guided_json", None)
     for name in GUIDES:
-        if asked.fields.get(name) is not None and (required or (held and name != "guided_json")):
+        if asked.fields.get(name) is not None and (required or (guided and name != "guided_json")):
             given = asked.names.get(name, name)
             what = "calls are required, so there is no content" if required else "calls have a grammar of their own"
             raise ApiError(f"{given} contradicts tools: {what}: leave one of them out", param=given)
