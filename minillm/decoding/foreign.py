@@ -10,6 +10,8 @@ Sources: transformers' GenerationConfig and pipelines; OpenAI's API reference (c
 references of vLLM's, llama.cpp's and Ollama's servers; what LiteLLM, OpenRouter's clients and coding agents add.
 """
 
+from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 PYTHON = "python"
@@ -222,16 +224,19 @@ for _row in ROWS:
     WORDS.setdefault(_row.reader, {}).update(dict.fromkeys(_row.words.split(), _row))
 
 
-def renamed(reader: str) -> dict[str, str]:
+@cache
+def renamed(reader: str) -> Mapping[str, str]:
     """Words of a reader -> what minillm has instead."""
     return {word: row.ours for word, row in WORDS[reader].items() if row.ours is not None}
 
 
-def refused(reader: str) -> dict[str, str]:
+@cache
+def refused(reader: str) -> Mapping[str, str]:
     """Words that a reader refuses -> the advice."""
     return {word: row.advice for word, row in WORDS[reader].items() if row.advice is not None}
 
 
+@cache
 def ignored(reader: str) -> frozenset[str]:
     """Words without effect for a reader."""
     return frozenset(word for word, row in WORDS[reader].items() if row.ours is row.advice is None)

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..decoding.prompt_scores import TopLogProbs
+from ..engine.results import Completion, Event
 from ..text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from ..engine.results import Completion, Event
 
 BYTES = "bytes:"
 """Begins the text of a token that is no whole character, as in OpenAI's completions: "bytes:\\xe2\\x82"."""
@@ -51,7 +49,7 @@ class TokenTexts:
         return frozenset() if self._tokenizer is None else self._tokenizer.special_ids
 
 
-def chat_logprobs(texts: TokenTexts, piece: "Completion | Event", *, as_ids: bool = False) -> list[dict[str, Any]]:
+def chat_logprobs(texts: TokenTexts, piece: Completion | Event, *, as_ids: bool = False) -> list[dict[str, Any]]:
     """The log-probabilities of an answer, or of a part of it: an object for each token.
 
     `bytes` are UTF-8, several tokens may make one character; null without a tokenizer.

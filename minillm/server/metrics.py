@@ -7,15 +7,14 @@ counts, converted when it is asked for: an observation happens for each token, i
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from ..engine.results import Event
-    from .served_model import ServedModel
+from ..engine.results import Event
+from .served_model import ServedModel
 
 PREFIX = "minillm:"
 
@@ -96,7 +95,7 @@ class RequestMetrics:
         self.cached = 0
         self._ended = False
 
-    def see(self, event: "Event", now: float) -> None:
+    def see(self, event: Event, now: float) -> None:
         """Count an event. `now`: in seconds of `time.monotonic`."""
         count = len(event.token_ids)
         if count:
@@ -139,7 +138,7 @@ class RequestMetrics:
 class Metrics(Collector):
     """The counts of a server, as Prometheus collects them."""
 
-    def __init__(self, models: Callable[[], Iterable["ServedModel"]]) -> None:
+    def __init__(self, models: Callable[[], Iterable[ServedModel]]) -> None:
         """Take a function that returns the server's models, without their adapters."""
         self._models = models
         self.of: dict[str, ModelMetrics] = {}
@@ -148,7 +147,7 @@ class Metrics(Collector):
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
-    def model(self, model: "ServedModel") -> ModelMetrics:
+    def model(self, model: ServedModel) -> ModelMetrics:
         """The counts of a model; an adapter's are under its own name."""
         if model.name not in self.of:
             self.of[model.name] = ModelMetrics()

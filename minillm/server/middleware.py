@@ -100,7 +100,7 @@ class RequestMiddleware:
                 request.close()
             self._note(scope, request, request_id.decode(), status, time.monotonic() - began)
 
-    def _note(self, scope: Scope, request: "Counted | None", request_id: str, status: int, seconds: float) -> None:
+    def _note(self, scope: Scope, request: Counted | None, request_id: str, status: int, seconds: float) -> None:
         """Count and log a request: no text of its, only what it cost."""
         path = scope["path"] if scope["path"] in self._paths else "other"
         self._server.metrics.responses[path, str(status)] += 1

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from ..decoding.foreign import OLLAMA, OLLAMA_OPTIONS, WORDS, ignored, refused, renamed
 from ..decoding.resolving import NO_FILTER
-from ..engine.results import Generation
+from ..engine.results import Completion, Event, Generation
 from ..errors import printable, shown
 from ..text.chat import Answer, CallParser, ToolCall
 from .embeddings import embed, embed_one
@@ -34,9 +34,6 @@ from .server_request import ServerRequest
 from .state import Server
 from .streaming import AnswerWriter, StreamResponse
 from .tools import ToolUse, is_cut
-
-if TYPE_CHECKING:
-    from ..engine.results import Completion, Event
 
 logger = logging.getLogger("minillm.server")
 
@@ -275,7 +272,7 @@ class _Answer(AnswerWriter):
         self._reading = _Reading(use)
         self._last: Event | None = None
 
-    def write(self, prompt: int, event: "Event") -> bytes:
+    def write(self, prompt: int, event: Event) -> bytes:
         """The line of an event."""
         self._last = event
         text, calls = self._reading.add(event.text, last=event.finish_reason is not None, cut=is_cut(event))
@@ -302,7 +299,7 @@ class _Answer(AnswerWriter):
         end = self._end(completion.finish_reason, generation.prefill_seconds, generation.decode_seconds)
         return self._head() | _said(self._kind, text, calls) | self._logprobs(completion) | end
 
-    def _logprobs(self, piece: "Event | Completion") -> dict[str, Any]:
+    def _logprobs(self, piece: Event | Completion) -> dict[str, Any]:
         """The log-probabilities of new tokens, if they are asked for."""
         if not piece.logprobs:
             return {}

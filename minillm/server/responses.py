@@ -11,12 +11,13 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..decoding import foreign
+from ..engine.results import Completion, Event
 from ..errors import listed, printable, shown
 from ..text.chat.call_parser import CallParser
 from ..text.chat.calls import ArgumentsDelta, CallBegin, ContentDelta, Delta
@@ -37,9 +38,6 @@ from .server_request import ServerRequest
 from .state import Server
 from .streaming import AnswerWriter, StreamResponse
 from .tools import ToolUse
-
-if TYPE_CHECKING:
-    from ..engine.results import Completion, Event
 
 logger = logging.getLogger("minillm.server")
 
@@ -375,7 +373,7 @@ class _Answer(AnswerWriter):
             "user": given.user,
         }
 
-    def whole(self, completion: "Completion") -> dict[str, Any]:
+    def whole(self, completion: Completion) -> dict[str, Any]:
         """The response in one object."""
         self._reason = completion.finish_reason
         self._output.add(completion.text, self._logprobs(completion))
@@ -387,7 +385,7 @@ class _Answer(AnswerWriter):
         response = self._response("in_progress", [])
         return self._written({"type": f"response.{name}", "response": response} for name in ("created", "in_progress"))
 
-    def write(self, prompt: int, event: "Event") -> bytes:
+    def write(self, prompt: int, event: Event) -> bytes:
         """The bytes that an event of the engine adds to the items."""
         self._reason = event.finish_reason or self._reason
         return self._written(self._output.add(event.text, self._logprobs(event)))
@@ -437,5 +435,5 @@ class _Answer(AnswerWriter):
             self._events += 1
         return b"".join(lines)
 
-    def _logprobs(self, piece: "Completion | Event") -> list[Any]:
+    def _logprobs(self, piece: Completion | Event) -> list[Any]:
         return chat_logprobs(self._request.model.texts, piece) if piece.logprobs else []

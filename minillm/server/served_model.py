@@ -4,21 +4,19 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from .. import __version__
 from ..decoding.request import encode_prompt, encode_text, source_config
 from ..decoding.settings import FIELDS
+from ..engine.aio import AsyncEngine
+from ..engine.engine import Engine
 from ..errors import PromptError, shown
 from ..text.chat import CallFormat
 from .http_json import ApiError
 from .logprobs import TokenTexts
 from .messages import conversation, template_variables
 from .text_queue import TextQueue
-
-if TYPE_CHECKING:
-    from ..engine.aio import AsyncEngine
-    from ..engine.engine import Engine
 
 OPENAI_DEFAULTS = {"do_sample": True, "temperature": 1.0, "top_k": 0}
 """Generation fields that a request leaves out, where OpenAI's default differs from transformers'."""
@@ -47,7 +45,7 @@ class ServedModel:
     def __init__(
         self,
         name: str,
-        aio: "AsyncEngine",
+        aio: AsyncEngine,
         *,
         parent: str | None = None,
         lora: str | None = None,
@@ -71,7 +69,7 @@ class ServedModel:
         self.texts = TokenTexts(self.engine.tokenizer)
 
     @property
-    def engine(self) -> "Engine":
+    def engine(self) -> Engine:
         """The engine behind `aio`."""
         return self.aio.engine
 

@@ -8,7 +8,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
@@ -17,7 +17,7 @@ from starlette.types import Receive
 from ..decoding.settings import GenerationConfig
 from ..decoding.strategy import Request as EngineRequest
 from ..engine.aio import AsyncEventStream, arrival, take_any
-from ..engine.results import Generation
+from ..engine.results import Event, Generation
 from ..errors import MinillmError
 from .generation_request import ChatRequest, Endpoint, R, Translated, translate
 from .http_json import ApiError, internal_error
@@ -26,9 +26,6 @@ from .metrics import RequestMetrics
 from .served_model import ServedModel
 from .state import Server
 from .tools import FirstCalls, ToolUse, tool_use
-
-if TYPE_CHECKING:
-    from ..engine.results import Event
 
 T = TypeVar("T")
 
@@ -208,7 +205,7 @@ class ServerRequest(Generic[R]):
 
     # --- out of the engine --------------------------------------------------------------------------------------------
 
-    def take(self) -> "list[tuple[int, Event]] | None":
+    def take(self) -> list[tuple[int, Event]] | None:
         """The events since the last call, counted, each with its prompt's index. Empty at the end; None: none yet.
 
         Raises:

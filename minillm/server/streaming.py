@@ -7,16 +7,14 @@ line `data: [DONE]` at the end.
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..engine.results import Event
 from .http_json import ApiError, internal_error
 from .server_request import ServerRequest, until_gone
-
-if TYPE_CHECKING:
-    from ..engine.results import Event
 
 
 class AnswerWriter(ABC):
@@ -30,7 +28,7 @@ class AnswerWriter(ABC):
         return b""
 
     @abstractmethod
-    def write(self, prompt: int, event: "Event") -> bytes:
+    def write(self, prompt: int, event: Event) -> bytes:
         """The part for an event of the prompt with this index; maybe none."""
 
     @abstractmethod

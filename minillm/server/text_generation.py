@@ -13,13 +13,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..decoding.prompt_scores import TopLogProbs
-from ..engine.results import Completion, Generation
+from ..engine.results import Completion, Event, Generation
 from ..errors import PromptError
 from ..text.chat import Answer
 from .generation_request import CHAT, COMPLETIONS, ChatRequest, CompletionRequest, R
@@ -29,9 +29,6 @@ from .server_request import ServerRequest
 from .streaming import AnswerWriter, StreamResponse
 from .text_requests import listed_texts
 from .tools import ToolUse, delta_of, ended, is_cut, message_calls
-
-if TYPE_CHECKING:
-    from ..engine.results import Event
 
 MAX_TOKENS = 16
 """New tokens of a completion by default: OpenAI's"""
@@ -126,7 +123,7 @@ class ChoicesAnswer(AnswerWriter, Generic[R]):
         """An event with the error, as in OpenAI's API, and the last line."""
         return b"data: " + error.body() + b"\n\n" + DONE
 
-    def _token_ids(self, piece: "Completion | Event") -> dict[str, Any]:
+    def _token_ids(self, piece: Completion | Event) -> dict[str, Any]:
         return {"token_ids": piece.token_ids} if self._body.return_token_ids else {}
 
 
@@ -160,7 +157,7 @@ class ChatAnswer(ChoicesAnswer[ChatRequest]):
         prompt = {"prompt_token_ids": generation.prompt_token_ids} if self._body.return_token_ids else {}
         return {**self._request.head("chat.completion"), "choices": choices, "usage": self._request.usage(), **prompt}
 
-    def write(self, prompt: int, event: "Event") -> bytes:
+    def write(self, prompt: int, event: Event) -> bytes:
         """The chunks of an event."""
         index = event.index
         reason: str | None = event.finish_reason
@@ -198,7 +195,7 @@ class ChatAnswer(ChoicesAnswer[ChatRequest]):
         ids = {"prompt_token_ids": self._request.prompts[0]} if first and self._body.return_token_ids else {}
         return self.chunk(_choice(index, {"delta": {"role": "assistant", "content": ""}}, None, None, **ids))
 
-    def _logprobs(self, piece: "Completion | Event") -> dict[str, Any] | None:
+    def _logprobs(self, piece: Completion | Event) -> dict[str, Any] | None:
         if not piece.logprobs:
             return None
         as_ids = bool(self._body.return_tokens_as_token_ids)
@@ -255,7 +252,7 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
 
         return sorted(generation.completions, key=score, reverse=True)[: self._request.asked.n]
 
-    def write(self, prompt: int, event: "Event") -> bytes:
+    def write(self, prompt: int, event: Event) -> bytes:
         """The chunk of an event; none if it brings nothing that is asked for."""
         index = prompt * self._request.asked.n + event.index
         if not self._detailed and event.finish_reason is None:
@@ -280,7 +277,7 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
         return _choice(index, {"text": text}, None, None)
 
     def _logprobs(
-        self, logprobs: LegacyLogprobs, piece: "Completion | Event", prompt: _ScoredPrompt | None
+        self, logprobs: LegacyLogprobs, piece: Completion | Event, prompt: _ScoredPrompt | None
     ) -> dict[str, Any] | None:
         """The log-probabilities of new tokens, after those of the prompt."""
         if self._body.logprobs is None:

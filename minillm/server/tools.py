@@ -11,18 +11,16 @@ shorter one is left out.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..decoding.settings import GUIDES
+from ..engine.results import Completion, Event
 from ..errors import listed, shown
 from ..text.chat import FORMATS, Answer, CallFormat, CallParser, call_grammar, read_calls, read_tools
 from ..text.chat.calls import ArgumentsDelta, CallBegin, Delta
+from .generation_request import Translated
 from .http_json import ApiError
-
-if TYPE_CHECKING:
-    from ..engine.results import Completion, Event
-    from .generation_request import Translated
-    from .served_model import ServedModel
+from .served_model import ServedModel
 
 _CHOICES = (
     '"none", "auto", "required", {"type": "function", "function": {"name": ...}} or {"type": "allowed_tools", ...}'
@@ -49,7 +47,7 @@ class ToolUse:
         """A parser for one answer."""
         return CallParser(self.form, self.names, single=self.single, schemas=self.schemas)
 
-    def read(self, completion: "Completion") -> Answer:
+    def read(self, completion: Completion) -> Answer:
         """Content and calls of a finished answer."""
         cut = is_cut(completion)
         return read_calls(completion.text, self.form, self.names, single=self.single, schemas=self.schemas, cut=cut)
@@ -67,7 +65,7 @@ class FirstCalls:
         """True if each answer has its call, or ended without; what is generated further is not wanted."""
         return len(self._ended) == len(self._parsers)
 
-    def until_complete(self, events: "Sequence[tuple[int, Event]]") -> "list[tuple[int, Event]]":
+    def until_complete(self, events: Sequence[tuple[int, Event]]) -> list[tuple[int, Event]]:
         """The events, up to that which completes its answer's call and becomes its last one."""
         going_on = [(prompt, event) for prompt, event in events if event.index not in self._ended]
         for _, event in going_on:
@@ -81,7 +79,7 @@ class FirstCalls:
         return going_on
 
 
-def tool_use(asked: "Translated[Any]", model: "ServedModel") -> ToolUse | None:
+def tool_use(asked: Translated[Any], model: ServedModel) -> ToolUse | None:
     """The tools of a request; None if it offers none, or forbids calls. Sets the generation fields that they need.
 
     Raises:
@@ -154,7 +152,7 @@ def _known(function: Any, names: list[str]) -> str:
     return str(name)
 
 
-def _content_schema(asked: "Translated[Any]", *, required: bool, guided: bool) -> Mapping[str, Any] | None:
+def _content_schema(asked: Translated[Any], *, required: bool, guided: bool) -> Mapping[str, Any] | None:
     """The JSON schema of an answer's content, which becomes part of the grammar of calls.
 
     Another guide of the user's is about the whole text, calls included; it stays unless a grammar must hold the calls.
@@ -199,7 +197,7 @@ def delta_of(change: Delta) -> dict[str, Any]:
     return {"content": change.text}
 
 
-def is_cut(piece: "Completion | Event") -> bool:
+def is_cut(piece: Completion | Event) -> bool:
     """Whether a limit or a stop string ended the text, rather than the model."""
     return piece.finish_reason != "stop" or isinstance(piece.stop_reason, str)
 
