@@ -461,8 +461,8 @@ def unsupported(checkpoint: Mapping[str, object]) -> list[str]:
 
 
 def _has_no_effect(name: str, value: object) -> bool:
-    row = WORDS[TRANSFORMERS].get(name)
-    return value in (None, [], {}, *(() if row is None else row.neutral))
+    word = WORDS[TRANSFORMERS].get(name)
+    return value in (None, [], {}, *(() if word is None else word.neutral))
 
 
 def model_config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from ..decoding import foreign
-from ..decoding.foreign import API, WORDS, Row
+from ..decoding.foreign import API, WORDS, Word
 from ..decoding.resolving import NO_FILTER, read_field
 from ..decoding.settings import FIELDS
 from ..decoding.values import LARGE
@@ -127,9 +127,9 @@ class Endpoint(Generic[R]):
     names: Mapping[str, str]
     """Generation field -> the name that an error gives it, if the request has not used another"""
 
-    def row(self, word: str) -> Row | None:
-        """The decision about another program's word."""
-        return WORDS[self.reader].get(word) or WORDS[API].get(word)
+    def word(self, name: str) -> Word | None:
+        """The entry of another program's word."""
+        return WORDS[self.reader].get(name) or WORDS[API].get(name)
 
 
 NAMES = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "stop_strings": "stop"}
@@ -196,17 +196,16 @@ def translate(body: Mapping[str, Any], endpoint: Endpoint[R], known: Mapping[str
     for name, value in body.items():
         if value is None:
             continue
-        row = endpoint.row(name)
+        word = endpoint.word(name)
+        field = word.ours if word is not None else name if name in FIELDS and name not in FUNCTIONS else None
         if name in own and name not in WORDS[endpoint.reader]:
             read[name] = value
-        elif row is not None and row.ours is None:
-            if row.advice is not None and not row.asks_nothing(value):
-                raise ApiError(f"{name} is not offered: {row.advice}", param=name, code="unsupported_parameter")
-        elif row is not None or (name in FIELDS and name not in FUNCTIONS):
-            field = name if row is None or row.ours is None else row.ours
+        elif field is not None:
             _set(fields, names, field, value, (known or {}).get(name, name))
-        else:
+        elif word is None:
             raise _unknown(name, own)
+        elif word.advice is not None and not word.asks_nothing(value):
+            raise ApiError(f"{name} is not offered: {word.advice}", param=name, code="unsupported_parameter")
     n = fields.get("num_return_sequences", 1)
     request = convert(read, endpoint.request)
     _convert_common(request, fields, names)
@@ -319,30 +318,36 @@ def _convert_completion(request: CompletionRequest, fields: dict[str, Any], name
         fields["logprobs"] = True
 
 
-def convert_chat(request: ChatRequest, fields: dict[str, Any], names: dict[str, str]) -> None:
-    """Set the guide that `response_format` asks for.
+def convert_chat(
+    body: ChatRequest,
+    fields: dict[str, Any],
+    names: dict[str, str],
+    name: str = "response_format",
+    schema_name: str = "response_format.json_schema",
+) -> None:
+    """Set the guide that `response_format` asks for; `name` and `schema_name` are those of the API.
 
     Raises:
         ApiError: it is malformed, or another guide is set.
     """
-    form = request.response_format
+    form = body.response_format
     if form is None:
         return
     if form.type not in ("text", "json_object", "json_schema"):
         expected = 'expected "text", "json_object" or "json_schema"'
-        raise ApiError(f"response_format.type={shown(form.type)}: {expected}", param="response_format.type")
+        raise ApiError(f"{name}.type={shown(form.type)}: {expected}", param=f"{name}.type")
     if form.schema is not None and (form.type == "text" or form.json_schema is not None):
-        raise ApiError("response_format.schema goes with the type json_object, alone", param="response_format")
+        raise ApiError(f"{name}.schema goes with the type json_object, alone", param=name)
     if (form.type == "json_schema" and form.schema is None) != (form.json_schema is not None):
-        raise ApiError("response_format.json_schema goes with the type json_schema", param="response_format")
+        raise ApiError(f"{schema_name} goes with the type json_schema", param=name)
     if form.type == "json_object" or form.schema is not None:
-        _set(fields, names, "guided_json", {"type": "object"} | (form.schema or {}), "response_format")
+        _set(fields, names, "guided_json", {"type": "object"} | (form.schema or {}), name)
     elif form.json_schema is not None:
         wrong = form.json_schema.keys() - {"name", "description", "schema", "strict"}
         if wrong or not isinstance(form.json_schema.get("schema"), dict):
-            found = f"unknown field {shown(min(wrong))}" if wrong else "a schema, an object, is required"
-            raise ApiError(f"response_format.json_schema: {found}", param="response_format.json_schema")
-        _set(fields, names, "guided_json", form.json_schema["schema"], "response_format")
+            problem = f"unknown field {shown(min(wrong))}" if wrong else "a schema, an object, is required"
+            raise ApiError(f"{schema_name}: {problem}", param=schema_name)
+        _set(fields, names, "guided_json", form.json_schema["schema"], name)
 
 
 def _decide_sampling(fields: dict[str, Any], names: dict[str, str]) -> None:

@@ -132,12 +132,9 @@ def _read(body: dict[str, Any]) -> tuple[Translated[ChatRequest], ResponsesReque
         verbosity=verbosity if isinstance(verbosity, str) else None,
     )
     try:
-        convert_chat(chat, fields, names)
+        convert_chat(chat, fields, names, "text.format", "text.format")
     except ApiError as error:
-        message = str(error).replace("response_format.json_schema", "text.format")
-        raise ApiError(message.replace("response_format", "text.format"), param="text.format") from None
-    if names.get("guided_json") == "response_format":
-        names["guided_json"] = "text.format"
+        raise ApiError(str(error), param="text.format") from None
     return replace(asked, body=chat), given  # type: ignore[arg-type, return-value]
 
 

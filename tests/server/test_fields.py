@@ -170,7 +170,7 @@ def test_what_is_not_done_is_refused_by_name(app: Starlette, path: str, name: st
 
 
 NOTHING: list[tuple[str, Any]] = [
-    (name, value) for name, row in (WORDS[API] | WORDS[RESPONSES]).items() for value in row.neutral
+    (name, value) for name, word in (WORDS[API] | WORDS[RESPONSES]).items() for value in word.neutral
 ]
 NOTHING += [(name, value) for name in refused(API).keys() - CHAT_WITNESSES.keys() for value in ("", [], {}, False)]
 

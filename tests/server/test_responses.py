@@ -241,8 +241,8 @@ def test_what_is_not_offered_is_refused_by_name(app: Starlette, name: str) -> No
     error = error_of(post(app, PATH, HI | {name: {"surely": "something"}}))
     assert error["param"] == name
     assert name in error["message"]
-    row = RESPONSES.row(name)
-    neutral = () if row is None else row.neutral
+    word = RESPONSES.word(name)
+    neutral = () if word is None else word.neutral
     for value in (None, False, "", *neutral):
         if name in NAMED:
             assert post(app, PATH, HI | {name: value}).status_code == 200
