@@ -25,7 +25,7 @@ from ..decoding.foreign import API, WORDS, Word
 from ..decoding.resolving import NO_FILTER, read_field
 from ..decoding.settings import FIELDS
 from ..decoding.values import LARGE
-from ..errors import EngineStateError, MinillmError, ParameterError, QueueFullError, UsageError, listed, shown
+from ..errors import EngineStateError, MinillmError, ParameterError, UsageError, listed, shown
 from .http_json import ApiError, shutting_down
 
 
@@ -165,8 +165,6 @@ class Translated(Generic[R]):
 
     def error(self, error: MinillmError) -> ApiError:
         """An error that refused the request, with the request's own names."""
-        if isinstance(error, QueueFullError):
-            return ApiError(str(error), status=429, type="rate_limit_error", code="rate_limit_exceeded")
         if isinstance(error, EngineStateError):
             return shutting_down(str(error))
         message = str(error)

@@ -67,12 +67,22 @@ def check_key(scope: Scope, keys: Sequence[str]) -> None:
         )
 
 
-def retry_after(waiting: int, running: int, mean_seconds: float) -> int:
-    """Seconds until half of a full queue is likely to have moved on, by the rate at which requests finish; 1 to 60.
+def queue_full(message: str, waiting: int, running: int, mean_seconds: float) -> ApiError:
+    """The refusal of a request that finds a full queue.
+
+    It says to come back after 1 to 60 seconds, when half of the queue is likely to have moved on.
 
     Args:
+        message: for the client
         waiting: requests in the queue
         running: requests that run at once
         mean_seconds: mean time of a request
     """
-    return max(1, min(60, math.ceil(waiting * mean_seconds / max(1, running) / 2)))
+    seconds = max(1, min(60, math.ceil(waiting * mean_seconds / max(1, running) / 2)))
+    return ApiError(
+        message,
+        status=429,
+        type="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers={"Retry-After": str(seconds)},
+    )

@@ -110,8 +110,8 @@ class RequestMiddleware:
         tokens, counts = "", {}
         if request is not None:
             usage = request.usage()
-            cached = usage.prompt_tokens_details.cached_tokens
-            counts = {"prompt": usage.prompt_tokens, "cached": cached, "generated": usage.completion_tokens}
+            counts = {"prompt": usage.prompt_tokens, "cached": usage.cached_tokens}
+            counts["generated"] = usage.completion_tokens
             tokens = "".join(f" {name}={count}" for name, count in counts.items())
         client, method, path = (scope.get("client") or ("-",))[0], scope["method"], printable(scope["path"][:100])
         fields = {"client": client, "method": method, "path": path, "status": status, **counts}

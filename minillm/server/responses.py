@@ -414,7 +414,7 @@ class _Answer(AnswerWriter):
 
     def _usage(self) -> dict[str, Any]:
         usage = self._request.usage()
-        cached = usage.prompt_tokens_details.cached_tokens
+        cached = usage.cached_tokens
         return {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": usage.prompt_tokens - cached},

@@ -18,10 +18,10 @@ from ..decoding.settings import GenerationConfig
 from ..decoding.strategy import Request as EngineRequest
 from ..engine.aio import AsyncEventStream, arrival, take_any
 from ..engine.results import Event, Generation
-from ..errors import MinillmError
+from ..errors import MinillmError, QueueFullError
 from .generation_request import ChatRequest, Endpoint, R, Translated, translate
 from .http_json import ApiError, internal_error
-from .limits import retry_after
+from .limits import queue_full
 from .metrics import RequestMetrics
 from .served_model import ServedModel
 from .state import Server
@@ -30,24 +30,23 @@ from .tools import FirstCalls, ToolUse, tool_use
 T = TypeVar("T")
 
 
-class PromptTokensDetails(Struct):
-    """Tokens of a prompt that were found in the prefix cache."""
-
-    cached_tokens: int
-
-
 class Usage(Struct):
     """Counts of tokens."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: dict[str, int]
 
     @classmethod
     def of(cls, prompt: int, completion: int, cached: int) -> "Usage":
         """The counts of one answer."""
-        return cls(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+        return cls(prompt, completion, prompt + completion, {"cached_tokens": cached})
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of prompts that were found in the prefix cache."""
+        return self.prompt_tokens_details["cached_tokens"]
 
 
 class ServerRequest(Generic[R]):
@@ -150,12 +149,11 @@ class ServerRequest(Generic[R]):
         metrics = self._server.metrics.model(self.model)
         try:
             self._streams = await self.model.aio.submit_made(make, count, request_id=self.id)
+        except QueueFullError as error:
+            load, seconds = self.model.aio.load(), metrics.histograms["e2e_request_latency_seconds"].mean
+            raise queue_full(str(error), load.waiting, load.running, seconds) from None
         except MinillmError as error:
-            refusal = self.asked.error(error)
-            if refusal.status == 429:
-                load, seconds = self.model.aio.load(), metrics.histograms["e2e_request_latency_seconds"].mean
-                refusal.headers["Retry-After"] = str(retry_after(load.waiting, load.running, seconds))
-            raise refusal from None
+            raise self.asked.error(error) from None
         self.prompts = [stream.prompt_token_ids for stream in self._streams]
         self._metrics = [RequestMetrics(metrics, len(prompt), self._arrived) for prompt in self.prompts]
         self._http.scope["minillm.request"] = self  # the middleware logs its usage and closes it, however it ends

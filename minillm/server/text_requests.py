@@ -15,7 +15,7 @@ from ..errors import EngineStateError, MinillmError, UsageError
 from ..text.tokenizer import EncodedText
 from .generation_request import convert
 from .http_json import ApiError, internal_error, shutting_down
-from .limits import retry_after
+from .limits import queue_full
 from .served_model import ServedModel
 from .server_request import Usage, until_gone
 from .state import Server
@@ -89,13 +89,8 @@ class TextsServerRequest:
             raise ApiError(message, param=param, code="context_length_exceeded")
         if (waiting := self.model.queue.requests) >= most:
             seconds = self._server.metrics.model(self.model).histograms["e2e_request_latency_seconds"].mean
-            raise ApiError(
-                f"{waiting} requests wait, and the queue takes {most}: try again later",
-                status=429,
-                type="rate_limit_error",
-                code="rate_limit_exceeded",
-                headers={"Retry-After": str(retry_after(waiting, AT_ONCE, seconds))},
-            )
+            message = f"{waiting} requests wait, and the queue takes {most}: try again later"
+            raise queue_full(message, waiting, AT_ONCE, seconds)
         self.prompt_tokens = sum(len(text.token_ids) for text in encoded)
         self._http.scope["minillm.request"] = self
         return encoded
