@@ -231,7 +231,7 @@ def _prompt(
             why = "raw takes the prompt as it is" if body.get("raw") else "this model has no chat template"
             raise ApiError(f"system has no effect: {why}")
         return request.model.encode([body.get("prompt") or ""])
-    return request.render(request.body, use)
+    return request.render(use)
 
 
 # --- answering --------------------------------------------------------------------------------------------------------

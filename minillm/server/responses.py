@@ -88,7 +88,7 @@ async def responses(http: Request) -> Response:
     request = ServerRequest(server, server.model(given.model), asked, "resp", http)
     request.id = f"resp_{uuid.uuid4().hex}"
     use = request.tool_use()
-    await request.submit(partial(request.render, request.body, use), 1, None)
+    await request.submit(partial(request.render, use), 1, None)
     answer = _Answer(request, given, use)
     if given.stream:
         return StreamResponse(request, answer)

@@ -111,13 +111,13 @@ class ServerRequest(Generic[R]):
         self._first_calls = FirstCalls(use, self.asked.n) if use is not None and use.single else None
         return use
 
-    def render(self, body: Any, use: ToolUse | None) -> list[list[int]]:
-        """Token ids of a conversation, the request's only prompt.
+    def render(self, use: ToolUse | None) -> list[list[int]]:
+        """Token ids of the conversation, the request's only prompt. `use`: the tools that the template is shown.
 
         Raises:
             MinillmError: it is malformed, too long, or not what the model's template takes.
         """
-        text = self.model.render(body, None if use is None else use.offered)
+        text = self.model.render(self.body, None if use is None else use.offered)
         return self.model.encode([text], add_special_tokens=False)
 
     async def submit(self, encode: Callable[[], list[list[int]]], count: int, default: int | None) -> None:

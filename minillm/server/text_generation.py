@@ -39,7 +39,7 @@ async def chat_completions(http: Request) -> Response:
     """Answer POST /v1/chat/completions."""
     request = await ServerRequest.read(http, CHAT, "chatcmpl")
     use = request.tool_use()
-    await request.submit(partial(request.render, request.body, use), 1, None)
+    await request.submit(partial(request.render, use), 1, None)
     answer = ChatAnswer(request, use)
     if request.body.stream:
         return StreamResponse(request, answer)
