@@ -77,7 +77,7 @@ def loop_with(engine: "Engine", prompts: list[list[int]], steps: int, num_beams:
     settings = resolve(config, {}, vocab_size=engine.config.vocab_size, eos_token_id=None)
     loop = StepLoop({"target": engine.runner}, Limits(max(num_beams, len(prompts)), chunk, chunk))
     for prompt in prompts:
-        loop.add(Request(prompt, settings), strategy_for(settings))
+        loop.add(Request(prompt, settings, strategy_for(settings)))
     while loop.stats.decode_tokens == 0:
         loop.step()
     return loop

@@ -106,7 +106,7 @@ class Clocked:
 
         config = GenerationConfig(max_new_tokens=new)
         settings = resolve(config, {}, vocab_size=self._vocab_size, eos_token_id=None)
-        return self.loop.add(Request(token_ids(number, length, self._vocab_size), settings), strategy_for(settings))
+        return self.loop.add(Request(token_ids(number, length, self._vocab_size), settings, strategy_for(settings)))
 
     def step(self) -> float:
         """Seconds of one step."""

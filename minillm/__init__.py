@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .decoding.event import Event
     from .decoding.settings import GenerationConfig
-    from .engine.aio import AsyncEngine
+    from .engine.async_engine import AsyncEngine
     from .engine.engine import Engine
-    from .engine.results import Completion, Event, Generation, Score
+    from .engine.results import Completion, Generation, Score
     from .errors import MinillmError
     from .pipelines import pipeline
 
 _HOMES = {
-    "AsyncEngine": ".engine.aio",
+    "AsyncEngine": ".engine.async_engine",
     "Completion": ".engine.results",
     "Engine": ".engine.engine",
-    "Event": ".engine.results",
+    "Event": ".decoding.event",
     "Generation": ".engine.results",
     "GenerationConfig": ".decoding.settings",
     "MinillmError": ".errors",

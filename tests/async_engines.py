@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm import AsyncEngine, Engine
-from minillm.engine.aio import WORKERS
-from minillm.engine.results import Event
+from minillm.engine.async_engine import WORKERS
 
 from .conversations import TEMPLATES
 from .tiny import write_checkpoint
@@ -39,8 +38,8 @@ async def running(engine: Engine, **arguments: Any) -> AsyncIterator[AsyncEngine
         assert (load.waiting, load.running, aio._thread._arriving) == (0, 0, 0)
         assert not aio._thread._lives
         assert cache.free_pages == cache.num_pages
-        assert not engine._dispatcher._mail
-        assert not engine._dispatcher._unclaimed
+        assert not (engine._driver._mail or engine._driver._arrivals)
+        assert not engine._driver._unclaimed
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert set(threading.enumerate()) <= threads
 
@@ -83,14 +82,15 @@ def busy_workers(aio: AsyncEngine) -> AbstractAsyncContextManager[None]:
 def watched(engine: Engine, known: set[int]) -> tuple[list[int], threading.Event]:
     """Requests other than the known ones that are there when a step begins after the event is set."""
     late: list[int] = []
-    has_left, step = threading.Event(), engine.step
+    has_left, loop = threading.Event(), engine._driver.loop
+    advance = loop.advance
 
-    def watching() -> list[Event]:
+    def watching() -> None:
         if has_left.is_set():
-            late.extend(i for i in engine._dispatcher.loop._requests if i not in known)
-        return step()
+            late.extend(i for i in loop._runs if i not in known)
+        advance()
 
-    engine.step = watching  # type: ignore[method-assign]
+    loop.advance = watching  # type: ignore[method-assign]
     return late, has_left
 
 

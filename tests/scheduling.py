@@ -1,6 +1,6 @@
 """Requests of every kind on small caches, and the books that must be in order after every step."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,10 @@ import pytest
 
 from minillm import Engine
 from minillm.cache import PrefixCache
-from minillm.decoding.resolving import strategy_for
 from minillm.decoding.strategy import Request
 from minillm.engine.loop import StepLoop
-from minillm.engine.scheduler import MAX_PASSES, Active, Limits
+from minillm.engine.run import Run
+from minillm.engine.scheduler import MAX_PASSES, Limits
 from minillm.runner.runner import Runner
 
 from .adapters import write_adapter
@@ -53,9 +53,9 @@ def engine_with_helpers(backend: str, at: Path) -> Engine:
     return Engine(base, backend=backend, draft=draft, adapters=adapters, max_batch_size=1)
 
 
-def active_of(name: int, width: int, pages: int, priority: int) -> Active:
+def run_of(name: int, width: int, pages: int, priority: int) -> Run:
     request = request_for([5])
-    return Active(name, request, strategy_for(request.settings), width, priority, name, pages, pages)
+    return Run(name, replace(request, priority=priority), width, name, pages, pages)
 
 
 def requests_of(engine: Engine, kind: str, prompt: list[int], **fields: Any) -> Request:
@@ -86,39 +86,39 @@ def loop_on(
             PrefixCache(runner.model.config, runner.backend, pages, page_size, prefix_cache=prefix_cache),
             adapters=runner.adapters,
         )
-        for name, runner in engine._dispatcher.loop.runners.items()
+        for name, runner in engine._driver.loop.runners.items()
     }
     return StepLoop(runners, Limits(size, budget, budget, headroom))
 
 
 @dataclass
 class Outcome:
-    """All that a request's progress has told."""
+    """All that a request's event has told."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     scores: dict[int, float] = field(default_factory=dict)
 
-    def add(self, progress: Any) -> None:
-        index = progress.index
+    def add(self, event: Any) -> None:
+        index = event.index
         assert index not in self.reasons, "it had ended"
-        assert progress.error is None, progress.error
-        self.tokens.setdefault(index, []).extend(progress.token_ids)
-        self.texts[index] = self.texts.get(index, "") + progress.text
-        if progress.finish_reason is not None:
-            self.reasons[index] = progress.finish_reason
-        if progress.score is not None:
-            self.scores[index] = round(progress.score, 3)
+        assert event.error is None, event.error
+        self.tokens.setdefault(index, []).extend(event.token_ids)
+        self.texts[index] = self.texts.get(index, "") + event.text
+        if event.finish_reason is not None:
+            self.reasons[index] = event.finish_reason
+        if event.score is not None:
+            self.scores[index] = round(event.score, 3)
 
 
 def alone(engine: Engine, request: Request) -> tuple[Outcome, int]:
     """A request that has the engine and a large cache for itself, and its number of steps."""
     loop, outcome = loop_on(engine, 40, size=16, page_size=64), Outcome()
-    loop.add(request, strategy_for(request.settings))
+    loop.add(request)
     while loop.busy:
-        for _, progress in loop.step():
-            outcome.add(progress)
+        for event in loop.step():
+            outcome.add(event)
     return outcome, loop.stats.steps
 
 
@@ -126,15 +126,15 @@ def check_books(loop: StepLoop) -> None:
     """The books of every cache (`cache/books.py`); slots and queue are in order."""
     check_loop(loop)
     scheduler = loop.scheduler
-    for active in scheduler.waiting:
-        assert not any(sequence.pages or sequence.cached for live in active.live.values() for sequence in live)
-    assert sum(active.width for active in scheduler.running) <= scheduler.limits.max_batch_size
+    for run in scheduler.waiting:
+        assert not any(sequence.pages or sequence.cached for live in run.live.values() for sequence in live)
+    assert sum(run.max_sequences for run in scheduler.running) <= scheduler.limits.max_batch_size
     for queue in (scheduler.running, scheduler.waiting):
-        assert [active.priority for active in queue] == sorted(active.priority for active in queue)
+        assert [run.request.priority for run in queue] == sorted(run.request.priority for run in queue)
     assert not {*scheduler.running} & {*scheduler.waiting}
-    assert max((active.passed for active in scheduler.waiting), default=0) <= MAX_PASSES
+    assert max((run.times_passed_over for run in scheduler.waiting), default=0) <= MAX_PASSES
     load = loop.load()
-    assert load.running + load.waiting == len(loop._requests)
+    assert load.running + load.waiting == len(loop._runs)
     assert load.free_pages == min(runner.cache.free_pages for runner in loop.runners.values())
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import minillm
 from minillm import AsyncEngine, Engine, GenerationConfig
-from minillm.engine.dispatch import EventStream
+from minillm.engine.driver import EventStream
 from minillm.engine.engine_base import EngineBase
 from minillm.engine.loading import DEMO_MODEL
 from minillm.formats.quantizing import write_checkpoint

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-LINES, FILES, CALLS = 11_400, 51, 11_300
+LINES, FILES, CALLS = 11_350, 53, 11_250
 """Ceilings, lowered whenever the spine gets shorter; the aim is 6,000 lines in 36 files, and 6,000 calls"""
 
 TRACE = """

@@ -208,23 +208,24 @@ def request_for(prompt: Sequence[int], *, vocab_size: int = 96, max_new_tokens: 
     """A request without text; nothing ends it but `eos_token_id`."""
     config = GenerationConfig(max_new_tokens=max_new_tokens, **fields)
     settings = resolve(config, {}, vocab_size=vocab_size, eos_token_id=None)
-    return Request(list(prompt), replace(settings, max_length=None))
+    settings = replace(settings, max_length=None)
+    return Request(list(prompt), settings, strategy_for(settings))
 
 
 def run(loop: StepLoop, requests: Sequence[Request], strategy: Strategy | None = None) -> list[list[Result]]:
     """Run requests to their ends. Returns each one's continuations."""
     results = {
-        loop.add(request, strategy or strategy_for(request.settings)): [
+        loop.add(replace(request, strategy=strategy or request.strategy)): [
             Result() for _ in range(request.settings.num_return_sequences)
         ]
         for request in requests
     }
     while loop.busy:
-        for request_id, progress in loop.step_or_raise():
-            result = results[request_id][progress.index]
-            result.token_ids += progress.token_ids
-            result.log_probs += progress.log_probs
-            result.finish_reason, result.score = progress.finish_reason, progress.score
+        for event in loop.step_or_raise():
+            result = results[event.request_id][event.index]
+            result.token_ids += event.token_ids
+            result.log_probs += event.logprobs
+            result.finish_reason, result.score = event.finish_reason, event.score
     return list(results.values())
 
 

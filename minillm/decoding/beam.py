@@ -17,10 +17,10 @@ so on. Two beams hold (I 0.6, L 0.3) after the first step; the best continuation
 (0.3 * 0.5 = 0.15), then ILL (0.42 * 0.7 = 0.294) and ILI (0.42 * 0.2 = 0.084). No model is needed to run the
 strategy; the caller stands in for it and answers each feed with next-token logits:
 
-    search = BeamSearch(settings)                       # num_beams=2, max_new_tokens=3
-    state, feeds = search.begin(Request([], settings))  # the prompt
+    search = BeamSearch(settings)                               # num_beams=2, max_new_tokens=3
+    state, feeds = search.begin(Request([], settings, search))  # the prompt
     while feeds:
-        logits = np.log(...)                            # [len(feeds), 3], row i for feeds[i]
+        logits = np.log(...)                                    # [len(feeds), 3], row i for feeds[i]
         state.feeds = len(feeds)
         [feeds] = search.step(Chooser(), [state], Rows(logits, starts=range(len(feeds) + 1)))
     state.results[0].token_ids, state.results[0].score

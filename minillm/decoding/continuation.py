@@ -1,142 +1,18 @@
-"""One continuation of a prompt during generation: its tokens, its text, and when it ends.
-
-Stop strings are matched incrementally in the generated text.
-
-The text is read one character at a time and ends at the first character that completes a stop string. When that
-character completes several at once, the longest wins, since it begins first. The rule depends on the text alone, never
-on how the text is split into tokens.
-
-A stop string may begin inside the prompt, but must end in generated text: a match entirely inside the prompt stops
-nothing. The stop string is left out of the text, as in OpenAI's API.
-
-For ordinary tokens, transformers stops at the same point (`StopStringCriteria`). The two differ at special tokens and
-at ids without a token (the padded rows of a model). Here these have no text, so a stop string matches across them: the
-returned text never contains one. transformers counts a special token's spelling as text and matches nothing across an
-id without a token. The most common use works here too: a stop string that spells a special token, such as
-"<|im_end|>", ends the sequence at that token as if it were in eos_token_id (`request.py`); a longer one matches only
-its spelling in ordinary tokens.
-"""
+"""One continuation of a prompt during generation: its tokens, its text, and when it ends."""
 
 import copy
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..backends.chooser import Chooser
-from ..errors import ParameterError, shown
+from .event import Event, FinishReason
 from .functions import StoppingCriteria
 from .guided import Guide
-from .prompt_scores import PromptScores, TopLogProbs
-
-
-class StopStrings:
-    """Finds the first stop string in a growing text and lets through only text that cannot belong to one.
-
-    The stop strings are held in one trie with failure links (Aho and Corasick, "Efficient string matching", 1975), so
-    the whole text costs time linear in its length, however many stop strings there are. A node's depth is the length of
-    the longest suffix of the text that is a prefix of a stop string: exactly the text to hold back, and always shorter
-    than the longest stop string.
-
-    Args:
-        stop_strings: strings that end the text; may be empty.
-        prompt_tail: the end of the prompt, as text. Only the last `max(len(stop)) - 1` characters matter.
-        include_stop: release the stop string too.
-
-    Raises:
-        ParameterError: a stop string is empty or not a string.
-    """
-
-    matched: str | None
-    """The stop string that was found, or None."""
-
-    def __init__(self, stop_strings: Sequence[str], prompt_tail: str = "", include_stop: bool = False) -> None:
-        _check(stop_strings)
-        self.matched = None
-        self._include_stop = include_stop
-        self._grow_trie(stop_strings)
-        self._link_failures()
-        self._node = 0
-        reach = max(self._depth) - 1
-        for character in prompt_tail[-reach:] if reach > 0 else "":
-            self._node = self._advance(character)
-        self._held = ""  # generated, but possibly the beginning of a stop string
-
-    def push(self, text: str) -> str:
-        """Add generated text; returns the text released by it, "" if all of it is held back.
-
-        When a stop string is complete, `matched` is set and the rest is dropped. Nothing may be pushed after that.
-        """
-        assert self.matched is None, "the text has ended: nothing may follow a stop string"
-        pending = self._held + text
-        for position, character in enumerate(text, start=len(self._held) + 1):
-            self._node = self._advance(character)
-            stop = self._complete[self._node]
-            if stop is not None:
-                self.matched, self._held = stop, ""
-                return pending[: position if self._include_stop else max(0, position - len(stop))]
-        # The partial match may reach back into the prompt: then all generated text is held.
-        released = max(0, len(pending) - self._depth[self._node])
-        self._held = pending[released:]
-        return pending[:released]
-
-    def flush(self) -> str:
-        """End the text without a stop string; returns the text that was held back ("" after a match)."""
-        held, self._held = self._held, ""
-        return held
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "StopStrings":
-        """An independent copy. The trie is immutable and shared."""
-        return copy.copy(self)
-
-    def _advance(self, character: str) -> int:
-        node = self._node
-        while node and character not in self._children[node]:
-            node = self._failure[node]
-        return self._children[node].get(character, 0)
-
-    def _grow_trie(self, stop_strings: Sequence[str]) -> None:
-        self._children: list[dict[str, int]] = [{}]
-        self._depth = [0]
-        self._complete: list[str | None] = [None]  # node -> the longest stop string that ends there
-        for stop in stop_strings:
-            node = 0
-            for character in stop:
-                if character not in self._children[node]:
-                    self._children[node][character] = len(self._children)
-                    self._children.append({})
-                    self._depth.append(self._depth[node] + 1)
-                    self._complete.append(None)
-                node = self._children[node][character]
-            self._complete[node] = stop
-
-    def _link_failures(self) -> None:
-        """Link each node, in order of depth, to the longest proper suffix of its string that is in the trie."""
-        self._failure = [0] * len(self._children)
-        queue = deque(self._children[0].values())
-        while queue:
-            node = queue.popleft()
-            for character, child in self._children[node].items():
-                fallback = self._failure[node]
-                while fallback and character not in self._children[fallback]:
-                    fallback = self._failure[fallback]
-                self._failure[child] = self._children[fallback].get(character, 0)
-                self._complete[child] = self._complete[child] or self._complete[self._failure[child]]
-                queue.append(child)
-
-
-def _check(stop_strings: Sequence[str]) -> None:
-    if isinstance(stop_strings, str):
-        raise ParameterError(f"stop strings should be a list, found the single string {shown(stop_strings)}")
-    for stop in stop_strings:
-        if not isinstance(stop, str) or not stop:
-            raise ParameterError(f"a stop string should be a string of at least one character, found {shown(stop)}")
-
-
-FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
+from .prompt_scores import TopLogProbs
+from .stop_strings import StopStrings
 
 
 class TokenDecoder(Protocol):
@@ -186,34 +62,6 @@ class TextStream:
         return copy.deepcopy(self)
 
 
-@dataclass(slots=True)
-class Progress:
-    """Tokens and text added to a continuation since the last call of `Continuation.take`."""
-
-    index: int
-    token_ids: tuple[int, ...] = ()
-    text: str = ""
-    log_probs: tuple[float, ...] = ()
-    top_log_probs: tuple[TopLogProbs, ...] = ()
-    finish_reason: FinishReason | None = None
-    score: float | None = None
-    error: Exception | None = None
-    """The cause, if `finish_reason` is "error"."""
-    stop_reason: int | str | None = None
-    """The token, the stop string or the name of the criterion that ended it, if `finish_reason` is "stop"."""
-    generated_tokens: int = 0
-    """Number of tokens of the continuation so far."""
-    request_finished: bool = False
-    """True in the very last progress of the request."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens whose keys and values were found in the prefix cache."""
-    times: tuple[float, float, float] | None = None
-    """In the last progress of a continuation, seconds in the queue, until the prompt was computed, and after it."""
-    prompt_scores: PromptScores | None = None
-    """In the first progress of a request that asked for it."""
-
-
 class Continuation:
     """One continuation: a returned sequence, or a hypothesis of a search."""
 
@@ -226,8 +74,20 @@ class Continuation:
         guide: Guide | None = None,
         spelled: Mapping[int, str] = MappingProxyType({}),
         criteria: StoppingCriteria | None = None,
+        token_bytes: Callable[[int], bytes] | None = None,
     ) -> None:
-        """`spelled` are the end-of-sequence tokens that a stop string spells, `criteria` the user's own."""
+        """Begin an empty continuation.
+
+        Args:
+            index: among the request's returned sequences
+            eos_token_ids: end it
+            max_new_tokens: likewise, so many
+            stream: receives its text; None without a tokenizer
+            guide: restricts its tokens
+            spelled: the end-of-sequence tokens that a stop string spells
+            criteria: the user's functions that may end it
+            token_bytes: the tokenizer's
+        """
         self.index = index
         self.eos_token_ids = eos_token_ids
         self.max_new_tokens = max_new_tokens
@@ -242,6 +102,7 @@ class Continuation:
         self.score: float | None = None
         self._spelled = spelled
         self._criteria = criteria
+        self._token_bytes = token_bytes
         self._taken_tokens = 0
         self._taken_text = 0
         self._taken_end = False
@@ -299,26 +160,28 @@ class Continuation:
         twin.guide = None if self.guide is None else self.guide.fork()
         return twin
 
-    def take(self) -> Progress | None:
-        """Progress since the last call; None if there is none."""
+    def take(self) -> Event | None:
+        """The tokens and the text since the last call as an event of request 0; None if there are none."""
         text = "" if self.stream is None else self.stream.text[self._taken_text :]
         ended = self.finish_reason is not None and not self._taken_end
-        tokens = self.token_ids[self._taken_tokens :]
+        tokens = tuple(self.token_ids[self._taken_tokens :])
         if not (tokens or text or ended):
             return None
-        progress = Progress(
+        event = Event(
+            0,
             self.index,
-            tuple(tokens),
             text,
+            tokens,
+            () if self._token_bytes is None else tuple(map(self._token_bytes, tokens)),
             tuple(self.log_probs[self._taken_tokens :]),
             tuple(self.top_log_probs[self._taken_tokens :]),
             self.finish_reason,
+            self.stop_reason,
             self.score,
-            stop_reason=self.stop_reason,
             generated_tokens=len(self.token_ids),
         )
         self._taken_tokens, self._taken_text, self._taken_end = len(self.token_ids), self._taken_text + len(text), ended
-        return progress
+        return event
 
 
 def reports(

@@ -16,10 +16,11 @@ from ..config import ModelConfig
 from ..errors import ParameterError, PromptError, listed, shown
 from ..reference.philox import fold_in
 from ..text.tokenizer import LAYOUTS, Tokenizer
-from .continuation import StopStrings, TextStream
+from .continuation import TextStream
 from .guided import Guide, GuideMaker
-from .resolving import new_token_limit, resolve
+from .resolving import new_token_limit, resolve, strategy_for
 from .settings import GenerationConfig, Settings
+from .stop_strings import StopStrings
 from .strategy import Request
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
@@ -250,21 +251,33 @@ class RequestMaker:
         settings = self._settle(wanted, len(ids))
         if settings.do_sample and batch_id:
             settings = replace(settings, seed=fold_in(settings.seed, batch_id))
-        request = Request(ids, settings, batch_id=batch_id, priority=priority, timeout=timeout, source_ids=source)
+        spelled: dict[int, str] = {}
+        functions: dict[str, Any] = {}
         if self.tokenizer is not None:
-            request.spelled = _spelled_by_stop_strings(self.tokenizer, settings, self.config.vocab_size)
-            if request.spelled:  # decoded text does not contain them
-                ends = tuple(dict.fromkeys([*settings.eos_token_ids, *request.spelled]))
-                request.settings = settings = replace(settings, eos_token_id=ends)
-            request.text_stream = _stream_maker(self.tokenizer, ids, settings)
-            request.guide = self._guide_maker(settings)
-            return request
-        needy = "stop_strings" if settings.stop_strings else settings.guide[0] if settings.guide else None
-        if needy is not None:
+            spelled = _spelled_by_stop_strings(self.tokenizer, settings, self.config.vocab_size)
+            if spelled:  # decoded text does not contain them
+                settings = replace(settings, eos_token_id=tuple(dict.fromkeys([*settings.eos_token_ids, *spelled])))
+            functions = {
+                "text_stream": _stream_maker(self.tokenizer, ids, settings),
+                "token_bytes": self.tokenizer.token_bytes,
+                "guide": self._guide_maker(settings),
+            }
+        elif settings.stop_strings or settings.guide:
+            needy = "stop_strings" if settings.stop_strings or settings.guide is None else settings.guide[0]
             raise ParameterError(
                 f"{needy} needs a tokenizer, and this model has none: name one by Engine(tokenizer=...)"
             )
-        return request
+        return Request(
+            ids,
+            settings,
+            strategy_for(settings),
+            batch_id=batch_id,
+            spelled=spelled,
+            priority=priority,
+            timeout=timeout,
+            source_ids=source,
+            **functions,
+        )
 
     def text_and_source(self, prompt: Prompt, source: Prompt | None) -> tuple[list[int], list[int] | None]:
         """The tokens of a given text, and of its source if the model has an encoder.

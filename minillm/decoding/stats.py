@@ -89,3 +89,19 @@ class Stats:
     decode_pass_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     compile_seconds: float = 0.0
     """Seconds of compiling kernels, while loading and in steps; none of the other times counts it"""
+
+    def count_pass(self, model: str, seconds: float) -> None:
+        """Add a forward pass of a step without prompts."""
+        self.decode_passes[model] += 1
+        self.decode_pass_seconds[model] += seconds
+
+    def count_step(self, tokens: int, seconds: float, compile_seconds: float, *, prompts: bool) -> None:
+        """Add a step that computed so many tokens, of prompts among others or not."""
+        self.steps += 1
+        self.compile_seconds += compile_seconds
+        if prompts:
+            self.prefill_tokens += tokens
+            self.prefill_seconds += seconds
+        else:
+            self.decode_tokens += tokens
+            self.decode_seconds += seconds

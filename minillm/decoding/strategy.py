@@ -78,14 +78,17 @@ class Candidate(NamedTuple):
     """True if it has ended and ranks high enough to count as a result"""
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Request:
-    """A request as seen by a strategy."""
+    """A request: a prompt's tokens, the settings, and the strategy that follows from these."""
 
     prompt_ids: list[int]
     settings: Settings
+    strategy: "Strategy"
     text_stream: Callable[[], TextStream] | None = None
     """Makes a text stream for one continuation; None without a tokenizer."""
+    token_bytes: Callable[[int], bytes] | None = None
+    """The tokenizer's; None without one."""
     batch_id: int = 0
     """Its index in the list of prompts given to `Engine.generate`."""
     guide: Callable[[], Guide] | None = None
@@ -140,7 +143,7 @@ class Request:
         functions = self.settings.stopping_criteria
         criteria = StoppingCriteria(functions, self.prompt_ids) if functions else None
         ends = self.settings.eos_token_ids
-        return Continuation(index, ends, self.max_new_tokens, stream, guide, self.spelled, criteria)
+        return Continuation(index, ends, self.max_new_tokens, stream, guide, self.spelled, criteria, self.token_bytes)
 
 
 @dataclass(eq=False)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import ScoreFunction
+from ..decoding.event import Event
 from ..decoding.keywords import ChatFields, GenerationFields, RequestFields, with_fields
 from ..decoding.request import Prompt, check_lora, encode_prompt, encode_text, is_prompt
 from ..decoding.settings import GenerationConfig
@@ -19,10 +20,10 @@ from ..tasks.pooling import Pooling
 from ..text.chat import RENDER_ARGUMENTS, Messages, refuse_documents
 from ..text.tokenizer import EncodedText
 from .arguments import read
-from .dispatch import EventStream
+from .driver import EventStream
 from .engine_base import EngineBase
 from .inspect import all_logits, last_attention, score_tokens
-from .results import Event, Generation, Score
+from .results import Generation, Score
 
 
 class Engine(EngineBase):
@@ -119,7 +120,7 @@ class Engine(EngineBase):
             >>> [event.text for event in engine.stream("Count from 3 to 9:", max_new_tokens=4)]
             [' 3', ',', ' 4', ',']
         """
-        return self._dispatcher.stream(self.request(prompt, config, **fields))
+        return EventStream(self._driver, self.request(prompt, config, **fields))
 
     # --- conversations -------------------------------------------------------------------------------------------
 
@@ -168,7 +169,7 @@ class Engine(EngineBase):
             >>> [event.text for event in engine.stream_chat(messages, max_new_tokens=4)]
             [' 3', ',', ' 4', ',']
         """
-        return self._dispatcher.stream(self.chat_request(messages, config, **fields))
+        return EventStream(self._driver, self.chat_request(messages, config, **fields))
 
     def render_chat(
         self,
@@ -371,7 +372,7 @@ class Engine(EngineBase):
         ids, source_ids = self._maker.text_and_source(prompt, source)
         check_lora(lora, self._maker.adapters)
         with showing(read("progress", progress)):
-            return all_logits(self._open_runner, ids, self._dispatcher.turn, lora, source_ids)
+            return all_logits(self._open_runner, ids, self._driver.turn, lora, source_ids)
 
     def score(
         self, prompt: Prompt, *, source: Prompt | None = None, lora: str | None = None, progress: bool = True
@@ -390,7 +391,7 @@ class Engine(EngineBase):
         ids, source_ids = self._maker.text_and_source(prompt, source)
         check_lora(lora, self._maker.adapters)
         with showing(read("progress", progress)):
-            logprobs = score_tokens(self._open_runner, ids, self._dispatcher.turn, lora, source_ids)
+            logprobs = score_tokens(self._open_runner, ids, self._driver.turn, lora, source_ids)
         return Score(ids, logprobs, [] if self.tokenizer is None else [*map(self.tokenizer.token_bytes, ids)])
 
     def attention(
@@ -426,7 +427,7 @@ class Engine(EngineBase):
         if outside is not None:
             raise ParameterError(f"layer {shown(outside)}: the model's layers are 0 to {count - 1}")
         with showing(read("progress", progress)):
-            return last_attention(self._open_runner, ids, layers, self._dispatcher.turn, lora)
+            return last_attention(self._open_runner, ids, layers, self._driver.turn, lora)
 
     # --- the step loop -------------------------------------------------------------------------------------------
 
@@ -438,7 +439,6 @@ class Engine(EngineBase):
             PromptError: the prompt is empty, too long, or has ids outside the vocabulary.
             ParameterError: a field is unknown, impossible or without effect.
             CacheFullError: the request does not fit into the cache even alone.
-            EngineStateError: an AsyncEngine runs this engine.
 
         Example:
             >>> engine.add("A list of colors: red,", max_new_tokens=1) in {event.request_id for event in engine.step()}
@@ -454,7 +454,7 @@ class Engine(EngineBase):
         Raises:
             ParameterError, CacheFullError: as `add`.
         """
-        return self._dispatcher.submit(requests)
+        return self._driver.submit(requests)
 
     def request(
         self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Unpack[RequestFields]
@@ -508,7 +508,7 @@ class Engine(EngineBase):
             >>> engine.fitted(request) is request
             True
         """
-        return self._dispatcher.fitted(request)
+        return self._driver.fitted(request)
 
     def step(self) -> list[Event]:
         """Advance all requests by one forward pass. Returns the events of those made by `add`.
@@ -523,7 +523,7 @@ class Engine(EngineBase):
             >>> text
             ' orange, yellow,'
         """
-        return self._dispatcher.step()
+        return self._driver.step()
 
     def abort(self, request_id: int) -> None:
         """Abort a request and free its memory; the next `step` reports its end with the reason "abort".
@@ -538,7 +538,7 @@ class Engine(EngineBase):
             >>> [event.finish_reason for event in engine.step()]
             ['abort']
         """
-        self._dispatcher.abort(read("request_id", request_id))
+        self._driver.abort(read("request_id", request_id))
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -558,5 +558,5 @@ class Engine(EngineBase):
         return encode_text(text, self.tokenizer, self.config, add_special_tokens=False), arguments
 
     def _generate(self, wanted: list[Request]) -> list[Generation]:
-        found = zip(wanted, self._dispatcher.run(wanted), strict=True)
-        return [Generation.of(request.given_ids, events, self.tokenizer) for request, events in found]
+        mail = zip(wanted, self._driver.run(wanted), strict=True)
+        return [Generation.of(request.given_ids, events, self.tokenizer) for request, events in mail]

@@ -30,7 +30,7 @@ from ..tasks.embedding import TextPasses, refuse_task, refuse_two_stacks
 from ..text.display import brief, table_html
 from ..text.tokenizer import Tokenizer
 from .arguments import read, read_budget, refuse_unknown
-from .dispatch import Dispatcher
+from .driver import Driver
 from .loading import Parts, affordable_pages, load_parts
 from .loop import StepLoop
 from .scheduler import Limits, Load
@@ -52,7 +52,7 @@ class EngineBase:
     config: ModelConfig
     load_seconds: float
     _maker: RequestMaker
-    _dispatcher: Dispatcher
+    _driver: Driver
     _ranks: Ranks | None
     _leader: Leader | None
     _follower: Follower | None
@@ -217,7 +217,7 @@ class EngineBase:
     @property
     def busy(self) -> bool:
         """True while any request is queued or running, or has events from another thread's step for `step`."""
-        return self._dispatcher.busy
+        return self._driver.busy
 
     @property
     def context(self) -> int:
@@ -226,7 +226,7 @@ class EngineBase:
         With helper models the smallest counts. Of an encoder-decoder it is the decoder's, and
         `config.max_source_positions` the longest prompt.
         """
-        longest, fits = self._maker.config.max_positions, self._dispatcher.loop.longest
+        longest, fits = self._maker.config.max_positions, self._driver.loop.longest
         return longest if fits is None or self.config.output != "tokens" else min(longest, fits)
 
     @property
@@ -268,23 +268,23 @@ class EngineBase:
     @property
     def stats(self) -> Stats:
         """Tokens and seconds of prefill and decode since the engine was made."""
-        return self._dispatcher.loop.stats
+        return self._driver.loop.stats
 
     @property
     def waiting(self) -> int:
         """Number of requests that wait for a place in the batch."""
-        return self._dispatcher.loop.scheduler.num_waiting
+        return self._driver.waiting
 
     def load(self) -> Load:
         """Requests that wait and run, and the pages of the K/V cache, after the last step."""
-        return self._dispatcher.loop.load()
+        return self._driver.load()
 
     @property
     def device_memory(self) -> "list[Footprint]":
         """Bytes used on the GPU by kind, measured and predicted from the model's shape; empty on a CPU."""
         from .footprint import footprints
 
-        return footprints(self._dispatcher.loop.runners.values())
+        return footprints(self._driver.loop.runners.values())
 
     @cached_property
     def stored(self) -> "Stored":
@@ -303,8 +303,8 @@ class EngineBase:
             >>> engine.summary()["context"], engine.summary()["parameters"]
             (512, 3161472)
         """
-        loop = self._dispatcher.loop  # not in a turn, which a thread that a debugger has stopped may hold
-        if self._dispatcher.closed:
+        loop = self._driver.loop  # not in a turn, which a thread that a debugger has stopped may hold
+        if self._driver.closed:
             raise EngineStateError("the engine is closed")
         found = {
             "name": self.name,
@@ -330,14 +330,14 @@ class EngineBase:
             return f"Engine(name={self.name!r}, closed=True)"
 
     def _repr_html_(self) -> str:
-        return repr(self) if self._dispatcher.closed else table_html("Engine", self.summary())
+        return repr(self) if self._driver.closed else table_html("Engine", self.summary())
 
     def close(self) -> None:
         """Abort all requests and free weights and cache. May be called twice.
 
         Calls in progress in other threads, and unfinished streams, raise EngineStateError.
         """
-        if self._dispatcher.close():
+        if self._driver.close():
             if self._leader is not None:
                 self._leader.close()
                 self._leader = None
@@ -367,7 +367,7 @@ class EngineBase:
         """
         if self._follower is None:
             raise EngineStateError(
-                "the engine is closed" if self._dispatcher.closed else "rank 0 takes the requests: others follow"
+                "the engine is closed" if self._driver.closed else "rank 0 takes the requests: others follow"
             )
         follower, self._follower = self._follower, None
         follower.follow()
@@ -446,11 +446,10 @@ class EngineBase:
         runners = {"target": self.runner} if self._follower is None else {}
         backend = parts.helper_backend or parts.backend
         runners |= {name: Runner(m, backend, cache(m.config, backend, pages)) for name, m in parts.helpers.items()}
-        token_bytes = None if self.tokenizer is None else self.tokenizer.token_bytes
-        self._dispatcher = Dispatcher(StepLoop(runners, limits), token_bytes, rank=self.rank)
+        self._driver = Driver(StepLoop(runners, limits), rank=self.rank)
         self._text_passes = None
         if self._follower is None:
-            budget, turn = limits.max_prompt_tokens, self._dispatcher.turn
+            budget, turn = limits.max_prompt_tokens, self._driver.turn
             self._text_passes = TextPasses(
                 self.runner, self.tokenizer, parts.embedding, budget, turn, parts.chat_template
             )
@@ -458,11 +457,11 @@ class EngineBase:
     def _passes(self, call: str) -> TextPasses:
         """The passes over whole texts, for the call of this name."""
         refuse_two_stacks(self.config, call)
-        with self._dispatcher.turn():
+        with self._driver.turn():
             assert self._text_passes is not None
             return self._text_passes
 
     @property
     def _open_runner(self) -> Runner:
-        with self._dispatcher.turn():
+        with self._driver.turn():
             return self.runner

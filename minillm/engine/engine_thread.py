@@ -1,8 +1,8 @@
-"""The thread that runs an engine for others, and its inbox: what `AsyncEngine` stands on.
+"""The thread that runs steps for the tasks of an `AsyncEngine`: one more caller of the engine's driver.
 
-Requests, aborts and calls are functions in the inbox, which the thread runs between two steps; while any request is
-unfinished it steps, otherwise it sleeps. The events of a request wait in a queue of its own for the task that reads
-them. Those of one step wake the readers of an event loop by one `call_soon_threadsafe`, whatever their number.
+Requests are queued by the threads that make them, each with a mailbox of its own for the task that reads it. While any
+is unfinished the thread runs steps, otherwise it sleeps. The events of one step wake the readers of an event loop by
+one `call_soon_threadsafe`, whatever their number.
 """
 
 import asyncio
@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from ..decoding.event import Event
 from ..decoding.strategy import Request
 from ..errors import EngineStateError, ParameterError, QueueFullError, SlowReaderError, holdable, shown
-from .engine import Engine
-from .results import Event
+from .driver import Driver
 from .scheduler import Load
 
 T = TypeVar("T")
@@ -31,14 +32,14 @@ logger = logging.getLogger("minillm")
 
 @dataclass(eq=False)
 class LiveRequest:
-    """A request in the engine: what its thread and its reader share."""
+    """A request in the engine: what its reader and the threads that run steps share."""
 
     call: "Submission"
     id: int
     """The engine's"""
     request: Request
     unread: deque[Event] = field(default_factory=deque)
-    """Written by the engine's thread, read by the stream"""
+    """Written by the thread that runs a step, read by the stream"""
     written: int = 0
     """Tokens written to `unread` so far; the difference to `read` are those that it holds"""
     read: int = 0
@@ -67,21 +68,21 @@ class Submission:
     """Its requests, once they are queued"""
     unfinished: int = 0
     """Number of `lives` that are not done"""
-    state: Literal["arriving", "taken", "released"] = "arriving"
-    """Taken once its requests are handed to the engine; released if that came to nothing"""
+    arriving: bool = False
+    """True while it has places in the queue, and its requests are not there yet"""
     aborted: bool = False
     created: float = field(default_factory=time.monotonic)
     """When it came, in seconds of `time.monotonic`"""
 
 
 class EngineThread:
-    """The thread that runs the engine, and its inbox. It knows tasks only as readers to wake.
+    """The thread that runs steps, the calls whose requests it waits for, and functions to run between two steps.
 
-    Public methods may be called from any thread; those with an underscore run in the engine's.
+    Public methods may be called from any thread. It knows tasks only as readers to wake.
     """
 
-    def __init__(self, engine: Engine, max_waiting: int, max_unread: int) -> None:
-        self._engine = engine
+    def __init__(self, driver: Driver, max_waiting: int, max_unread: int) -> None:
+        self._driver = driver
         self._max_waiting = max_waiting
         self._max_unread = max_unread
         self._process = os.getpid()
@@ -91,18 +92,18 @@ class EngineThread:
         self._calls: dict[str, Submission] = {}
         """Unfinished calls by name."""
         self._arriving = 0
-        """Requests of calls that the engine has not taken yet."""
-        self._entering = 0
-        """While it takes a call's, one by one: how many will wait in its queue"""
+        """Requests of calls that are arriving"""
         self._draining = False
         self._lives: dict[int, LiveRequest] = {}
         """Unfinished requests by the engine's id."""
+        self._mailed: deque[LiveRequest] = deque()
+        """Requests with events since their readers were last woken."""
         self._quiet: list[Future[None]] = []
         self._stopped: Future[None] = _uncancellable()
         self._end: tuple[str, BaseException | None] | None = None
-        """Why it takes no more messages."""
+        """Why it takes no more calls."""
 
-    # --- from any thread ---
+    # --- calls ---------------------------------------------------------------------------------------------------
 
     def post(self, function: Callable[..., T], *args: Any) -> "Future[T]":
         """Run a function between two steps. The thread is started if it is not running.
@@ -116,7 +117,6 @@ class EngineThread:
             self._check()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="minillm-engine", daemon=True)
-                self._engine._dispatcher.owners.add(self._thread)
                 self._thread.start()
             self._inbox.put(_Message(future, function, args))
         return future
@@ -143,7 +143,7 @@ class EngineThread:
             self._check()
             if call.name in self._calls:
                 raise ParameterError(f"request_id={shown(call.name)} is the name of an unfinished call: choose another")
-            waiting = self._waiting()
+            waiting = self._driver.waiting + self._arriving
             if waiting + call.count > self._max_waiting:
                 raise QueueFullError(
                     f"{waiting} requests wait and the queue takes {self._max_waiting}, too few for {call.count} more: "
@@ -151,37 +151,87 @@ class EngineThread:
                 )
             self._calls[call.name] = call
             self._arriving += call.count
+            call.arriving = True
+
+    def take(self, call: Submission, make: Callable[[], Sequence[Request]]) -> None:
+        """Make the requests of a claimed call and queue them, unless it was given up meanwhile.
+
+        Raises:
+            Exception: as `make`.
+            ParameterError, CacheFullError: as `Driver.number`.
+            EngineStateError: the engine is closed, or the thread has ended.
+        """
+        requests = [replace(request, created=call.created) for request in make()]
+        ids = self._driver.number(requests)
+        lives = [LiveRequest(call, request_id, request) for request_id, request in zip(ids, requests, strict=True)]
+        with self._lock:
+            self._check()
+            if not call.arriving:
+                return
+            self.post(lambda: None)  # wakes the thread
+            call.lives, call.unfinished = lives, len(lives)
+            self._lives.update(zip(ids, lives, strict=True))
+            self._driver.queue(ids, requests, [partial(self._deliver, live) for live in lives])
+            self._arrived(call)
+            if not lives:
+                self._forget(call)
+        if call.aborted:
+            self._abort(lives)
 
     def give_up(self, call: Submission) -> None:
         """Release the name and the places of a call that nobody waits for any more, or abort it."""
         with self._lock:
-            if call.state == "arriving":
-                self._release(call)
-        self._abort_later(call)
+            if call.arriving:
+                self._arrived(call)
+                self._forget(call)
+        self._abort(call.lives)
 
     def abort(self, name: str) -> None:
         """Abort the call of this name, if there is one."""
         call = self._calls.get(name)
         if call is not None:
-            self._abort_later(call)
+            call.aborted = True  # `take` looks at it
+            self._abort(call.lives)
 
     def abort_all(self) -> None:
         """Abort all calls."""
-        for call in list(self._calls.values()):
-            self._abort_later(call)
+        for name in list(self._calls):
+            self.abort(name)
 
     def drop(self, live: LiveRequest) -> None:
         """Abort a request that nobody reads any more. Takes no lock: it may be called by the garbage collector."""
         live.dropped = True
-        self._inbox.put(_Message(None, self._abort, (live,)))
+        self._abort([live])
 
     def load(self) -> Load:
         """The engine's, with those that are on their way to its queue."""
-        return replace(self._engine.load(), waiting=self._waiting())
+        load = self._driver.load()
+        return replace(load, waiting=load.waiting + self._arriving)
 
-    def _waiting(self) -> int:
-        """Requests that wait. All of `Engine.load` would take 0.1 ms for each request."""
-        return max(self._engine.waiting, self._entering) + self._arriving
+    def _abort(self, lives: Iterable[LiveRequest]) -> None:
+        for live in lives:
+            if live.id in self._lives:
+                self._driver.abort_soon(live.id)
+
+    def _arrived(self, call: Submission) -> None:
+        """Give back the places of a call. The lock is held."""
+        call.arriving = False
+        self._arriving -= call.count
+
+    def _forget(self, call: Submission) -> None:
+        """Remove a finished call. The lock is held."""
+        if self._calls.get(call.name) is call:
+            del self._calls[call.name]
+        if not self._calls:
+            for future in self._quiet:
+                future.set_result(None)
+            self._quiet.clear()
+
+    def _check(self) -> None:
+        if self._end is not None:
+            raise _ended(self._end)
+
+    # --- the end -------------------------------------------------------------------------------------------------
 
     def drain(self) -> "Future[None]":
         """Take no more calls. Done as soon as none is unfinished."""
@@ -225,73 +275,15 @@ class EngineThread:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    # --- in the engine's thread, or with the lock ---
-
-    def take(self, call: Submission, requests: Sequence[Request]) -> None:
-        """Queue the requests of a call in the engine; in its thread.
-
-        Raises:
-            ParameterError, CacheFullError: as `Engine.submit`; nothing was queued.
-        """
-        with self._lock:
-            if call.state == "released":
-                return
-            call.state = "taken"
-            self._arriving -= call.count
-            self._entering = self._engine.waiting + call.count
-        for request in requests:
-            request.created = call.created
-        try:
-            ids = self._engine.submit(requests)
-        except Exception:
-            with self._lock:
-                self._release(call)
-            raise
-        finally:
-            self._entering = 0
-        call.lives = [LiveRequest(call, request_id, request) for request_id, request in zip(ids, requests, strict=True)]
-        call.unfinished = call.count
-        self._lives.update((live.id, live) for live in call.lives)
-        if not requests:
-            with self._lock:
-                self._forget(call)
-        if call.aborted:
-            self._abort(*call.lives)
-
-    def _check(self) -> None:
-        if self._end is not None:
-            raise _ended(self._end)
-
-    def _release(self, call: Submission) -> None:
-        """Give back what `claim` took. The lock is held."""
-        self._arriving -= call.count if call.state == "arriving" else 0
-        call.state = "released"
-        self._forget(call)
-
-    def _forget(self, call: Submission) -> None:
-        """Remove a finished call. The lock is held."""
-        if self._calls.get(call.name) is call:
-            del self._calls[call.name]
-        if not self._calls:
-            for future in self._quiet:
-                future.set_result(None)
-            self._quiet.clear()
-
-    def _abort_later(self, call: Submission) -> None:
-        call.aborted = True  # `take` looks at it
-        self._inbox.put(_Message(None, lambda: self._abort(*call.lives), ()))
-
-    def _abort(self, *lives: LiveRequest) -> None:
-        for live in lives:
-            if live.id in self._lives:
-                self._engine.abort(live.id)
+    # --- steps ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         end: tuple[str, BaseException | None] = "the engine is closed", None
         try:
             while self._serve_inbox():
                 if self._lives:
-                    self._deliver(self._engine.step())
+                    self._driver.pump([*self._lives])
+                    self._wake_readers()
         except EngineStateError as error:  # somebody has closed the engine itself
             end = str(error), error
         except BaseException as error:
@@ -300,7 +292,7 @@ class EngineThread:
         self._finish(end)
 
     def _serve_inbox(self) -> bool:
-        """Run the messages that there are; waits for one if nothing is unfinished. False: the thread should end."""
+        """Run the functions that were posted; waits for one if nothing is unfinished. False: the thread should end."""
         wait = not self._lives
         while True:
             try:
@@ -312,26 +304,30 @@ class EngineThread:
             message.run()
             wait = False
 
-    def _deliver(self, events: Sequence[Event]) -> None:
-        """Hand the events of a step to their readers, and wake these."""
+    def _deliver(self, live: LiveRequest, event: Event) -> None:
+        """Put an event into a request's mail; in the thread that runs the step."""
+        if event.request_finished:
+            with self._lock:
+                del self._lives[live.id]
+                live.call.unfinished -= 1
+                if not live.call.unfinished:
+                    self._forget(live.call)
+        if not (live.dropped or live.overrun):
+            event.request_id = live.call.name
+            live.unread.append(event)
+            live.written += len(event.token_ids)
+            self._mailed.append(live)
+
+    def _wake_readers(self) -> None:
+        """Wake the readers of what has come, and end the requests whose readers are too slow or gone."""
         readers: dict[LiveRequest, None] = {}
-        for event in events:
-            live = self._lives.get(event.request_id)  # type: ignore[arg-type]
-            if live is None:
-                continue  # of a request that was added to the engine behind our back
-            if event.request_finished:
-                self._end_of(live)
-            if not (live.dropped or live.overrun):
-                event.request_id = live.call.name
-                live.unread.append(event)
-                live.written += len(event.token_ids)
-                readers[live] = None
+        while self._mailed:
+            readers[self._mailed.popleft()] = None
         for live in readers:
             if live.written - live.read > self._max_unread and live.id in self._lives:
                 self._overrun(live)
         for live in wake(readers):
-            live.dropped = True
-            self._abort(live)
+            self.drop(live)
 
     def _overrun(self, live: LiveRequest) -> None:
         """End a request whose reader is too slow."""
@@ -342,29 +338,22 @@ class EngineThread:
                 "aborted; read faster, or raise max_unread"
             )
         )
-        self._abort(live)
-
-    def _end_of(self, live: LiveRequest) -> None:
-        del self._lives[live.id]
-        live.call.unfinished -= 1
-        if not live.call.unfinished:
-            with self._lock:
-                self._forget(live.call)
+        self._abort([live])
 
     def _finish(self, end: tuple[str, BaseException | None]) -> None:
         """Fail all that waits, and take no more."""
         with self._lock:
             self._end = end
-            self._engine._dispatcher.owners.discard(threading.current_thread())
             lives = list(self._lives.values())
-            self._lives.clear()
             for call in list(self._calls.values()):
                 self._forget(call)
-        with suppress(Exception):  # of an engine that fails
-            for live in lives:
-                self._engine.abort(live.id)
+        self._wake_readers()
         for live in lives:
+            live.overrun = True  # what comes is not for the reader any more
+            with suppress(Exception):  # of an engine that fails
+                self._driver.abort(live.id)
             live.fail(_ended(end))
+        self._lives.clear()
         wake(lives)
         while not self._inbox.empty():
             message = self._inbox.get()
@@ -376,15 +365,13 @@ class EngineThread:
 class _Message(NamedTuple):
     """A function to run in the engine's thread, and what receives its result."""
 
-    future: "Future[Any] | None"
+    future: "Future[Any]"
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
 
     def run(self) -> None:
         """Run it, if its result is still wanted."""
-        if self.future is None:
-            self.function(*self.arguments)
-        elif self.future.set_running_or_notify_cancel():
+        if self.future.set_running_or_notify_cancel():
             try:
                 self.future.set_result(self.function(*self.arguments))
             except BaseException as error:
@@ -392,7 +379,7 @@ class _Message(NamedTuple):
 
     def fail(self, error: Exception) -> None:
         """Answer with an error."""
-        if self.future is not None and self.future.set_running_or_notify_cancel():
+        if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
 

@@ -1,118 +1,14 @@
-"""Results of requests: events while a text grows, completions, generations, and scores of given texts."""
+"""Results of requests: completions, generations, and scores of given texts."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from itertools import chain
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..decoding.continuation import FinishReason, Progress
+from ..decoding.event import Event, FinishReason
 from ..decoding.prompt_scores import TopLogProbs
 from ..text.display import TokenView, brief, results_html, view_tokens
 from ..text.tokenizer import Tokenizer
-
-
-@dataclass(slots=True)  # not frozen: that would take five times as long to make, for each token
-class Event:
-    """New tokens and text of one continuation of a request after a step.
-
-    Example:
-        >>> for event in engine.stream("Count from 3 to 9:", max_new_tokens=3):
-        ...     print(event.index, repr(event.text), event.finish_reason)
-        0 ' 3' None
-        0 ',' None
-        0 ' 4' length
-    """
-
-    request_id: int | str
-    """As `Engine.add` returned it, or the name that a call of an `AsyncEngine` was given"""
-    index: int
-    """Index among the request's returned sequences"""
-    text: str
-    """New final text: whole characters, no part of a stop string. The result is the concatenation over events. The
-    first begins with the prompt's text if `echo` asked for it"""
-    token_ids: tuple[int, ...]
-    token_bytes: tuple[bytes, ...] = ()
-    """UTF-8 bytes of each token, maybe of a part of a character; of a special token, which is no text, those of its
-    name. Empty without a tokenizer"""
-    logprobs: tuple[float, ...] = ()
-    """Natural logarithm of each token's probability under the model; only if requested"""
-    top_logprobs: tuple[TopLogProbs, ...] = ()
-    finish_reason: FinishReason | None = None
-    """Set in the last event of a sequence: "stop" (end-of-sequence token or stop string), "length", "abort", "timeout"
-    or "error\""""
-    stop_reason: int | str | None = None
-    """If `finish_reason` is "stop", the end-of-sequence token or the stop string"""
-    score: float | None = None
-    """Score of a beam: summed log-probability / length ** length_penalty"""
-    error: Exception | None = None
-    """The cause if `finish_reason` is "error": an exception of your logits processor, a guide that no token satisfies,
-    NaN in the logits"""
-    request_finished: bool = False
-    """True in the very last event of the request"""
-    prompt_tokens: int = 0
-    """Number of tokens of the prompt"""
-    cached_tokens: int = 0
-    """Number of them whose keys and values were in the prefix cache"""
-    generated_tokens: int = 0
-    """Number of tokens of this sequence so far"""
-    queued_seconds: float | None = None
-    """In the last event of a sequence: from the request's making to its first step"""
-    prefill_seconds: float | None = None
-    """Likewise: from there until the prompt was computed"""
-    decode_seconds: float | None = None
-    """Likewise: from there to the end"""
-    prompt_logprobs: list[float | None] | None = None
-    """In the first event of a request with `echo` and `logprobs`: as in `Generation`"""
-    prompt_top_logprobs: list[TopLogProbs | None] | None = None
-
-    def __repr__(self) -> str:
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return brief("Event", **{name: value for name, value in values.items() if value is not False and value != ()})
-
-    @classmethod
-    def of(cls, request_id: int, progress: Progress, token_bytes: Callable[[int], bytes] | None) -> "Event":
-        """The event for a continuation's progress; `token_bytes` is that of the tokenizer."""
-        event = cls(
-            request_id,
-            progress.index,
-            progress.text,
-            progress.token_ids,
-            tuple(map(token_bytes, progress.token_ids)) if token_bytes is not None else (),
-            progress.log_probs,
-            progress.top_log_probs,
-            progress.finish_reason,
-            progress.stop_reason,
-            progress.score,
-            progress.error,
-            progress.request_finished,
-            progress.prompt_tokens,
-            progress.cached_tokens,
-            progress.generated_tokens,
-        )
-        if progress.times is not None:
-            event.queued_seconds, event.prefill_seconds, event.decode_seconds = progress.times
-        if progress.prompt_scores is not None:
-            event.prompt_logprobs = progress.prompt_scores.log_probs
-            event.prompt_top_logprobs = progress.prompt_scores.top_log_probs or None
-        return event
-
-    @classmethod
-    def joined(cls, events: Sequence["Event"]) -> "Event":
-        """Successive events of one sequence as one."""
-        first, last = events[0], events[-1]
-        if first is last:
-            return last
-        return replace(
-            last,
-            text="".join(event.text for event in events),
-            token_ids=tuple(chain.from_iterable(event.token_ids for event in events)),
-            token_bytes=tuple(chain.from_iterable(event.token_bytes for event in events)),
-            logprobs=tuple(chain.from_iterable(event.logprobs for event in events)),
-            top_logprobs=tuple(chain.from_iterable(event.top_logprobs for event in events)),
-            prompt_logprobs=first.prompt_logprobs,
-            prompt_top_logprobs=first.prompt_top_logprobs,
-        )
 
 
 @dataclass

@@ -114,6 +114,18 @@ class Turns:
             finally:
                 self._release()
 
+    def check(self) -> None:
+        """Refuse a call from inside a step.
+
+        Raises:
+            EngineStateError: this thread has the turn.
+        """
+        if self._owner == threading.get_ident():
+            raise EngineStateError(
+                "the engine is called from inside one of its own steps (by a logits processor or another function "
+                "given to it): call another engine there, or call this one after the step"
+            )
+
     def _acquire(self, thread: int) -> None:
         if self._process != os.getpid():
             self._begin_anew(thread)
@@ -121,11 +133,7 @@ class Turns:
             if self._owner is None:
                 self._owner = thread
                 return
-            if self._owner == thread:
-                raise EngineStateError(
-                    "the engine is called from inside one of its own steps (by a logits processor or another function "
-                    "given to it): call another engine there, or call this one after the step"
-                )
+            self.check()
             mine = threading.Event()
             self._queue.append((thread, mine))
         while not mine.wait(POLL_SECONDS):

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ..backends import working_time
 from ..decoding.request import Prompt
-from ..decoding.resolving import strategy_for
 from ..decoding.strategy import Candidate
 from ..engine.engine import Engine
 from ..engine.loop import StepLoop
@@ -155,15 +154,14 @@ def beam_tree(engine: Engine, prompt: Prompt, *, progress: bool = True, **fields
         **fields: of `GenerationConfig`, num_beams above 1 among them
     """
     tree = BeamTree()
-    request = engine.request(prompt, **fields)
-    request.watch = tree.steps.append
+    request = replace(engine.request(prompt, **fields), watch=tree.steps.append)
     limits = Limits.of(engine.runner.backend.memory, request.settings.num_beams)
     loop = StepLoop({"target": engine.runner}, limits)
-    loop.add(request, strategy_for(request.settings))
+    loop.add(request)
     with showing(progress), work("searching", request.max_new_tokens, "steps") as searching:
         while loop.busy:
-            for _, piece in loop.step_or_raise():
-                if piece.index == 0:
-                    tree.best += piece.token_ids
+            for event in loop.step_or_raise():
+                if event.index == 0:
+                    tree.best += event.token_ids
             searching.advance()
     return tree

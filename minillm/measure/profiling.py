@@ -21,7 +21,6 @@ from ..backends.operations import Backend
 from ..backends.weights import RandomTensor
 from ..cache import PagedCache
 from ..decoding.request import Prompt
-from ..decoding.resolving import strategy_for
 from ..decoding.strategy import Request
 from ..engine.engine import Engine
 from ..engine.loop import StepLoop
@@ -305,7 +304,7 @@ def _loop(runner: Runner, backend: Backend, requests: Sequence[Request]) -> Step
     """A step loop with its own cache, as large as the requests need."""
     width = pages = 0
     for request in requests:
-        strategy = strategy_for(request.settings)
+        strategy = request.strategy
         longest = len(request.prompt_ids) + request.max_new_tokens + strategy.extra_positions
         width += strategy.max_sequences
         pages += strategy.max_sequences * -(-longest // backend.memory.page_size)
@@ -320,7 +319,7 @@ def _round(
     """Run both loops to the end, alternating which one goes first in each step."""
     for loop in (plain, watched):
         for request in requests:
-            loop.add(request, strategy_for(request.settings))
+            loop.add(request)
     plain_first = True
     while watched.busy:
         before = watched.stats.prefill_tokens, watched.stats.decode_tokens

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from .. import __version__
 from ..decoding.resolving import chat_sampling
-from ..engine.aio import AsyncEngine
+from ..engine.async_engine import AsyncEngine
 from ..engine.engine import Engine
 from ..errors import shown
 from ..text.chat import FORMATS, CallFormat

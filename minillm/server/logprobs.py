@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from ..decoding.event import Event
 from ..decoding.prompt_scores import TopLogProbs
-from ..engine.results import Completion, Event
+from ..engine.results import Completion
 from ..text.tokenizer import Tokenizer
 
 BYTES = "bytes:"

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from ..engine.results import Event
+from ..decoding.event import Event
 from .served_model import ServedModel
 
 PREFIX = "minillm:"

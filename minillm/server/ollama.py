@@ -19,9 +19,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ..decoding.event import Event
 from ..decoding.foreign import OLLAMA, OLLAMA_OPTIONS, WORDS, ignored, refused, renamed
 from ..decoding.resolving import NO_FILTER
-from ..engine.results import Completion, Event, Generation
+from ..engine.results import Completion, Generation
 from ..errors import printable, shown
 from ..text.chat import Answer, CallParser, ToolCall
 from .embeddings import embed, embed_one

@@ -17,7 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..decoding import foreign
-from ..engine.results import Completion, Event
+from ..decoding.event import Event
+from ..engine.results import Completion
 from ..errors import listed, printable, shown
 from ..text.chat.call_parser import CallParser
 from ..text.chat.calls import ArgumentsDelta, CallBegin, ContentDelta, Delta

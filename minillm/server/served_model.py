@@ -9,7 +9,7 @@ from typing import Any, Literal
 from .. import __version__
 from ..decoding.request import encode_prompt, encode_text, source_config
 from ..decoding.settings import FIELDS
-from ..engine.aio import AsyncEngine
+from ..engine.async_engine import AsyncEngine
 from ..engine.engine import Engine
 from ..errors import PromptError, shown
 from ..text.chat import CallFormat

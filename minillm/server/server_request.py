@@ -14,10 +14,11 @@ from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from ..decoding.event import Event
 from ..decoding.settings import GenerationConfig
 from ..decoding.strategy import Request as EngineRequest
-from ..engine.aio import AsyncEventStream, arrival, take_any
-from ..engine.results import Event, Generation
+from ..engine.async_engine import AsyncEventStream, arrival, take_any
+from ..engine.results import Generation
 from ..errors import MinillmError, QueueFullError
 from .generation_request import ChatRequest, Endpoint, R, Translated, translate
 from .http_json import ApiError, internal_error

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..engine.results import Event
+from ..decoding.event import Event
 from .http_json import ApiError, internal_error
 from .server_request import ServerRequest, until_gone
 

@@ -18,8 +18,9 @@ from typing import Any, Generic, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..decoding.event import Event
 from ..decoding.prompt_scores import TopLogProbs
-from ..engine.results import Completion, Event, Generation
+from ..engine.results import Completion, Generation
 from ..errors import PromptError
 from ..text.chat import Answer
 from .generation_request import CHAT, COMPLETIONS, ChatRequest, CompletionRequest, R

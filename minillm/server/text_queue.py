@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..engine.aio import AsyncEngine
+from ..engine.async_engine import AsyncEngine
 from ..errors import EngineStateError
 
 AT_ONCE = 64

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..decoding.event import Event
 from ..decoding.settings import GUIDES
-from ..engine.results import Completion, Event
+from ..engine.results import Completion
 from ..errors import listed, shown
 from ..text.chat import FORMATS, Answer, CallFormat, CallParser, call_grammar, read_calls, read_tools
 from ..text.chat.calls import ArgumentsDelta, CallBegin, Delta

@@ -38,9 +38,7 @@ def check_books(cache: PrefixCache, owners: Iterable[TokenSequence]) -> None:
 def check_loop(loop: StepLoop) -> None:
     """The books of every model's cache, between two steps."""
     for name, runner in loop.runners.items():
-        check_books(
-            runner.cache, [sequence for active in loop.scheduler.running for sequence in active.live.get(name, ())]
-        )
+        check_books(runner.cache, [sequence for run in loop.scheduler.running for sequence in run.live.get(name, ())])
 
 
 def nodes_of(cache: PrefixCache) -> dict[int, Node]:

@@ -7,7 +7,6 @@ from minillm.backends.memory import Memory
 from minillm.backends.numpy import NumpyBackend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
-from minillm.decoding.resolving import strategy_for
 from minillm.engine.loading import affordable_pages
 from minillm.errors import CacheFullError, ParameterError
 from minillm.runner.runner import Runner
@@ -117,7 +116,7 @@ def test_four_beams_on_a_long_prompt_do_not_take_four_times_its_pages() -> None:
     runner = tiny_runner(seed=2, pages=100, page_size=4)
     loop = loop_of(target=runner)
     request = request_for(LINE, num_beams=4, max_new_tokens=6)
-    loop.add(request, strategy_for(request.settings))
+    loop.add(request)
     most = 0
     while loop.busy:
         loop.step()

@@ -10,7 +10,6 @@ from minillm import Engine
 from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.observe import CountingBackend, TimingBackend, WrappedBackend, counting, put_between
-from minillm.decoding.resolving import strategy_for
 
 from ..backends.cuda.launchers import launcher, missing
 from ..backends.cuda.recording import Recorder, RecordingDevice
@@ -71,7 +70,7 @@ def test_a_changed_run_leaves_nothing_to_later_requests(engine: Engine) -> None:
     assert ids(after) == ids(alone(name, None))
     assert after.cached_tokens == 0
     assert engine.generate(PROMPT, max_new_tokens=8).cached_tokens > 0
-    check_loop(engine._dispatcher.loop)
+    check_loop(engine._driver.loop)
 
 
 def test_a_changed_run_begins_from_nothing_that_was_computed_unchanged(engine: Engine) -> None:
@@ -96,7 +95,7 @@ def test_prompts_of_one_changed_call_are_each_computed(engine: Engine) -> None:
         results = engine.generate([PROMPT, PROMPT], max_new_tokens=4, num_beams=2)
     assert ids(results[0]) == ids(results[1])
     assert [result.cached_tokens for result in results] == [0, 0]
-    check_loop(engine._dispatcher.loop)
+    check_loop(engine._driver.loop)
 
 
 @pytest.mark.parametrize("wrap", [AblatedAndCounted, lambda inner: CountingBackend(Ablated(inner))])
@@ -132,7 +131,7 @@ def test_a_request_that_a_change_met_on_its_way_leaves_nothing_of_it(engine: Eng
     expected = Engine(backend=engine.runner.backend.name, prefix_cache=False).generate(longer, max_new_tokens=8)
     assert ids(after) == ids(expected)
     assert after.cached_tokens > 0, "the prompt was computed before"
-    check_loop(engine._dispatcher.loop)
+    check_loop(engine._driver.loop)
 
 
 def assert_same_vectors(one: Any, other: Any) -> None:
@@ -171,7 +170,7 @@ def test_steps_launched_ahead_on_a_gpu_end_where_a_change_begins(monkeypatch: py
     runner = runner_of(tiny_model(seed=2, backend=backend), backend=backend)
     loop = loop_of(target=runner)
     request = request_for([5, 6, 7], max_new_tokens=20)
-    loop.add(request, strategy_for(request.settings))
+    loop.add(request)
     for _ in range(6):
         loop.step()
     assert loop._flight is not None

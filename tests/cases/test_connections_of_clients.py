@@ -32,13 +32,13 @@ def held() -> Iterator[tuple[Engine, threading.Event]]:
     """An engine whose steps wait for an event."""
     with Engine(max_batch_size=2) as engine:
         engine.chat_template = TEMPLATE
-        advance, go = engine._dispatcher.loop.advance, threading.Event()
+        advance, go = engine._driver.loop.advance, threading.Event()
 
         def waiting_advance() -> None:
             assert go.wait(60)
             advance()
 
-        engine._dispatcher.loop.advance = waiting_advance  # type: ignore[method-assign]
+        engine._driver.loop.advance = waiting_advance  # type: ignore[method-assign]
         try:
             yield engine, go
         finally:

@@ -24,7 +24,7 @@ LENGTH: dict[str, Any] = {"max_new_tokens": 3, "eos_token_id": []}
 ROOT = Path(minillm.__file__).parent
 FILES = {
     str(ROOT / name)
-    for name in ("engine/dispatch.py", "engine/loop.py", "engine/scheduler.py", "engine/turns.py", "batch.py",
+    for name in ("engine/driver.py", "engine/loop.py", "engine/scheduler.py", "engine/turns.py", "batch.py",
                  "runner/runner.py", "source_text.py", "cache/paged.py", "cache/prefix.py", "cache/prefix_tree.py",
                  "decoding/continuation.py", "decoding/sampling.py")
 }  # fmt: skip
@@ -115,13 +115,13 @@ def interrupted_at(line: int, call: Callable[[Engine], None], engine: Engine, ho
 
 
 def assert_as_it_was(engine: Engine, expected: list[int]) -> None:
-    dispatcher = engine._dispatcher
+    driver = engine._driver
     assert not engine.busy
     assert engine.step() == []
-    assert not (dispatcher._mail or dispatcher._streams or dispatcher._unclaimed)
-    assert not (dispatcher.loop._requests or dispatcher.loop._deadlines)
-    assert not (dispatcher.loop.scheduler.running or dispatcher.loop.scheduler.waiting)
-    check_loop(dispatcher.loop)
+    assert not (driver._mail or driver._arrivals or driver._leaving or driver._unclaimed)
+    assert not (driver.loop._runs or driver.loop._deadlines)
+    assert not (driver.loop.scheduler.running or driver.loop.scheduler.waiting)
+    check_loop(driver.loop)
     assert engine.generate(PROMPT, **LENGTH).completions[0].token_ids == expected
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

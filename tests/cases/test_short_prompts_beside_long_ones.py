@@ -3,17 +3,17 @@
 Every statement is about steps, none about seconds. The loops run a tiny model on the NumPy backend.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from minillm.decoding.continuation import Progress
+from minillm.decoding.event import Event
 from minillm.decoding.prompt_scores import MAX_ROWS
-from minillm.decoding.resolving import strategy_for
 from minillm.decoding.strategy import Feed, Request
 from minillm.engine.loop import StepLoop
-from minillm.engine.scheduler import PROMPT_SHARE, Active
+from minillm.engine.scheduler import PROMPT_SHARE, Run
 from minillm.runner.runner import Runner
 
 from ..scheduling import check_books, counted
@@ -29,7 +29,7 @@ def runner(pages: int = 400) -> Runner:
 
 def added(loop: StepLoop, prompt: list[int], *, priority: int = 0, **fields: Any) -> int:
     request = request_for(prompt, max_new_tokens=1, **fields)
-    return loop.add(request, strategy_for(request.settings), priority=priority)
+    return loop.add(replace(request, priority=priority))
 
 
 def steps_until_ended(loop: StepLoop, request_id: int) -> int:
@@ -49,26 +49,25 @@ class Watch:
 
     def __init__(self, loop: StepLoop) -> None:
         self.loop = loop
-        self.idle: dict[Active, int] = {}
+        self.idle: dict[Run, int] = {}
         self.most = 0
 
-    def prompts(self) -> dict[Active, int]:
+    def prompts(self) -> dict[Run, int]:
         """The positions in the cache of each running prompt of the smallest priority."""
-        running = [active for active in self.loop.scheduler.running if not active.started or active.lost]
-        least = min((active.priority for active in running), default=0)
+        running = [run for run in self.loop.scheduler.running if not run.started or run.recompute]
+        least = min((run.request.priority for run in running), default=0)
         return {
-            active: sum(sequence.cached for sequence in active.live.get("target", ()))
-            for active in running
-            if active.priority == least
+            run: sum(sequence.cached for sequence in run.live.get("target", ()))
+            for run in running
+            if run.request.priority == least
         }
 
-    def step(self) -> list[tuple[int, Progress]]:
+    def step(self) -> list[Event]:
         before = self.prompts()
         told = self.loop.step_or_raise()
         after = self.prompts()
         self.idle = {
-            active: self.idle.get(active, 0) + 1 if positions == before.get(active) else 0
-            for active, positions in after.items()
+            run: self.idle.get(run, 0) + 1 if positions == before.get(run) else 0 for run, positions in after.items()
         }
         self.most = max(self.most, *self.idle.values(), 0)
         return told
@@ -106,7 +105,7 @@ def test_no_share_is_kept_for_a_prompt_that_waits_for_another_ones_pages() -> No
     passes = counted(loop.runners["target"])
     for i in range(6, 0, -1):  # the first to come is the longest
         added(loop, [*common, *text(rng, i)])
-    while max((loop.prompt_progress(i)[0] for i in loop._requests), default=0) < len(common):
+    while max((loop.prompt_progress(i)[0] for i in loop._runs), default=0) < len(common):
         loop.step_or_raise()
     assert [sum(counts) for counts in passes[:8]] == [BUDGET] * 8
 
@@ -169,14 +168,14 @@ def test_a_prompt_that_may_not_be_split_gets_its_turn() -> None:
     loop = loop_of(target=runner(), chunk=BUDGET, max_batch_size=4)
     passes = counted(loop.runners["target"])
     whole = request_for(text(rng, BUDGET + 8), max_new_tokens=1)
-    loop.add(whole, strategy_for(whole.settings))
+    loop.add(whole)
     added(loop, text(rng, BUDGET - 1))
     scheduler, place = loop.scheduler, loop._place
 
-    def place_whole(active: Active, feeds: list[Feed]) -> None:
-        if active.request is whole:
+    def place_whole(run: Run, feeds: list[Feed]) -> None:
+        if run.request is whole:
             feeds = [feed._replace(rows="all") for feed in feeds]
-        place(active, feeds)
+        place(run, feeds)
 
     loop._place = place_whole  # type: ignore[method-assign]
     for _ in range(scheduler.limits.max_batch_size + 1):
@@ -229,10 +228,10 @@ def test_every_prompt_advances_and_ends_and_says_what_it_says_alone(
             scored: dict[str, Any] = {"echo": True, "logprobs": True} if rng.random() < 0.2 else {}
             request = request_for(prompt, max_new_tokens=int(rng.integers(1, 6)), **scored)
             priority = int(rng.choice([0, 0, 0, 1]))
-            request_id = loop.add(request, strategy_for(request.settings), priority=priority)
+            request_id = loop.add(replace(request, priority=priority))
             requests[request_id], tokens[request_id] = request, []
-        for request_id, progress in watch.step():
-            tokens[request_id] += progress.token_ids
+        for event in watch.step():
+            tokens[event.request_id] += event.token_ids
         check_books(loop)
         assert all(sum(counts) <= BUDGET for counts in passes)
     assert watch.most <= size

@@ -39,7 +39,7 @@ def words(token_ids: list[int]) -> str:
 
 def test_the_example_step_by_step() -> None:
     search = BeamSearch(settings())
-    state, feeds = search.begin(Request([], search.settings))
+    state, feeds = search.begin(Request([], search.settings, search))
     assert isinstance(state, BeamState)
     lines, steps = [""], []
     while feeds:
@@ -56,7 +56,7 @@ def test_the_example_step_by_step() -> None:
 def test_the_example_with_a_group_for_each_beam() -> None:
     """The second group avoids what the first one says: penalty 1 is more than I is likelier than L at first."""
     search = DiverseBeamSearch(settings(num_beam_groups=2, diversity_penalty=1.0))
-    state, feeds = search.begin(Request([], search.settings))
+    state, feeds = search.begin(Request([], search.settings, search))
     lines, steps = [""], []
     while feeds:
         logits = np.log([MODEL.get(line, (1 / 3, 1 / 3, 1 / 3)) for line in lines]).astype(np.float32)

@@ -98,7 +98,7 @@ def test_a_step_draws_from_the_sums_of_all_beams() -> None:
     request = request_for([1], vocab_size=3, num_beams=2, do_sample=True, temperature=2.0, top_k=0, seed=0)
     search, drawn = BeamSearch(request.settings), []
     for seed in range(3_000):
-        request = Request([1], replace(request.settings, seed=seed))
+        request = Request([1], replace(request.settings, seed=seed), search)
         state = search.first_beams(request)
         state.beams = [beam for beam in (request.continuation(0), request.continuation(1)) if not beam.push(0)]
         state.scores, state.feeds = sums.copy(), 2

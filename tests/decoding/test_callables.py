@@ -59,9 +59,9 @@ def test_each_request_has_its_processors_to_itself(runner) -> None:
         seen.append(len(logits))
         return logits
 
-    one = request_for(PROMPTS[0], logits_processor=[processor])
+    twins = [request_for(PROMPTS[0], logits_processor=[processor]) for _ in range(2)]
     two = request_for(PROMPTS[1], logits_processor=[processor], do_sample=True, num_return_sequences=2)
-    run(loop_of(target=runner), [one, one, two])
+    run(loop_of(target=runner), [*twins, two])
     assert sorted(seen) == [1] * 40 + [2] * 20
 
 

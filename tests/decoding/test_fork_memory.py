@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from minillm.decoding.resolving import strategy_for
 from minillm.runner.runner import Runner
 
 from ..tiny import loop_of, random_prompts, request_for, run, runner_of, tiny_model
@@ -21,7 +20,7 @@ def most_pages(runner: Runner, length: int, **fields: Any) -> int:
     """Pages in use at the most while one request with a prompt of that length runs."""
     request = request_for(list(range(3, 3 + length)), max_new_tokens=NEW, **fields)
     loop, most = loop_of(target=runner), 0
-    loop.add(request, strategy_for(request.settings))
+    loop.add(request)
     while loop.busy:
         loop.step()
         most = max(most, runner.cache.num_pages - runner.cache.free_pages)

@@ -37,8 +37,8 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def request_for(prompt: list[int], *, models: tuple[str, ...] = (), vocab_size: int = 96, **fields: Any) -> Request:
     config = GenerationConfig(**{"max_new_tokens": 20} | fields)
-    settings = resolve(config, {}, vocab_size=vocab_size, eos_token_id=None, models=models)
-    return Request(list(prompt), replace(settings, max_length=None))
+    settings = replace(resolve(config, {}, vocab_size=vocab_size, eos_token_id=None, models=models), max_length=None)
+    return Request(list(prompt), settings, strategy_for(settings))
 
 
 def target_model(page_size: int = 8, **fields: Any) -> Runner:

@@ -5,7 +5,7 @@ import pytest
 
 from minillm.backends.chooser import Chooser
 from minillm.decoding.mirostat import Mirostat
-from minillm.decoding.resolving import resolve
+from minillm.decoding.resolving import resolve, strategy_for
 from minillm.decoding.settings import GenerationConfig
 from minillm.decoding.strategy import Request, Rows
 from minillm.reference.philox import uniform
@@ -16,7 +16,8 @@ CHOOSER = Chooser()
 
 def request(length: int, **fields: object) -> Request:
     config = GenerationConfig(do_sample=True, mirostat=2, max_new_tokens=length, **fields)
-    return Request([0], resolve(config, {}, vocab_size=V, eos_token_id=None))
+    settings = resolve(config, {}, vocab_size=V, eos_token_id=None)
+    return Request([0], settings, strategy_for(settings))
 
 
 def zipf(rng: np.random.Generator, rows: int) -> np.ndarray:

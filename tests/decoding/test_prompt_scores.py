@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from minillm import Engine
+from minillm.decoding.event import Event
 from minillm.decoding.prompt_scores import PromptScores
-from minillm.decoding.resolving import strategy_for
 from minillm.engine.results import Generation
 from minillm.errors import ParameterError
 
@@ -129,17 +129,17 @@ def test_a_preempted_prompt_scores_each_token_once() -> None:
     loop = loop_of(target=runner, chunk=5)
     fields: dict[str, Any] = {"echo": True, "top_logprobs": 2, "max_new_tokens": 4}
 
-    def scores(loop: Any, *, preempting: bool) -> dict[int, PromptScores]:
-        found: dict[int, PromptScores] = {}
+    def scores(loop: Any, *, preempting: bool) -> dict[int, Event]:
+        found: dict[int, Event] = {}
         requests = [request_for(prompt, **fields) for prompt in random_prompts(3, seed=5, longest=30)]
-        ids = [loop.add(request, strategy_for(request.settings)) for request in requests]
+        ids = [loop.add(request) for request in requests]
         steps = 0
         while loop.busy:
-            for request_id, progress in loop.step():
-                assert progress.error is None
-                if progress.prompt_scores is not None:
-                    assert request_id not in found
-                    found[request_id] = progress.prompt_scores
+            for event in loop.step():
+                assert event.error is None
+                if event.prompt_logprobs is not None:
+                    assert event.request_id not in found
+                    found[event.request_id] = event
             steps += 1
             if preempting and steps % 2 == 0 and loop.scheduler.running[1:]:  # the first never is
                 loop.scheduler.preempt(loop.scheduler.running[-1])
@@ -150,10 +150,9 @@ def test_a_preempted_prompt_scores_each_token_once() -> None:
     assert loop.stats.preemptions > 3
     for request_id, one in alone.items():
         other = together[request_id]
-        assert one.complete and other.complete
-        np.testing.assert_allclose(one.log_probs[1:], other.log_probs[1:], rtol=0, atol=1e-5)
-        assert [top and [token for token, _ in top] for top in one.top_log_probs] == [
-            top and [token for token, _ in top] for top in other.top_log_probs
+        np.testing.assert_allclose(one.prompt_logprobs[1:], other.prompt_logprobs[1:], rtol=0, atol=1e-5)
+        assert [top and [token for token, _ in top] for top in one.prompt_top_logprobs] == [
+            top and [token for token, _ in top] for top in other.prompt_top_logprobs
         ]
 
 

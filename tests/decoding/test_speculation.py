@@ -1,5 +1,7 @@
 """The strategy interface carries what comes next: speculation gives exactly the greedy tokens, in fewer steps."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -147,11 +149,11 @@ def test_one_back_end_may_run_both_models() -> None:
     loop = loop_of(target=target, draft=draft)
     speculation, lookup = Draft(requests[0].settings), NGram(requests[0].settings)
     tokens: dict[int, list[int]] = {
-        loop.add(request, speculation if i % 2 else lookup): [] for i, request in enumerate(requests)
+        loop.add(replace(request, strategy=speculation if i % 2 else lookup)): [] for i, request in enumerate(requests)
     }
     while loop.busy:
-        for request_id, progress in loop.step():
-            tokens[request_id] += progress.token_ids
+        for event in loop.step():
+            tokens[event.request_id] += event.token_ids
     for prompt, ours in zip(PROMPTS, tokens.values(), strict=True):
         [expected] = generate(target, [prompt])
         assert_same_tokens(ours, expected, lambda line, p=prompt: logits_of(target, p + line)[-1])

@@ -5,7 +5,7 @@ emulated one.
 """
 
 import random
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from minillm.backends.memory import DecodeStep, Memory, TokensRead
 from minillm.backends.numpy import NumpyBackend
 from minillm.batch import Batch, Span
 from minillm.decoding.continuation import TextStream
-from minillm.decoding.resolving import strategy_for
+from minillm.decoding.event import Event
 from minillm.decoding.stats import Stats
 from minillm.decoding.strategy import Request
 from minillm.engine.loop import StepLoop
@@ -97,23 +97,24 @@ def serve(
     numbers: dict[int, int] = {}
     waiting, step = sorted(enumerate(arrivals), key=lambda one: one[1][0]), 0
 
-    def take(pairs: Any) -> None:
-        for request_id, progress in pairs:
-            answer = answers[numbers[request_id]]
-            answer.tokens[progress.index] += progress.token_ids
-            answer.reasons[progress.index] = progress.finish_reason
-            answer.finished += progress.request_finished
+    def take(events: list[Event]) -> None:
+        for event in events:
+            answer = answers[numbers[event.request_id]]
+            answer.tokens[event.index] += event.token_ids
+            answer.reasons[event.index] = event.finish_reason
+            answer.finished += event.request_finished
 
     while waiting or loop.busy:
         while waiting and waiting[0][1][0] <= step:
             number, (_, request) = waiting.pop(0)
             try:
-                request_id = loop.add(request, strategy_for(request.settings))
+                request_id = loop.add(request)
             except CacheFullError:  # too large for so few pages, either way
                 continue
             numbers[request_id], answers[number] = number, Answer(request.settings.num_return_sequences)
         for request_id in [one for one, number in numbers.items() if (aborts or {}).get(number) == step]:
-            take((request_id, progress) for progress in loop.abort(request_id))
+            loop.abort(request_id)
+            take(loop.take_events())
         take(loop.step())
         step += 1
     return answers
@@ -240,12 +241,12 @@ def test_who_comes_later_waits_for_the_step_under_way_alone() -> None:
     runner = ahead_runner()
     loop = loop_of(target=runner)
     first, second = request_for([5, 6, 7], max_new_tokens=20), request_for([8, 9], max_new_tokens=20)
-    loop.add(first, strategy_for(first.settings))
+    loop.add(first)
     for _ in range(4):
         loop.step()
-    late = loop.add(second, strategy_for(second.settings))
-    assert late not in dict(loop.step()), "this step was launched before"
-    assert late in dict(loop.step())
+    late = loop.add(second)
+    assert late not in {event.request_id for event in loop.step()}, "this step was launched before"
+    assert late in {event.request_id for event in loop.step()}
 
 
 def test_another_pass_in_between_does_no_harm() -> None:
@@ -253,12 +254,12 @@ def test_another_pass_in_between_does_no_harm() -> None:
     runner = ahead_runner()
     expected = serve(loop_of(target=runner), [(0, request_for([5, 6, 7], max_new_tokens=9))])[0].tokens
     loop = loop_of(target=runner)
-    loop.add(request_for([5, 6, 7], max_new_tokens=9), strategy_for(request_for([5]).settings))
+    loop.add(request_for([5, 6, 7], max_new_tokens=9))
     tokens: list[int] = []
     from minillm.engine.inspect import next_tokens
 
     while loop.busy:
-        tokens += [token for _, progress in loop.step() for token in progress.token_ids]
+        tokens += [token for event in loop.step() for token in event.token_ids]
         next_tokens(runner, [9, 8, 7], 3)
     assert [tokens] == expected
 
@@ -270,13 +271,13 @@ def test_nan_ends_its_request_alone() -> None:
     model.embedding.positions.data[14] = np.nan
     requests = [(0, request_for([5, 6, 7], max_new_tokens=6)), (0, request_for([9] * 8, max_new_tokens=9))]
     loop = loop_of(target=runner)
-    ids = [loop.add(request, strategy_for(request.settings)) for _, request in requests]
+    ids = [loop.add(request) for _, request in requests]
     tokens: dict[int, int] = dict.fromkeys(ids, 0)
     errors: dict[int, Any] = {}
     while loop.busy:
-        for request_id, progress in loop.step():
-            tokens[request_id] += len(progress.token_ids)
-            errors[request_id] = progress.error
+        for event in loop.step():
+            tokens[event.request_id] += len(event.token_ids)
+            errors[event.request_id] = event.error
     assert errors[ids[0]] is None and tokens[ids[0]] == 6
     assert isinstance(errors[ids[1]], NumericalError) and tokens[ids[1]] < 9
     assert runner.cache.free_pages == runner.cache.num_pages
@@ -296,8 +297,7 @@ def test_text_that_cannot_be_decoded_ends_its_request_alone(monkeypatch: pytest.
     pushed: list[int] = []
     runner = ahead_runner()
     broken, other = request_for([5, 6, 7], max_new_tokens=9), request_for([5, 6, 8], max_new_tokens=9)
-    make: Callable[[], TextStream] = lambda: TextStream(Decoder())  # noqa: E731
-    broken.text_stream = make
+    broken = replace(broken, text_stream=lambda: TextStream(Decoder()))
     answers = steps_of(runner, [broken, other])[0]
     assert answers[0].reasons == ["error"]
     assert (answers[1].reasons, len(answers[1].tokens[0])) == (["length"], 9)
@@ -308,11 +308,11 @@ def test_an_interrupted_step_forgets_what_is_under_way() -> None:
     runner = ahead_runner()
     loop = loop_of(target=runner)
     request = request_for([5, 6, 7], max_new_tokens=9)
-    loop.add(request, strategy_for(request.settings))
+    loop.add(request)
     for _ in range(3):
         loop.step()
     assert runner.backend.memory.under_way == 1  # type: ignore[attr-defined]
     loop.reset()
-    assert [progress.finish_reason for _, progress in loop.step()] == ["error"]
+    assert [event.finish_reason for event in loop.step()] == ["error"]
     assert not loop.busy
     assert runner.cache.free_pages == runner.cache.num_pages

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from minillm import AsyncEngine, Engine
-from minillm.engine.aio import AsyncEventStream, merged
-from minillm.engine.results import Event, Generation
+from minillm.decoding.event import Event
+from minillm.engine.async_engine import AsyncEventStream, merged
+from minillm.engine.results import Generation
 from minillm.errors import (
     CacheFullError,
     EngineStateError,
@@ -101,18 +102,22 @@ def test_functions_run_between_steps_and_beside_them(make: Callable[..., Engine]
 # --- who waits, and who is refused ------------------------------------------------------------------------------------
 
 
-def test_add_and_step_belong_to_the_thread_while_it_runs_the_engine(make: Callable[..., Engine]) -> None:
-    """Else each would take the other's events."""
+def test_every_call_of_the_engine_may_stand_beside_it(make: Callable[..., Engine]) -> None:
+    """Each gets the events of its own requests, whoever runs the steps."""
 
     async def main() -> None:
         engine = make()
         aio = AsyncEngine(engine)
         [stream] = await aio.submit(["Hello"], max_new_tokens=20)
-        for use in (lambda: engine.add("Hello"), engine.step):
-            with pytest.raises(EngineStateError, match="an AsyncEngine runs this engine"):
-                use()
+        request_id, events = engine.add("Hello", max_new_tokens=8), []
+        while not (events and events[-1].request_finished):
+            events += engine.step()
+        assert {event.request_id for event in events} == {request_id}
         assert len(engine.generate("Hello", max_new_tokens=3).token_ids) == 3
         assert len((await stream.result()).token_ids) == 20
+        assert [token for event in events for token in event.token_ids] == engine.generate(
+            "Hello", max_new_tokens=8
+        ).token_ids
         await aio.close()
 
     asyncio.run(main())
@@ -122,15 +127,16 @@ def test_requests_are_counted_once_on_their_way_to_the_queue(make: Callable[...,
     async def main() -> None:
         engine, seen = make(), []
         async with running(engine, max_waiting=50) as aio:
-            submit = engine.submit
+            queue = engine._driver.queue
 
-            def watched(requests: Any) -> list[int]:
+            def watched(*arguments: Any) -> None:
                 seen.append(aio.load().waiting)
-                ids = submit(requests)
+                queue(*arguments)
+                aio._thread._arriving -= 20  # as `take` will do, before anybody else can look
                 seen.append(aio.load().waiting)
-                return ids
+                aio._thread._arriving += 20
 
-            monkeypatch.setattr(engine, "submit", watched)
+            monkeypatch.setattr(engine._driver, "queue", watched)
             assert len(await aio.generate(["Hello"] * 20, max_new_tokens=1)) == 20
             assert seen == [20, 20] and aio.load().waiting == 0
 
@@ -187,8 +193,9 @@ def test_the_queue_takes_as_many_as_it_says(make: Callable[..., Engine]) -> None
     async def main() -> None:
         async with running(make(), max_waiting=6) as aio:
             calls = [aio.generate("Hello", **ENDLESS, request_id=str(i)) for i in range(12)]
-            tasks = [asyncio.create_task(call) for call in calls]
-            refused = (await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION))[0]
+            async with busy(aio):  # none leaves the queue
+                tasks = [asyncio.create_task(call) for call in calls]
+                refused = (await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION))[0]
             assert len(refused) == 6
             assert all(isinstance(task.exception(), QueueFullError) for task in refused)
             await until(lambda: aio.load().running == 4)  # so 2 wait
@@ -251,10 +258,10 @@ def test_names_are_texts_and_unique_among_the_unfinished(make: Callable[..., Eng
 def test_priority_decides_who_is_next(make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(max_batch_size=1)
     ended: list[int] = []
-    step = engine.step
+    take_events = engine._driver.loop.take_events
 
-    def recording_step() -> list[Event]:
-        events = step()
+    def recorded() -> list[Event]:
+        events = take_events()
         ended.extend(event.request_id for event in events if event.request_finished)  # type: ignore[misc]
         return events
 
@@ -265,10 +272,10 @@ def test_priority_decides_who_is_next(make: Callable[..., Engine], monkeypatch: 
                     asyncio.create_task(aio.generate("Hello", priority=priority, max_new_tokens=2))
                     for priority in (2, 0, 1)
                 ]
-                await until(lambda: aio._thread._inbox.qsize() == 3)
+                await until(lambda: engine.waiting == 3)
             await asyncio.gather(*tasks)
 
-    monkeypatch.setattr(engine, "step", recording_step)
+    monkeypatch.setattr(engine._driver.loop, "take_events", recorded)
     asyncio.run(main())
     first, second, third = sorted(ended)  # as they were submitted
     assert ended == [second, third, first]
@@ -466,7 +473,7 @@ def test_an_unused_engine_closes(make: Callable[..., Engine]) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("where", ["step", "submit", "abort"])
+@pytest.mark.parametrize("where", ["advance", "check", "abort"])
 def test_a_crash_of_the_thread_fails_everything_and_hangs_nothing(
     make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -483,11 +490,11 @@ def test_a_crash_of_the_thread_fails_everything_and_hangs_nothing(
             def crash(*_: Any) -> None:
                 raise error
 
-            monkeypatch.setattr(engine, where, crash)
-            if where == "submit":  # fails its own call alone
+            monkeypatch.setattr(engine._driver.loop, where, crash)
+            if where == "check":  # fails its own call alone
                 with pytest.raises(ValueError, match="a bug"):
                     await aio.generate("Hello")
-                monkeypatch.setattr(engine, "step", crash)
+                monkeypatch.setattr(engine._driver.loop, "advance", crash)
             if where == "abort":
                 aio.abort("0")
             for result in await asyncio.gather(*tasks, return_exceptions=True):

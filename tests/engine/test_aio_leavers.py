@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from minillm import AsyncEngine, Engine
-from minillm.engine.results import Event
+from minillm.decoding.event import Event
 from minillm.errors import EngineStateError
 
 from ..async_engines import ENDLESS, answers, busy, busy_workers, running, talking_checkpoint, until, watched
@@ -38,7 +38,7 @@ async def in_a_worker(aio: AsyncEngine, events: list[Event]) -> None:
 
 async def not_taken(aio: AsyncEngine, events: list[Event]) -> None:
     """It is on its way: the engine's thread is busy."""
-    await until(lambda: aio._thread._inbox.qsize() == 1)
+    await until(lambda: len(aio.engine._driver._arrivals) == 1)
 
 
 async def queued(aio: AsyncEngine, events: list[Event]) -> None:
@@ -112,7 +112,7 @@ def test_a_stream_that_is_left_or_forgotten_is_aborted(make: Callable[..., Engin
             async with busy(aio):
                 del generator, stream
                 gc.collect()
-                await until(lambda: aio._thread._inbox.qsize() == 2)
+                await until(lambda: len(aio.engine._driver._leaving) == 2)
                 has_left.set()
             await until(lambda: not aio._thread._calls)
             assert late == []

@@ -12,7 +12,6 @@ from minillm import Engine
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.operations import Backend
 from minillm.batch import TokenSequence
-from minillm.decoding.resolving import strategy_for
 from minillm.engine.scheduler import num_pages
 from minillm.errors import NumericalError, ParameterError, PromptError
 from minillm.measure.accounting.hardware import CHIPS
@@ -126,7 +125,7 @@ def test_beams_and_samples_share_their_source(runner: Runner) -> None:
             patch.setattr(type(runner.model), "encode", counting)
             loop = loop_of(target=runner)
             request = request_for(LINE, max_new_tokens=10, **fields)
-            loop.add(request, strategy_for(request.settings))
+            loop.add(request)
             most = 0
             while loop.busy:
                 loop.step_or_raise()
@@ -190,11 +189,11 @@ def test_a_source_with_nan_ends_its_request_alone(raw: dict[str, Any]) -> None:
     tensors[embedding] = Held(values)
     model = build_model(family.read_config(raw), tensors, NumpyBackend())
     loop = loop_of(target=runner_of(model))
-    ids = [loop.add(r, strategy_for(r.settings)) for r in (request_for([5, 95, 6]), request_for([5, 6]))]
+    ids = [loop.add(r) for r in (request_for([5, 95, 6]), request_for([5, 6]))]
     errors: dict[int, Any] = {}
     while loop.busy:
-        for request_id, progress in loop.step():
-            errors[request_id] = progress.error
+        for event in loop.step():
+            errors[event.request_id] = event.error
     assert isinstance(errors[ids[0]], NumericalError)
     assert "embed" in str(errors[ids[0]])
 
@@ -357,20 +356,20 @@ def test_every_strategy_gives_the_same_if_it_is_preempted(helped: Engine, kind: 
     request = requests_of(helped, kind, [40, 41, 42, 43, 44, 45, 46], max_new_tokens=14, seed=3)
     expected, _ = alone(helped, request)
     roomy = loop_on(helped, 99)
-    roomy.add(request, strategy_for(request.settings))
+    roomy.add(request)
     loop = loop_on(helped, roomy.scheduler.waiting[0].max_pages, budget=5)
     outcome, steps, last = Outcome(), 0, []
-    loop.add(request, strategy_for(request.settings))
+    loop.add(request)
     while loop.busy:
-        for _, progress in loop.step():
-            outcome.add(progress)
+        for event in loop.step():
+            outcome.add(event)
         check_books(loop)
         steps += 1
-        fed = [list(sequence.token_ids) for active in loop.scheduler.running for sequence in active.fed]
+        fed = [list(sequence.token_ids) for run in loop.scheduler.running for sequence in run.fed]
         if steps % 3 == 0 and fed != last:  # it has gone on since
             last = fed
-            for active in list(loop.scheduler.running):
-                loop.scheduler.preempt(active)
+            for run in list(loop.scheduler.running):
+                loop.scheduler.preempt(run)
             check_books(loop)
             assert all(runner.cache.free_pages == runner.cache.num_pages for runner in loop.runners.values())
     assert outcome == expected
@@ -386,11 +385,11 @@ def test_many_requests_of_every_kind_on_a_small_cache(helped: Engine) -> None:
         for kind in KINDS
     ]
     loop = loop_on(helped, 45, budget=8, headroom=1)
-    ids = {loop.add(request, strategy_for(request.settings)): request for request in requests}
+    ids = {loop.add(request): request for request in requests}
     outcomes = {request_id: Outcome() for request_id in ids}
     while loop.busy:
-        for request_id, progress in loop.step():
-            outcomes[request_id].add(progress)
+        for event in loop.step():
+            outcomes[event.request_id].add(event)
         check_books(loop)
     for request_id, request in ids.items():
         assert outcomes[request_id] == alone(helped, request)[0]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from minillm import Engine, GenerationConfig
-from minillm.engine.results import Completion, Event
+from minillm.decoding.event import Event
+from minillm.engine.results import Completion
 from minillm.models import published
 from minillm.reference.philox import fold_in
 

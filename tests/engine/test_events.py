@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from minillm import Engine
-from minillm.engine.results import Event, Generation
+from minillm.decoding.event import Event
+from minillm.engine.results import Generation
 
 from ..comparing import assert_same_results
 from ..tiny import write_checkpoint

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from minillm import Engine
+from minillm.decoding.event import Event
 from minillm.decoding.guided import Guide
-from minillm.engine.results import Event
 from minillm.errors import MinillmError, NumericalError, ParameterError
 from minillm.runner.runner import Runner
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from minillm.backends import compiling
-from minillm.decoding.resolving import strategy_for
 from minillm.errors import CacheFullError, ParameterError
 from minillm.models.base import Model
 from minillm.reference.philox import uniform
@@ -108,9 +107,9 @@ def test_requests_may_come_while_others_run() -> None:
     while waiting or loop.busy:
         if waiting:
             request = waiting.pop(0)
-            ids.append(loop.add(request, strategy_for(request.settings)))
-        for request_id, progress in loop.step():
-            tokens.setdefault(request_id, []).extend(progress.token_ids)
+            ids.append(loop.add(request))
+        for event in loop.step():
+            tokens.setdefault(event.request_id, []).extend(event.token_ids)
     assert_agree(runner, PROMPTS, [tokens[i] for i in ids], singly(runner, PROMPTS))
 
 
@@ -206,7 +205,7 @@ def test_several_samples_of_a_long_prompt_share_its_pages() -> None:
     runner = tiny_runner(pages=64, page_size=4)
     loop = loop_of(target=runner)
     request = request_for(list(range(3, 43)), num_return_sequences=5, seed=1, **(SAMPLING | {"max_new_tokens": 4}))
-    loop.add(request, strategy_for(request.settings))
+    loop.add(request)
     loop.step()
     loop.step()
     assert 64 - runner.cache.free_pages == 10 + 5  # the prompt's, and one more for each sequence
@@ -270,16 +269,20 @@ def test_an_aborted_request_leaves_nothing_behind() -> None:
     runner = tiny_runner(seed=2, page_size=4)
     loop = loop_of(target=runner, max_batch_size=2)
     requests = [request_for(p) for p in PROMPTS[:4]]
-    ids = [loop.add(r, strategy_for(r.settings)) for r in requests]
+    ids = [loop.add(r) for r in requests]
     for _ in range(3):
         loop.step()
     for request_id in (ids[0], ids[3], ids[0], 999):  # running, waiting, gone already, never known
         loop.abort(request_id)
     assert not loop.knows(ids[0])
+    assert [(event.request_id, event.finish_reason) for event in loop.take_events()] == [
+        (ids[0], "abort"),
+        (ids[3], "abort"),
+    ]
     tokens: dict[int, list[int]] = {}
     while loop.busy:
-        for request_id, progress in loop.step():
-            tokens.setdefault(request_id, []).extend(progress.token_ids)
+        for event in loop.step():
+            tokens.setdefault(event.request_id, []).extend(event.token_ids)
     assert set(tokens) == {ids[1], ids[2]}
     assert tokens[ids[2]] == singly(runner, [PROMPTS[2]])[0]
     assert runner.cache.free_pages == runner.cache.num_pages
@@ -303,15 +306,15 @@ def test_a_strategy_that_raises_ends_its_request_and_leaves_the_others_alone(pla
     long = request_for(list(range(3, 50)), max_new_tokens=1)
     run(loop, [long])
     run(loop, [long])  # the memory for results is as large as it gets: from here on it is used again
-    tokens: dict[int, list[int]] = {loop.add(r, strategy_for(r.settings)): [] for r in requests}
+    tokens: dict[int, list[int]] = {loop.add(r): [] for r in requests}
     reasons = dict.fromkeys(tokens)
     while loop.busy:
-        for request_id, progress in loop.step():
-            tokens[request_id] += progress.token_ids
-            reasons[request_id] = progress.finish_reason
-            if progress.error is not None:
-                errors.append(progress.error)
-                tokens[loop.add(long, strategy_for(long.settings))] = []  # takes the memory that the rows lie in
+        for event in loop.step():
+            tokens[event.request_id] += event.token_ids
+            reasons[event.request_id] = event.finish_reason
+            if event.error is not None:
+                errors.append(event.error)
+                tokens[loop.add(long)] = []  # takes the memory that the rows lie in
     assert [str(error) for error in errors] == ["no more"]
     assert [*reasons.values()] == [*("error" if i == place else "length" for i in range(4)), "length"]
     expected[place] = singly(runner, [PROMPTS[place]], max_new_tokens=3)[0]

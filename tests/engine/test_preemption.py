@@ -2,30 +2,29 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from minillm import Engine
 from minillm.batch import TokenSequence
-from minillm.decoding.resolving import strategy_for
 from minillm.decoding.stats import Stats
 from minillm.decoding.strategy import Request, State
 from minillm.engine.loop import StepLoop
-from minillm.engine.scheduler import Active, Limits, Scheduler
+from minillm.engine.scheduler import Limits, Run, Scheduler
 from minillm.errors import CacheFullError
 
 from ..scheduling import (
     STRATEGIES,
     Outcome,
-    active_of,
     alone,
     check_books,
     counted,
     engine_with_helpers,
     loop_on,
     requests_of,
+    run_of,
 )
 from ..tiny import generate, loop_of, request_for, tiny_runner
 
@@ -51,20 +50,20 @@ def test_a_preempted_request_gives_the_same_and_fits_into_the_same_pages(engine:
     request = requests_of(engine, kind, [40, 41, 42, 43, 44, 45, 46], max_new_tokens=14, seed=3)
     expected, _ = alone(engine, request)
     roomy = loop_on(engine, 99)
-    roomy.add(request, strategy_for(request.settings))
+    roomy.add(request)
     loop = loop_on(engine, roomy.scheduler.waiting[0].max_pages, budget=5)
     outcome, steps, last = Outcome(), 0, []
-    loop.add(request, strategy_for(request.settings))
+    loop.add(request)
     while loop.busy:
-        for _, progress in loop.step():
-            outcome.add(progress)
+        for event in loop.step():
+            outcome.add(event)
         check_books(loop)
         steps += 1
-        fed = [list(sequence.token_ids) for active in loop.scheduler.running for sequence in active.fed]
+        fed = [list(sequence.token_ids) for run in loop.scheduler.running for sequence in run.fed]
         if steps % every == 0 and fed != last:  # it has gone on since
             last = fed
-            for active in list(loop.scheduler.running):
-                loop.scheduler.preempt(active)
+            for run in list(loop.scheduler.running):
+                loop.scheduler.preempt(run)
             check_books(loop)
             assert all(runner.cache.free_pages == runner.cache.num_pages for runner in loop.runners.values())
     assert outcome == expected
@@ -74,20 +73,20 @@ def test_a_preempted_request_gives_the_same_and_fits_into_the_same_pages(engine:
 def test_the_common_prefix_of_beams_is_recomputed_once(engine: Engine) -> None:
     request = requests_of(engine, "beams", list(range(40, 70)), max_new_tokens=12)
     loop = loop_on(engine, 60)
-    loop.add(request, strategy_for(request.settings))
+    loop.add(request)
     for _ in range(6):
         loop.step()
-    [active] = loop.scheduler.running
-    lines = [sequence.token_ids[: sequence.cached] for sequence in active.live["target"]]
+    [run] = loop.scheduler.running
+    lines = [sequence.token_ids[: sequence.cached] for sequence in run.live["target"]]
     distinct = len({tuple(line[: i + 1]) for line in lines for i in range(len(line))})
     before = loop.runners["target"].cache.free_pages
-    loop.scheduler.preempt(active)
+    loop.scheduler.preempt(run)
     computed = loop.stats.prefill_tokens
-    while not loop.scheduler.running or active.lost:
+    while not loop.scheduler.running or run.recompute:
         loop.step()
     assert loop.stats.prefill_tokens - computed in range(distinct, distinct + 4)  # and perhaps its pending tokens
     assert loop.runners["target"].cache.free_pages >= before - 3
-    loop.abort(active.id)
+    loop.abort(run.id)
 
 
 def test_a_sequence_that_is_a_prefix_of_another_shares_its_last_page_again() -> None:
@@ -102,12 +101,12 @@ def test_a_sequence_that_is_a_prefix_of_another_shares_its_last_page_again() -> 
     lines = [list(sequence.token_ids) for sequence in (short, long, apart)]
     assert runner.cache.free_pages == 8 - 4
     request = request_for([5])
-    active = Active(1, request, strategy_for(request.settings), 3, live={"target": [short, long, apart]}, started=True)
+    run = Run(1, request, 3, live={"target": [short, long, apart]}, started=True)
     scheduler = Scheduler(Limits(4, 8, 8), {"target": runner.cache}, Stats())
-    scheduler.running.append(active)
-    scheduler.preempt(active)
+    scheduler.running.append(run)
+    scheduler.preempt(run)
     assert runner.cache.free_pages == 8
-    assert scheduler.admit() == [active]
+    assert scheduler.admit() == [run]
     while work := scheduler.schedule("target"):
         runner.forward([one.sequence for one in work], [one.tokens for one in work])
     assert (short.cached, long.cached, apart.cached, runner.cache.free_pages) == (6, 10, 3, 8 - 4)
@@ -118,12 +117,12 @@ def test_the_first_request_is_never_preempted_even_if_it_is_the_cheapest() -> No
     runner = tiny_runner(seed=2, pages=12, page_size=4)
     loop = loop_of(target=runner, headroom=0)
     first, *_ = [
-        loop.add(request, strategy_for(request.settings))
+        loop.add(request)
         for request in (request_for([5 + i] * length, max_new_tokens=15) for i, length in enumerate((1, 18, 18)))
     ]
     while loop.knows(first):
         loop.step()
-        assert not loop.knows(first) or first in [active.id for active in loop.scheduler.running]
+        assert not loop.knows(first) or first in [run.id for run in loop.scheduler.running]
     assert loop.stats.preemptions > 0
     while loop.busy:
         loop.step()
@@ -136,7 +135,7 @@ def test_nobody_is_preempted_who_was_promised_all_pages(engine: Engine, headroom
     kinds = ["samples", "samples", "greedy", "beams", "draft", "greedy", "lookahead", "contrastive"]
     for i, kind in enumerate(kinds):
         request = requests_of(engine, kind, [5 + i] * (20 - i), max_new_tokens=16)
-        loop.add(request, strategy_for(request.settings))
+        loop.add(request)
     most = 0
     while loop.busy:
         loop.step_or_raise()
@@ -147,12 +146,12 @@ def test_nobody_is_preempted_who_was_promised_all_pages(engine: Engine, headroom
 
 def test_what_was_preempted_waits_before_what_has_never_run() -> None:
     scheduler = Scheduler(Limits(4, 8, 8), {}, Stats())
-    actives = [active_of(i, 1, 1, priority) for i, priority in enumerate((0, 0, 1, 1, 0))]
+    runs = [run_of(i, 1, 1, priority) for i, priority in enumerate((0, 0, 1, 1, 0))]
     for i in (1, 3):
-        actives[i].state = State(actives[i].request)
-    for active in actives:
-        scheduler.add(active)
-    assert [active.id for active in scheduler.waiting] == [1, 0, 4, 3, 2]
+        runs[i].state = State(runs[i].request)
+    for run in runs:
+        scheduler.add(run)
+    assert [run.id for run in scheduler.waiting] == [1, 0, 4, 3, 2]
 
 
 def test_two_that_do_not_fit_together_both_end() -> None:
@@ -162,10 +161,10 @@ def test_two_that_do_not_fit_together_both_end() -> None:
     loop, tokens = loop_of(target=runner, headroom=0), {}
     for prompt in prompts:
         request = request_for(prompt, max_new_tokens=45)
-        tokens[loop.add(request, strategy_for(request.settings))] = []
+        tokens[loop.add(request)] = []
     while loop.busy:
-        for request_id, progress in loop.step():
-            tokens[request_id] += progress.token_ids
+        for event in loop.step():
+            tokens[event.request_id] += event.token_ids
         check_books(loop)
     assert list(tokens.values()) == generate(tiny_runner(seed=2), prompts, max_new_tokens=45)
     assert loop.stats.preemptions >= 2
@@ -177,20 +176,19 @@ def test_nobody_is_preempted_for_a_request_of_lower_priority() -> None:
     loop, preempted = loop_of(target=runner, headroom=0), []
     preempt = loop.scheduler.preempt
 
-    def noting(active: Active) -> None:
-        preempted.append((active.priority, loop.scheduler._cost(active)))
-        assert active is not loop.scheduler.running[0]
-        assert all(other.priority <= active.priority for other in loop.scheduler.running)
-        preempt(active)
+    def noting(run: Run) -> None:
+        preempted.append((run.request.priority, loop.scheduler._cost(run)))
+        assert run is not loop.scheduler.running[0]
+        assert all(other.request.priority <= run.request.priority for other in loop.scheduler.running)
+        preempt(run)
 
     loop.scheduler.preempt = noting  # type: ignore[method-assign]
     ids = []
     for prompt, priority in (([5] * 3, 1), ([6] * 9, 2), ([7] * 3, 2), ([8] * 3, 0)):
-        request = request_for(prompt, max_new_tokens=36)
-        ids.append(loop.add(request, strategy_for(request.settings), priority=priority))
+        ids.append(loop.add(replace(request_for(prompt, max_new_tokens=36), priority=priority)))
     ended = []
     while loop.busy:
-        ended += [request_id for request_id, progress in loop.step() if progress.finish_reason]
+        ended += [event.request_id for event in loop.step() if event.finish_reason]
         check_books(loop)
     assert ended[:2] == [ids[3], ids[0]]
     assert preempted[0][0] == 2
@@ -210,7 +208,7 @@ def test_a_model_whose_keys_follow_the_length_is_never_preempted() -> None:
     loop = loop_of(target=runner, headroom=0)
     for _ in range(4):
         request = request_for([5] * 5, max_new_tokens=15, vocab_size=runner.model.config.vocab_size)
-        loop.add(request, strategy_for(request.settings))
+        loop.add(request)
     while loop.busy:
         loop.step_or_raise()
         assert len(loop.scheduler.running) <= 1
@@ -220,9 +218,9 @@ def test_a_model_whose_keys_follow_the_length_is_never_preempted() -> None:
 def test_a_request_that_never_fits_is_refused_and_a_fault_in_the_books_shows(engine: Engine) -> None:
     loop = loop_on(engine, 4)
     with pytest.raises(CacheFullError, match="may need 5 pages of the K/V cache, which has 4"):
-        loop.add(engine.request([5] * 10, max_new_tokens=8), strategy_for(engine.request([5]).settings))
+        loop.add(engine.request([5] * 10, max_new_tokens=8))
     request = engine.request([5] * 10, max_new_tokens=4, num_assistant_tokens=0)
-    loop.add(request, strategy_for(request.settings))
+    loop.add(request)
     loop.step()
     loop.runners["target"].cache._references[0] += 1
     with pytest.raises(AssertionError):
@@ -235,11 +233,11 @@ def test_pages_that_others_use_too_cost_nothing_to_recompute() -> None:
     loop, common = loop_of(target=runner, prefix_cache=True), list(range(10, 30))
     for prompt in ([*common, 5], list(range(40, 61)), [*common, 6]):
         request = request_for(prompt, max_new_tokens=9)
-        loop.add(request, strategy_for(request.settings))
+        loop.add(request)
         loop.step()
         loop.step()
     scheduler = loop.scheduler
-    assert [scheduler._cost(active) for active in scheduler.running] == [6, 24, 2]
+    assert [scheduler._cost(run) for run in scheduler.running] == [6, 24, 2]
     assert scheduler._victim(scheduler.running[1], "target") is scheduler.running[2]
     while loop.busy:
         loop.step()
@@ -262,6 +260,10 @@ class Work:
     """Step at which its deadline has passed"""
     outcome: Outcome = field(default_factory=Outcome)
     id: int = -1
+
+    def timed(self) -> Request:
+        """The request with its priority, made at step 0."""
+        return replace(self.request, priority=self.priority, created=0.0, timeout=self.overdue)
 
 
 def random_works(engine: Engine, rng: np.random.Generator, kinds: list[str], count: int) -> list[Work]:
@@ -288,8 +290,8 @@ def random_works(engine: Engine, rng: np.random.Generator, kinds: list[str], cou
 
 def pages_needed(engine: Engine, request: Request) -> int:
     loop = loop_on(engine, 200)
-    loop.add(request, strategy_for(request.settings))
-    return max(active.max_pages for active in loop.scheduler.waiting)
+    loop.add(request)
+    return max(run.max_pages for run in loop.scheduler.waiting)
 
 
 def check_outcome(work: Work, expected: Outcome) -> None:
@@ -309,20 +311,20 @@ def check_outcome(work: Work, expected: Outcome) -> None:
 def advance(loop: StepLoop, works: list[Work], step: int) -> None:
     """Add and abort what is due, run a step, and check what it has computed."""
     for work in works:
-        strategy = strategy_for(work.request.settings)
         if work.arrives == step:
-            work.id = loop.add(work.request, strategy, priority=work.priority, deadline=work.overdue)
+            work.id = loop.add(work.timed())
         elif work.aborted == step:
-            for progress in loop.abort(work.id):
-                work.outcome.add(progress)
+            loop.abort(work.id)
+            for event in loop.take_events():
+                work.outcome.add(event)
     unsplit = dict.fromkeys(loop.runners, 0)  # tokens beyond one of each sequence that may not be split
-    for active in [*loop.scheduler.running, *loop.scheduler.waiting]:
-        for feed in active.feeds or active.strategy.begin(active.request)[1]:
-            unsplit[feed.model] += len(feed.tokens) - 1 if active.started or feed.rows == "all" else 0
+    for run in [*loop.scheduler.running, *loop.scheduler.waiting]:
+        for feed in run.feeds or run.request.strategy.begin(run.request)[1]:
+            unsplit[feed.model] += len(feed.tokens) - 1 if run.started or feed.rows == "all" else 0
     passes = {name: counted(runner) for name, runner in loop.runners.items()}
-    for request_id, progress in loop.step():
-        work = next(work for work in works if work.id == request_id)
-        work.outcome.add(progress)
+    for event in loop.step():
+        work = next(work for work in works if work.id == event.request_id)
+        work.outcome.add(event)
     budget = loop.scheduler.limits.max_batched_tokens
     for name, counts in passes.items():
         assert sum(map(sum, counts)) <= budget + unsplit[name] + (budget // 8 if unsplit[name] else 0)
@@ -343,7 +345,7 @@ def run_workload(engine: Engine, seed: int, monkeypatch: pytest.MonkeyPatch, *, 
     for work, (_, steps) in zip(works, alone_with_room, strict=True):
         # the first request advances in each step: what it takes alone, and as much again to be recomputed
         positions = len(work.request.prompt_ids) + work.request.max_new_tokens
-        bound += steps + 2 * (1 + positions * strategy_for(work.request.settings).max_sequences // max(1, budget // 8))
+        bound += steps + 2 * (1 + positions * work.request.strategy.max_sequences // max(1, budget // 8))
     step = 0
     monkeypatch.setattr(time, "monotonic", lambda: step)
     while loop.busy or any(work.id < 0 for work in works):

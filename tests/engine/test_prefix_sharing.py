@@ -47,27 +47,28 @@ def made(prompt: Sequence[int], *, models: tuple[str, ...] = (), **fields: Any) 
     if not models:
         return request_for(prompt, **fields)
     config = GenerationConfig(max_new_tokens=fields.pop("max_new_tokens"), **fields)
-    return Request(list(prompt), resolve(config, {}, vocab_size=96, eos_token_id=None, models=models))
+    settings = resolve(config, {}, vocab_size=96, eos_token_id=None, models=models)
+    return Request(list(prompt), settings, strategy_for(settings))
 
 
 def finish(loop: StepLoop, ids: dict[int, list[Result]], check: Callable[[], None] = lambda: None) -> None:
     """Run to the end, checking the books after every step."""
     while loop.busy:
-        for request_id, progress in loop.step():
-            if progress.error is not None:
-                assert request_id not in ids, progress.error
+        for event in loop.step():
+            if event.error is not None:
+                assert event.request_id not in ids, event.error
                 continue
-            if request_id in ids:
-                result = ids[request_id][progress.index]
-                result.token_ids += progress.token_ids
-                result.finish_reason = progress.finish_reason
+            if event.request_id in ids:
+                result = ids[event.request_id][event.index]
+                result.token_ids += event.token_ids
+                result.finish_reason = event.finish_reason
         check_loop(loop)
         check()
 
 
 def added(loop: StepLoop, request: Request) -> tuple[int, list[Result]]:
     results = [Result() for _ in range(request.settings.num_return_sequences)]
-    return loop.add(request, strategy_for(request.settings)), results
+    return loop.add(request), results
 
 
 # --- what is computed -------------------------------------------------------------------------------------------------
@@ -116,7 +117,7 @@ def test_one_after_the_other_each_prompt_computes_what_no_earlier_one_had(page_s
 def test_a_prompt_does_not_wait_for_a_few_words_in_common() -> None:
     loop = loop_of(target=runner(), prefix_cache=True)
     for i in range(3):
-        loop.add(request := request_for([*COMMON[:15], i + 5, i + 6], max_new_tokens=2), strategy_for(request.settings))
+        loop.add(request_for([*COMMON[:15], i + 5, i + 6], max_new_tokens=2))
     loop.step()
     assert loop.stats.prefill_tokens == 3 * 17
 
@@ -125,9 +126,9 @@ def test_a_short_prompt_beside_those_that_wait_is_not_held_back() -> None:
     loop = loop_of(target=runner(), prefix_cache=True)
     requests = [request_for([*COMMON, i], max_new_tokens=2) for i in (5, 6)] + [request_for([7, 8], max_new_tokens=2)]
     for request in requests:
-        loop.add(request, strategy_for(request.settings))
-    assert [request_id for request_id, _ in loop.step()] == [1, 3]
-    assert [request_id for request_id, _ in loop.step()] == [1, 2, 3]
+        loop.add(request)
+    assert [event.request_id for event in loop.step()] == [1, 3]
+    assert [event.request_id for event in loop.step()] == [1, 2, 3]
 
 
 # --- equality ---------------------------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ def test_a_step_looks_at_each_prompt_once_and_at_none_beyond_its_budget(
     loop = loop_of(target=runner(2000), max_batch_size=300, chunk=budget, prefix_cache=True)
     for i in range(300):
         request = request_for([*beginnings[i % 30], i // 30 + 3, 7], max_new_tokens=1)
-        loop.add(request, strategy_for(request.settings))
+        loop.add(request)
     looks = {"match": 0, "computes_next": 0}
 
     def counted(name: str) -> Callable[..., Any]:
@@ -167,13 +168,13 @@ def test_a_step_looks_at_each_prompt_once_and_at_none_beyond_its_budget(
     while loop.busy:
         looks.update(match=0, computes_next=0)
         computed = loop.stats.prefill_tokens
-        progress = loop.step()
+        events = loop.step()
         assert looks["match"] <= (300 if computed else 2 * 300), "once more when they begin"
         assert looks["computes_next"] <= 300
         if budget == 40 and computed and loop.stats.prefill_tokens - computed == budget:
             assert looks["match"] <= budget
         waited += looks["computes_next"]
-        assert not any(piece.error for _, piece in progress)
+        assert not any(event.error for event in events)
     assert waited >= 30 * 9 or budget == 40
     assert loop.stats.prefill_tokens <= 30 * 40 + 300 * 2
 
@@ -246,10 +247,10 @@ def forest(seed: int, steps: int) -> None:
                 whole[request_id] = request, results
         for request_id in cut_down(rng, loop):
             whole.pop(request_id, None)
-        for request_id, progress in loop.step():
-            if request_id in whole:
-                assert progress.error is None
-                whole[request_id][1][progress.index].token_ids += progress.token_ids
+        for event in loop.step():
+            if event.request_id in whole:
+                assert event.error is None
+                whole[event.request_id][1][event.index].token_ids += event.token_ids
         check_loop(loop)
         if step % 20 == 0:
             for each in models.values():
@@ -272,7 +273,7 @@ def planted(rng: random.Random, names: Sequence[str]) -> Request:
 
 def cut_down(rng: random.Random, loop: StepLoop) -> list[int]:
     """Sometimes end a running request, or all. Returns those that were ended."""
-    running = [active.id for active in loop.scheduler.running]
+    running = [one.id for one in loop.scheduler.running]
     if rng.random() < 0.01:
         loop.reset()
         return running
@@ -339,7 +340,7 @@ def test_nan_in_the_pages_of_one_that_computes_for_others_reaches_nobody(monkeyp
     ids = dict(added(loop, request) for request in requests)
     loop.step()
     known = len(nodes_of(target.cache))
-    errors = [progress.error for _, progress in loop.step()]
+    errors = [event.error for event in loop.step()]
     assert len(errors) == 1
     assert isinstance(errors[0], NumericalError)
     assert known == 13
@@ -358,7 +359,7 @@ def test_a_failed_request_takes_away_only_what_it_has_computed() -> None:
     run(loop, [request_for(COMMON[:100], max_new_tokens=2)])
     kept = set(nodes_of(target.cache))
     failing = request_for(COMMON[:200], max_new_tokens=9, logits_processor=[failing_after(2)])
-    loop.add(failing, strategy_for(failing.settings))
+    loop.add(failing)
     finish(loop, {})
     assert set(nodes_of(target.cache)) - kept == set()
     again = TokenSequence(COMMON[:200])
@@ -372,10 +373,10 @@ def test_a_preempted_request_computes_the_rows_that_it_has_asked_for() -> None:
     ids = dict([added(loop, request_for(COMMON[:30], max_new_tokens=16, prompt_lookup_num_tokens=3))])
     preempted = 0
     while loop.busy:
-        for request_id, progress in loop.step():
-            ids[request_id][0].token_ids += progress.token_ids
-        for active in [active for active in loop.scheduler.running if active.started and not active.lost]:
-            loop.scheduler.preempt(active)
+        for event in loop.step():
+            ids[event.request_id][0].token_ids += event.token_ids
+        for victim in [victim for victim in loop.scheduler.running if victim.started and not victim.recompute]:
+            loop.scheduler.preempt(victim)
             preempted += 1
         check_loop(loop)
     assert preempted > 3

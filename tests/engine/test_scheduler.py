@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +11,13 @@ import pytest
 
 from minillm import Engine
 from minillm.batch import TokenSequence
-from minillm.decoding.resolving import strategy_for
 from minillm.decoding.stats import Stats
 from minillm.decoding.strategy import Feed
 from minillm.engine.loop import StepLoop
-from minillm.engine.scheduler import MAX_PASSES, Limits, Piece, Scheduler
+from minillm.engine.scheduler import MAX_PASSES, Chunk, Limits, Scheduler
 from minillm.errors import ParameterError
 
-from ..scheduling import Outcome, active_of, alone, check_books, counted, engine_with_helpers, loop_on, requests_of
+from ..scheduling import Outcome, alone, check_books, counted, engine_with_helpers, loop_on, requests_of, run_of
 from ..tiny import loop_of, random_prompts, request_for, tiny_runner
 
 # --- admission --------------------------------------------------------------------------------------------------------
@@ -68,15 +67,15 @@ def test_who_is_admitted_follows_the_specification(seed: int) -> None:
             one = Waiting(turn, int(rng.choice([1, 1, 2, 8])), int(rng.choice([1, 2, 3, 15, 20])), int(rng.choice(3)))
             waiting.append(one)
             waiting.sort(key=lambda one: (one.priority, one.name))
-            scheduler.add(active_of(one.name, one.width, one.pages, one.priority))
+            scheduler.add(run_of(one.name, one.width, one.pages, one.priority))
         expected = admitted_by_specification(waiting, running, places, pages)
-        assert [active.id for active in scheduler.admit()] == [one.name for one in expected]
+        assert [run.id for run in scheduler.admit()] == [one.name for one in expected]
         running += expected
-        assert max((active.passed for active in scheduler.waiting), default=0) <= MAX_PASSES
-        for active in [active for active in scheduler.running if rng.random() < 0.3]:
-            scheduler.remove(active)
-            running = [one for one in running if one.name != active.id]
-    assert not {active.id for active in scheduler.waiting} ^ {one.name for one in waiting}
+        assert max((run.times_passed_over for run in scheduler.waiting), default=0) <= MAX_PASSES
+        for run in [run for run in scheduler.running if rng.random() < 0.3]:
+            scheduler.remove(run)
+            running = [one for one in running if one.name != run.id]
+    assert not {run.id for run in scheduler.waiting} ^ {one.name for one in waiting}
 
 
 def test_a_small_request_passes_a_large_one_but_not_for_ever() -> None:
@@ -86,7 +85,7 @@ def test_a_small_request_passes_a_large_one_but_not_for_ever() -> None:
 
     def add(prompt: int, new: int) -> int:
         request = request_for([7] * prompt, max_new_tokens=new)
-        return loop.add(request, strategy_for(request.settings))
+        return loop.add(request)
 
     add(4, 40)
     loop.step()
@@ -95,7 +94,7 @@ def test_a_small_request_passes_a_large_one_but_not_for_ever() -> None:
     admitted: list[int] = []
     while large not in admitted:
         loop.step()
-        admitted += [active.id for active in loop.scheduler.running if active.id not in admitted]
+        admitted += [run.id for run in loop.scheduler.running if run.id not in admitted]
     assert len(small & {*admitted[: admitted.index(large)]}) == MAX_PASSES
     while loop.busy:
         loop.step()
@@ -104,24 +103,21 @@ def test_a_small_request_passes_a_large_one_but_not_for_ever() -> None:
 def test_smaller_priorities_run_first_and_equal_ones_as_they_came() -> None:
     loop = loop_of(target=tiny_runner(seed=2), max_batch_size=1)
     priorities = [0, 2, 1, -1, 1, 2, -1]
-    ids = [
-        loop.add(request_for([5 + i]), strategy_for(request_for([5]).settings), priority=p)
-        for i, p in enumerate(priorities)
-    ]
+    ids = [loop.add(replace(request_for([5 + i]), priority=p)) for i, p in enumerate(priorities)]
     ended = []
     while loop.busy:
-        ended += [request_id for request_id, progress in loop.step() if progress.finish_reason]
+        ended += [event.request_id for event in loop.step() if event.finish_reason]
     assert ended == [ids[i] for i in (3, 6, 0, 2, 4, 1, 5)]
 
 
 # --- the token budget -------------------------------------------------------------------------------------------------
 
 
-def piece(pending: int, whole: int = 1) -> Piece:
+def piece(pending: int, whole: int = 1) -> Chunk:
     sequence = TokenSequence([0] * (2 + pending), cached=2)
-    active = active_of(0, 1, 1, 0)
-    active.feeds = [Feed((0,))]
-    return Piece(active, 0, sequence, pending, whole)
+    run = run_of(0, 1, 1, 0)
+    run.feeds = [Feed((0,))]
+    return Chunk(run, 0, sequence, pending, whole)
 
 
 @pytest.mark.parametrize(
@@ -148,14 +144,14 @@ def test_prompts_get_what_decoding_sequences_leave(budget: int) -> None:
     runner = tiny_runner(seed=2, pages=200, page_size=4)
     loop, passes = StepLoop({"target": runner}, Limits(16, budget, 24)), counted(runner)
     for prompt in random_prompts(6, longest=6):
-        loop.add(request_for(prompt), strategy_for(request_for(prompt).settings))
+        loop.add(request_for(prompt))
     loop.step()
     assert sum(passes[0]) <= 24
-    while any(not active.started for active in loop.scheduler.running):
+    while any(not run.started for run in loop.scheduler.running):
         loop.step()
     for length in (40, 41):
         request = request_for([7] * length, max_new_tokens=3)
-        loop.add(request, strategy_for(request.settings))
+        loop.add(request)
     passes.clear()
     while len(loop.scheduler.running) > 7 or not passes:
         loop.step()
@@ -172,11 +168,11 @@ def test_prompts_are_not_starved_by_guesses_that_use_up_the_budget() -> None:
     loop, passes = StepLoop({"target": runner}, Limits(4, 16, 16)), counted(runner)
     for prompt in random_prompts(3):
         request = request_for(prompt, max_new_tokens=40, lookahead_window=4)
-        loop.add(request, strategy_for(request.settings))
-    while not all(active.started for active in loop.scheduler.running) or not passes:
+        loop.add(request)
+    while not all(run.started for run in loop.scheduler.running) or not passes:
         loop.step()
     request = request_for([7] * 20, max_new_tokens=1)
-    last, steps = loop.add(request, strategy_for(request.settings)), 0
+    last, steps = loop.add(request), 0
     while loop.knows(last):
         loop.step()
         steps += 1
@@ -193,9 +189,9 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_a_budget_below_the_batch_is_refused(engine: Engine) -> None:
     with pytest.raises(ParameterError, match="max_batched_tokens should be at least max_batch_size, which is 16, f"):
         Engine(max_batched_tokens=8)
-    assert engine._dispatcher.loop.scheduler.limits == Limits(1, 128, 512)
+    assert engine._driver.loop.scheduler.limits == Limits(1, 128, 512)
     with Engine(max_batch_size=4, max_batched_tokens=600) as other:
-        assert other._dispatcher.loop.scheduler.limits == Limits(4, 600, 600)
+        assert other._driver.loop.scheduler.limits == Limits(4, 600, 600)
         other.add([5, 6], max_new_tokens=3)
         assert (other.load().waiting, other.load().running) == (1, 0)
         other.step()
@@ -214,13 +210,13 @@ def test_a_deadline_ends_a_request_with_what_there_is(
     request = requests_of(engine, kind, [40, 41, 42], max_new_tokens=20)
     expected, _ = alone(engine, request)
     loop, outcomes = loop_on(engine, 99, size=request.settings.num_beams + 2), {}
-    runs = loop.add(request, strategy_for(request.settings), deadline=1001.0)
-    waits = loop.add(requests_of(engine, "samples", [5, 6]), strategy_for(request.settings), deadline=1000.5)
-    loop.add(requests_of(engine, "greedy", [7]), strategy_for(request.settings), deadline=2000.0)
-    outcomes = {request_id: Outcome() for request_id in loop._requests}
+    runs = loop.add(replace(request, created=1000.0, timeout=1.0))
+    waits = loop.add(replace(requests_of(engine, "samples", [5, 6]), created=1000.0, timeout=0.5))
+    loop.add(replace(requests_of(engine, "greedy", [7]), created=1000.0, timeout=1000.0))
+    outcomes = {request_id: Outcome() for request_id in loop._runs}
     for _ in range(99):
-        for request_id, progress in loop.step():
-            outcomes[request_id].add(progress)
+        for event in loop.step():
+            outcomes[event.request_id].add(event)
         now[0] += 0.125
         check_books(loop)
         if not loop.busy:
@@ -243,7 +239,7 @@ def test_the_load_counts_requests_sequences_and_pages(engine: Engine) -> None:
     assert (idle.waiting, idle.running, idle.sequences, idle.free_pages, idle.total_pages) == (0, 0, 0, 20, 20)
     for kind in ("samples", "greedy", "greedy"):
         request = requests_of(engine, kind, [40, 41, 42, 43, 44], max_new_tokens=5)
-        loop.add(request, strategy_for(request.settings))
+        loop.add(request)
     loop.step()
     loop.step()
     load = loop.load()

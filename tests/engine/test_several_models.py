@@ -38,7 +38,7 @@ def test_a_draft_changes_the_steps_and_not_the_tokens(checkpoint: Path, other: P
         for _ in range(4):
             engine.step()
         engine.abort(request)
-        assert all(r.cache.free_pages == r.cache.num_pages for r in engine._dispatcher.loop.runners.values())
+        assert all(r.cache.free_pages == r.cache.num_pages for r in engine._driver.loop.runners.values())
 
 
 def test_an_amateur_changes_the_tokens(checkpoint: Path, other: Path) -> None:

@@ -42,11 +42,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_in_order(engine: Engine) -> None:
     assert not engine.busy
-    assert not engine._dispatcher._mail
-    assert not engine._dispatcher._unclaimed
+    assert not engine._driver._mail
+    assert not engine._driver._unclaimed
     assert engine.runner.cache.free_pages == engine.runner.cache.num_pages
-    assert not engine._dispatcher.loop.scheduler.running
-    assert not engine._dispatcher.loop.scheduler.waiting
+    assert not engine._driver.loop.scheduler.running
+    assert not engine._driver.loop.scheduler.waiting
 
 
 # --- Ctrl-C -----------------------------------------------------------------------------------------------------------
@@ -271,13 +271,13 @@ def test_calls_of_several_threads_run_as_one_batch(engine: Engine) -> None:
 
     first = threading.Thread(target=lambda: engine.generate([5], max_new_tokens=1, logits_processor=[hold]))
     first.start()
-    while not engine.stats.steps > before and not engine._dispatcher._turns._owner:
+    while not engine.stats.steps > before and not engine._driver._turns._owner:
         time.sleep(0.001)
     threads = [threading.Thread(target=lambda p=p: results.append((p, engine.generate(p, **LENGTH)))) for p in PROMPTS]
     results: list[Any] = []
     for thread in threads:
         thread.start()
-    while len(engine._dispatcher._turns._queue) < len(PROMPTS):
+    while len(engine._driver._turns._queue) < len(PROMPTS):
         time.sleep(0.001)
     gate.set()
     for thread in [first, *threads]:

@@ -143,7 +143,7 @@ class Bench:
     def check(self, engine: Engine) -> None:
         """The engine is as it was."""
         expect(not engine.busy, "the engine is busy after its last request")
-        caches = {name: runner.cache for name, runner in engine._dispatcher.loop.runners.items()}
+        caches = {name: runner.cache for name, runner in engine._driver.loop.runners.items()}
         i = self.engines.index(engine)
         kept = i == 3  # what finished stays in a prefix cache
         lost = {name: cache.num_pages - cache.free_pages for name, cache in caches.items()}
@@ -165,7 +165,7 @@ def prepare(folder: Path) -> Callable[[int, Random], None]:
         call = rng.choice(CALLS)
         with suppress(PlantedError):  # raised by a function of the user's, or by what was given in its place
             attempt(lambda: call(rng, engine, bench))
-        for request in list(engine._dispatcher.loop._requests):
+        for request in list(engine._driver.loop._runs):
             engine.abort(request)
         engine.step()
         bench.check(engine)

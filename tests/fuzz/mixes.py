@@ -268,9 +268,9 @@ def _together(engine: Engine, works: list[Work]) -> None:
 def _check_books(engine: Engine, kind: str) -> None:
     """Nothing is left of the requests."""
     expect(
-        not engine.busy and not engine._dispatcher._mail and not engine._dispatcher._unclaimed,
+        not engine.busy and not engine._driver._mail and not engine._driver._unclaimed,
         "a request is left behind",
     )
-    for name, runner in engine._dispatcher.loop.runners.items():
+    for name, runner in engine._driver.loop.runners.items():
         lost = runner.cache.num_pages - runner.cache.free_pages
         expect(kind == "prefix" or not lost, f"{lost} pages of {name} are not free")

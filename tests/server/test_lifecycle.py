@@ -38,14 +38,14 @@ def narrow() -> Iterator[Engine]:
 
 def slowed(engine: Engine, seconds: float = 0.01) -> list[float]:
     """Make each step take a while. Returns the times at which steps end."""
-    advance, times = engine._dispatcher.loop.advance, []
+    advance, times = engine._driver.loop.advance, []
 
     def slow_advance() -> None:
         time.sleep(seconds)
         advance()
         times.append(time.monotonic())
 
-    engine._dispatcher.loop.advance = slow_advance  # type: ignore[method-assign]
+    engine._driver.loop.advance = slow_advance  # type: ignore[method-assign]
     return times
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from minillm import Engine
-from minillm.engine.aio import AsyncEngine
+from minillm.engine.async_engine import AsyncEngine
 from minillm.server import make_app
 
 from . import chromium

@@ -10,7 +10,6 @@ from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.batches import known_ids
 from minillm.backends.cuda.kernels import Kernels, Launcher
-from minillm.decoding.resolving import strategy_for
 from minillm.runner.runner import Runner
 from tests.engine.test_ahead import assert_same_answers, serve, workload
 from tests.tiny import loop_of, request_for, runner_of, tiny_model
@@ -104,7 +103,7 @@ def test_two_steps_are_under_way_and_neither_waits_for_the_other(late: Runner, m
     loop, launched = loop_of(target=late), count_launches(late, monkeypatch)
     for prompt in ([5, 6, 7], [8, 9]):
         request = request_for(prompt, max_new_tokens=14)
-        loop.add(request, strategy_for(request.settings))
+        loop.add(request)
     for _ in range(4):  # the prompts, a plain step, one that is recorded, and the first of those read late
         loop.step()
     device: Any = late.backend.device  # type: ignore[attr-defined]
@@ -113,7 +112,7 @@ def test_two_steps_are_under_way_and_neither_waits_for_the_other(late: Runner, m
         assert device.recorder.queue, "a step is under way between two steps of the loop"
         device.reserved.clear()
         before = len(launched)
-        assert [len(progress.token_ids) for _, progress in loop.step()] == [1, 1]
+        assert [len(event.token_ids) for event in loop.step()] == [1, 1]
         assert launched[before:] == [True]
         assert not device.reserved
     assert device.waits == waits, "for a step's tokens alone, never for all that is queued"

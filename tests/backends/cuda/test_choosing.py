@@ -10,7 +10,6 @@ from minillm.backends.chooser import Chooser
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.observe import counting
 from minillm.batch import TokenSequence
-from minillm.decoding.resolving import strategy_for
 from minillm.decoding.strategy import Request
 from minillm.reference.philox import Keys
 from minillm.reference.sampling import Draw, sample
@@ -38,14 +37,13 @@ def tokens_and_waits(
     """Each request's tokens, by continuation, and how often the host waited in each step."""
     loop = loop_of(target=runner)
     tokens: dict[int, list[list[int]]] = {
-        loop.add(request, strategy_for(request.settings)): [[] for _ in range(request.settings.num_return_sequences)]
-        for request in requests
+        loop.add(request): [[] for _ in range(request.settings.num_return_sequences)] for request in requests
     }
     waits = []
     while loop.busy:
         before = device.waits
-        for request_id, progress in loop.step():
-            tokens[request_id][progress.index] += progress.token_ids
+        for event in loop.step():
+            tokens[event.request_id][event.index] += event.token_ids
         waits.append(device.waits - before)
     return list(tokens.values()), waits
 
@@ -97,7 +95,7 @@ def test_a_sampled_step_reserves_nothing_and_launches_its_draws_behind_what_is_r
     loop = loop_of(target=runner)
     for prompt, seed in zip(PROMPTS[:3], (4, 5, 6), strict=True):
         request = request_for(prompt, max_new_tokens=8, do_sample=True, seed=seed, **PLAIN)
-        loop.add(request, strategy_for(request.settings))
+        loop.add(request)
     for _ in range(3):
         loop.step()
     for _ in range(4):
@@ -222,7 +220,7 @@ def test_a_number_that_is_none_is_named_before_a_drawn_token_is_used(
     loop = loop_of(target=runner)
     for prompt in PROMPTS[:2]:
         request = request_for(prompt, max_new_tokens=9, do_sample=True, seed=4, **PLAIN)
-        loop.add(request, strategy_for(request.settings))
+        loop.add(request)
     for _ in range(4):
         loop.step()
     assert device.replays

@@ -14,7 +14,7 @@ from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import counting
 from minillm.batch import TokenSequence
-from minillm.decoding.resolving import strategy_for
+from minillm.decoding.event import Event
 from minillm.engine.inspect import all_logits, attention_maps, next_tokens, score_tokens
 from minillm.engine.scheduler import Limits
 from minillm.errors import NumericalError
@@ -169,14 +169,14 @@ def test_every_strategy_has_numpys_tokens(fields: dict[str, Any], runner: Runner
 def test_a_draft_model_on_the_same_device(backend: CudaBackend) -> None:
     from dataclasses import replace
 
-    from minillm.decoding.resolving import resolve
+    from minillm.decoding.resolving import resolve, strategy_for
     from minillm.decoding.settings import GenerationConfig
     from minillm.decoding.strategy import Request
 
     def tokens(target: Runner, draft: Runner) -> list[int]:
         config = GenerationConfig(max_new_tokens=8, num_assistant_tokens=3)
-        settings = resolve(config, {}, vocab_size=96, eos_token_id=None, models=("draft",))
-        request = Request(PROMPTS[1], replace(settings, max_length=None))
+        settings = replace(resolve(config, {}, vocab_size=96, eos_token_id=None, models=("draft",)), max_length=None)
+        request = Request(PROMPTS[1], settings, strategy_for(settings))
         return run(loop_of(target=target, draft=draft), [request])[0][0].token_ids
 
     expected = tokens(tiny_runner(seed=2), tiny_runner(seed=7))
@@ -212,16 +212,16 @@ def test_log_probabilities_of_prompts_out_of_the_batch(
     monkeypatch.setattr("minillm.engine.scheduler.MAX_ROWS", max_rows)
     plain, loop = tiny_runner(seed=2), loop_of(target=runner)
     requests = [request_for(prompt, echo=True, top_logprobs=2, max_new_tokens=2) for prompt in PROMPTS[:3]]
-    prompts = {loop.add(request, strategy_for(request.settings)): request.prompt_ids for request in requests}
-    found = {}
+    prompts = {loop.add(request): request.prompt_ids for request in requests}
+    scored: dict[int | str, Event] = {}
     while loop.busy:
-        found |= {i: p.prompt_scores for i, p in loop.step_or_raise() if p.prompt_scores is not None}
-    assert found.keys() == prompts.keys()
-    for request_id, scores in found.items():
+        scored |= {event.request_id: event for event in loop.step_or_raise() if event.prompt_logprobs is not None}
+    assert scored.keys() == prompts.keys()
+    for request_id, event in scored.items():
         prompt = prompts[request_id]
-        np.testing.assert_allclose(scores.log_probs[1:], score_tokens(plain, prompt)[1:], atol=1e-4)
+        np.testing.assert_allclose(event.prompt_logprobs[1:], score_tokens(plain, prompt)[1:], atol=1e-4)
         likeliest = [[token for token, _ in position.next] for position in next_tokens(plain, prompt, 2)]
-        assert [[token for token, _ in top] for top in scores.top_log_probs[1:]] == likeliest[:-1]
+        assert [[token for token, _ in top] for top in event.prompt_top_logprobs[1:]] == likeliest[:-1]
 
 
 def test_logits_scores_and_attention_maps(runner: Runner) -> None:
@@ -406,13 +406,13 @@ def test_nan_in_one_requests_rows_ends_it_alone(backend: CudaBackend, fields: di
     [expected] = run(loop_of(target=runner), [short])
     for _ in range(2):
         loop = loop_of(target=runner)
-        ids = [loop.add(request, strategy_for(request.settings)) for request in (short, long, short)]
+        ids = [loop.add(request) for request in (short, long, short)]
         tokens: dict[int, list[int]] = {request_id: [] for request_id in ids}
         errors: dict[int, Any] = {}
         while loop.busy:
-            for request_id, progress in loop.step():
-                tokens[request_id] += progress.token_ids
-                errors[request_id] = progress.error
+            for event in loop.step():
+                tokens[event.request_id] += event.token_ids
+                errors[event.request_id] = event.error
         assert tokens[ids[0]] == tokens[ids[2]] == expected[0].token_ids
         assert isinstance(errors[ids[1]], NumericalError)
         assert runner.cache.free_pages == 4

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from minillm.backends.observe import counting
-from minillm.decoding.resolving import strategy_for
 from minillm.errors import ParameterError
 from minillm.measure import accounting
 from minillm.measure.accounting import Part, Step, activation_bytes, generation
@@ -46,7 +45,7 @@ def test_every_step_counts_what_the_formula_says(raw: dict[str, Any], use_cache:
     loop, start = loop_of(target=runner), runner.model.config.decoder_start_token_id
     for length in SOURCES:
         request = request_for([3] * length, start=start, max_new_tokens=6, use_cache=use_cache)
-        loop.add(request, strategy_for(request.settings))
+        loop.add(request)
     steps = list(generation([1] * len(SOURCES), 6, use_cache=use_cache, sources=SOURCES))
     assert len(steps) == (7 if use_cache else 12)
     with counting(runner) as counted:
@@ -62,7 +61,7 @@ def test_beams_read_the_source_of_each(raw: dict[str, Any]) -> None:
     runner = runner_of(model_of(raw), page_size=16)
     loop, config = loop_of(target=runner), runner.model.config
     request = request_for([3] * 9, start=config.decoder_start_token_id, max_new_tokens=5, num_beams=3)
-    loop.add(request, strategy_for(request.settings))
+    loop.add(request)
     with counting(runner) as counted:
         while loop.busy:
             loop.step()
@@ -74,7 +73,7 @@ def test_memory_of_activations_is_what_the_arena_holds(raw: dict[str, Any]) -> N
     config, storage = runner.model.config, Storage()
     loop = loop_of(target=runner)
     request = request_for([3] * 17, start=config.decoder_start_token_id, decoder_prompt=[5] * 16, max_new_tokens=1)
-    loop.add(request, strategy_for(request.settings))
+    loop.add(request)
     while loop.busy:
         loop.step()
     assert runner.backend.memory.arena.nbytes == activation_bytes(config, storage, 17, 1)
@@ -87,7 +86,7 @@ def test_a_recorded_run_is_the_schedule(raw: dict[str, Any]) -> None:
     with accounting.recording(runner) as recorded:
         for length in SOURCES:
             request = request_for([3] * length, start=start, max_new_tokens=4)
-            loop.add(request, strategy_for(request.settings))
+            loop.add(request)
         while loop.busy:
             loop.step()
     assert recorded.steps == list(generation([1] * len(SOURCES), 4, sources=SOURCES))

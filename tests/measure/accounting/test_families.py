@@ -36,19 +36,13 @@ def test_every_step_counts_what_the_formula_says(raw: dict[str, Any], use_cache:
     runner, lengths = runner_of(model_of(raw), page_size=16), [7, 1, 30, 12]
     loop = loop_of(target=runner)
     for length in lengths:
-        loop.add(*with_strategy(request_for([3] * length, max_new_tokens=6, use_cache=use_cache)))
+        loop.add(request_for([3] * length, max_new_tokens=6, use_cache=use_cache))
     with counting(runner) as counted:
         for step in generation(lengths, 6, use_cache=use_cache):
             counted.reset()
             loop.step()
             assert_agree(runner.model.config, [step], counted)
     assert not loop.busy
-
-
-def with_strategy(request: Any) -> tuple[Any, Any]:
-    from minillm.decoding.resolving import strategy_for
-
-    return request, strategy_for(request.settings)
 
 
 @pytest.mark.parametrize("parents", [(-1, 0, 0, 2), (-1, -1, -1, 1, 3, 4)])

@@ -1,7 +1,7 @@
 """An engine for asyncio: `AsyncEngine` runs it in one thread of its own, for any number of tasks, loops and threads.
 
-The thread, its inbox and how events reach a task are in `engine_thread.py`. It stands on the engine's own step loop,
-so other threads may use the engine beside it.
+The thread, and how events reach a task, are in `engine_thread.py`. It is one of the callers of the engine's driver, so
+other threads may use the engine beside it.
 
 Prompts are tokenised and checked in a pool of worker threads, since a long one, a chat template or a grammar takes
 milliseconds, so neither the event loop nor the engine waits for it.
@@ -18,6 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
+from ..decoding.event import Event
 from ..decoding.keywords import ChatFields, RequestFields, with_fields
 from ..decoding.request import Prompt, is_prompt
 from ..decoding.settings import GenerationConfig
@@ -27,7 +28,7 @@ from ..text.chat import Messages
 from .arguments import read
 from .engine import Engine
 from .engine_thread import EngineThread, LiveRequest, Submission, wake
-from .results import Event, Generation
+from .results import Generation
 from .scheduler import Load
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ WORKERS = 2
 
 
 class AsyncEngine:
-    """An engine for asyncio. It owns `engine`, whose methods but `add` and `step` may still be called from any thread.
+    """An engine for asyncio. It owns `engine`, whose methods may still be called from any thread.
 
     Tasks of several event loops, in several threads, may use it. A cancelled task, a stream that is left early and one
     that is forgotten abort their requests; the next step is without them. Use `async with`, or call `close`.
@@ -71,7 +72,7 @@ class AsyncEngine:
             ParameterError: a bound is not a positive whole number.
         """
         self.engine = engine
-        self._thread = EngineThread(engine, read("max_waiting", max_waiting), read("max_unread", max_unread))
+        self._thread = EngineThread(engine._driver, read("max_waiting", max_waiting), read("max_unread", max_unread))
         self._pool = ThreadPoolExecutor(WORKERS, "minillm-requests")
         self._names = map("request-{}".format, itertools.count(1))
         self._closed = False
@@ -241,7 +242,7 @@ class AsyncEngine:
         call = Submission(next(self._names) if request_id is None else request_id, count, asyncio.get_running_loop())
         self._thread.claim(call)  # before the first `await`: of several calls at once no more than fit get in
         try:
-            await self.call(self._thread.take, call, await self.run(make))
+            await self.run(self._thread.take, call, make)
         except BaseException:
             self._thread.give_up(call)
             raise
@@ -391,9 +392,9 @@ class AsyncEventStream(AsyncIterator[Event]):
             events = [*self._ready]
             self._ready.clear()
             return events
-        while (found := take_any([self])) is None:
+        while (read := take_any([self])) is None:
             await arrival([self])
-        return [event for _, event in found]
+        return [event for _, event in read]
 
     async def result(self) -> Generation:
         """Read it to its end. Closes it in any case.
@@ -452,15 +453,15 @@ def take_any(streams: Sequence[AsyncEventStream]) -> list[tuple[int, Event]] | N
     Raises:
         EngineStateError, SlowReaderError, Exception: as `AsyncEventStream.read`, of any of them.
     """
-    found: list[tuple[int, Event]] = []
+    events: list[tuple[int, Event]] = []
     ended = True
     for i, stream in enumerate(streams):  # a loop, as the quickest way
         if not stream._done:
             ended = False
             if stream._live.unread:
-                found += [(i, event) for event in stream._take()]
-    if found or ended:
-        return found
+                events += [(i, event) for event in stream._take()]
+    if events or ended:
+        return events
     for stream in streams:
         if not stream._done:
             stream._check()
@@ -479,10 +480,10 @@ def merged(events: Sequence[Event]) -> list[Event]:
     """Events of one request with those of each sequence joined, in the order of their last ones."""
     joined: dict[int, list[Event]] = {}
     for event in events:
-        parts = joined.pop(event.index, [])
-        parts.append(event)
-        joined[event.index] = parts
-    return [Event.joined(parts) for parts in joined.values()]
+        successive = joined.pop(event.index, [])
+        successive.append(event)
+        joined[event.index] = successive
+    return [Event.joined(successive) for successive in joined.values()]
 
 
 async def _results(streams: Sequence[AsyncEventStream]) -> list[Generation]:

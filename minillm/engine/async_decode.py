@@ -33,7 +33,7 @@ from ..decoding.sampling import Sampling, TokenState
 from ..errors import CacheFullError, DeviceError
 from ..reference.sampling import DRAWS, Draw
 from ..runner.runner import Runner
-from .scheduler import Active
+from .run import Run
 
 DEVICE_ERRORS = (DeviceError, RuntimeError)
 """Failures of a launch or of what was launched; CuPy's are RuntimeErrors"""
@@ -43,13 +43,13 @@ DEVICE_ERRORS = (DeviceError, RuntimeError)
 class Row:
     """A growing sequence."""
 
-    active: Active
+    run: Run
     continuation: Continuation
     sequence: TokenSequence
 
 
 @dataclass(eq=False, slots=True)
-class Flight:
+class PendingStep:
     """A decode step that was launched, and whose tokens the host has not read."""
 
     rows: list[Row]
@@ -57,33 +57,6 @@ class Flight:
     left: IntArray
     """[N], how many more tokens each continuation may get after that of this step"""
     read: TokensRead
-
-    def follow(self, runner: Runner) -> "Flight | None":
-        """Launch the next step of the sequences that have not ended. None: the host has to read this one first."""
-        if not runner.backend.replays:  # another one has been put in its place since
-            return None
-        cache, P = runner.cache, runner.cache.page_size
-        rows, left, sources = self.rows, self.left, np.arange(len(self.rows))
-        positions, pages, draws = self.step.positions + 1, self.step.pages, self.step.draws.copy()
-        goes_on = left > 0
-        goes_on &= [row.continuation.finish_reason is None for row in rows]
-        if not goes_on.all():
-            rows, left, sources = [*compress(rows, goes_on)], left[goes_on], sources[goes_on]
-            positions, pages, draws = positions[goes_on], pages[goes_on], draws[goes_on]
-        begins = np.flatnonzero(positions % P == 0).tolist()  # another page
-        if not rows or len(begins) > cache.free_pages:
-            return None
-        if (columns := int(positions.max()) // P + 1) > pages.shape[1]:
-            pages = np.pad(pages, ((0, 0), (0, columns)))
-        for i in begins:
-            sequence, at = rows[i].sequence, int(positions[i])
-            cache.reserve(sequence, at + 1)
-            pages[i, at // P] = sequence.pages[at // P]
-        for i in np.flatnonzero((positions - 1) % P == 0).tolist():
-            full = (int(positions[i]) - 2) // P  # completed by the step read last: now it may be that of a twin
-            pages[i, full] = rows[i].sequence.pages[full]
-        draws["position"] += 1
-        return _launch(runner, rows, DecodeStep(-1 - sources, positions, pages, draws, _adapters(rows)), left - 1)
 
 
 def can_run_ahead(runners: Sequence[Runner]) -> bool:
@@ -99,7 +72,7 @@ def can_run_ahead(runners: Sequence[Runner]) -> bool:
     )
 
 
-def take_off(runner: Runner, running: Sequence[Active]) -> Flight | None:
+def launch_first(runner: Runner, running: Sequence[Run]) -> PendingStep | None:
     """Launch a decode step of all running requests, whose last tokens the host knows.
 
     None: one of them needs the host between two steps, or the backend or the cache cannot do it.
@@ -107,10 +80,10 @@ def take_off(runner: Runner, running: Sequence[Active]) -> Flight | None:
     if not running or not runner.backend.replays or not all(map(_needs_tokens_alone, running)):
         return None
     rows = [
-        Row(active, continuation, sequence)
-        for active in running
-        if isinstance(active.state, TokenState)
-        for continuation, sequence in zip(active.state.growing, active.live["target"], strict=True)
+        Row(run, continuation, sequence)
+        for run in running
+        if isinstance(run.state, TokenState)
+        for continuation, sequence in zip(run.state.growing, run.live["target"], strict=True)
     ]
     try:
         for row in rows:
@@ -124,25 +97,53 @@ def take_off(runner: Runner, running: Sequence[Active]) -> Flight | None:
         pages[i, : len(row.sequence.pages)] = row.sequence.pages
     positions = np.array([row.sequence.cached for row in rows])
     draws = np.array([_draw(row) for row in rows], DRAWS)
-    left = np.array([row.active.request.max_new_tokens - len(row.continuation.token_ids) - 1 for row in rows])
+    left = np.array([row.run.request.max_new_tokens - len(row.continuation.token_ids) - 1 for row in rows])
     token_ids = np.array([row.sequence.token_ids[-1] for row in rows])
     return _launch(runner, rows, DecodeStep(token_ids, positions, pages, draws, _adapters(rows)), left)
 
 
-def land(flight: Flight) -> None:
-    """Give the requests of a flight that nothing follows the feeds of the ordinary way: their last tokens."""
-    for active in dict.fromkeys(row.active for row in flight.rows if row.continuation.finish_reason is None):
-        assert isinstance(active.strategy, Sampling) and isinstance(active.state, TokenState)
-        active.feeds, active.fed = active.strategy.next_feeds(active.state), [*active.live["target"]]
-        active.outputs = [None] * len(active.feeds)
+def launch_next(pending: PendingStep, runner: Runner) -> PendingStep | None:
+    """Launch the next step of the sequences that have not ended. None: the host has to read this one first."""
+    if not runner.backend.replays:  # another one has been put in its place since
+        return None
+    cache, P = runner.cache, runner.cache.page_size
+    rows, left, sources = pending.rows, pending.left, np.arange(len(pending.rows))
+    positions, pages, draws = pending.step.positions + 1, pending.step.pages, pending.step.draws.copy()
+    goes_on = left > 0
+    goes_on &= [row.continuation.finish_reason is None for row in rows]
+    if not goes_on.all():
+        rows, left, sources = [*compress(rows, goes_on)], left[goes_on], sources[goes_on]
+        positions, pages, draws = positions[goes_on], pages[goes_on], draws[goes_on]
+    begins = np.flatnonzero(positions % P == 0).tolist()  # another page
+    if not rows or len(begins) > cache.free_pages:
+        return None
+    if (columns := int(positions.max()) // P + 1) > pages.shape[1]:
+        pages = np.pad(pages, ((0, 0), (0, columns)))
+    for i in begins:
+        sequence, at = rows[i].sequence, int(positions[i])
+        cache.reserve(sequence, at + 1)
+        pages[i, at // P] = sequence.pages[at // P]
+    for i in np.flatnonzero((positions - 1) % P == 0).tolist():
+        full = (int(positions[i]) - 2) // P  # completed by the step read last: now it may be that of a twin
+        pages[i, full] = rows[i].sequence.pages[full]
+    draws["position"] += 1
+    return _launch(runner, rows, DecodeStep(-1 - sources, positions, pages, draws, _adapters(rows)), left - 1)
 
 
-def _launch(runner: Runner, rows: list[Row], step: DecodeStep, left: IntArray) -> Flight | None:
+def hand_back(pending: PendingStep) -> None:
+    """Give the requests of a step that nothing follows the feeds of the ordinary way: their last tokens."""
+    for run in dict.fromkeys(row.run for row in pending.rows if row.continuation.finish_reason is None):
+        assert isinstance(run.request.strategy, Sampling) and isinstance(run.state, TokenState)
+        run.feeds, run.fed = run.request.strategy.next_feeds(run.state), [*run.live["target"]]
+        run.outputs = [None] * len(run.feeds)
+
+
+def _launch(runner: Runner, rows: list[Row], step: DecodeStep, left: IntArray) -> PendingStep | None:
     try:
         read = runner.backend.memory.launch(runner, step)
     except DEVICE_ERRORS:  # it will happen again in the ordinary way, which tells the requests
         return None
-    return None if read is None else Flight(rows, step, left, read)
+    return None if read is None else PendingStep(rows, step, left, read)
 
 
 def _adapters(rows: list[Row]) -> tuple[str | None, ...]:
@@ -151,19 +152,19 @@ def _adapters(rows: list[Row]) -> tuple[str | None, ...]:
     return names if any(names) else ()
 
 
-def _needs_tokens_alone(active: Active) -> bool:
+def _needs_tokens_alone(run: Run) -> bool:
     """Whether a request's next tokens follow from its logits as the model computes them, and nobody sees these."""
-    state, settings = active.state, active.request.settings
-    if type(active.strategy) is not Sampling or not isinstance(state, TokenState):
+    state, settings = run.state, run.request.settings
+    if type(run.request.strategy) is not Sampling or not isinstance(state, TokenState):
         return False
     rules = rules_of(state)
     plain = not rules.changes and rules.top_logprobs is None and all(c.guide is None for c in state.growing)
-    ordinary = settings.use_cache and active.prompt_scores is None
-    return plain and ordinary and active.started and not active.lost
+    ordinary = settings.use_cache and run.prompt_scores is None
+    return plain and ordinary and run.started and not run.recompute
 
 
 def _draw(row: Row) -> Draw:
     """The parameters by which the token after a sequence's last one is chosen."""
-    state, sequence, index = row.active.state, row.sequence, row.continuation.index
+    state, sequence, index = row.run.state, row.sequence, row.continuation.index
     assert state is not None
     return Draw(*rules_of(state).draw, state.request.settings.seed, index, len(sequence.token_ids))

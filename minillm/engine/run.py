@@ -1,0 +1,210 @@
+"""Runs: requests, or parts of them, while they are queued or run; and the chunks that a pass computes of them."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..batch import TokenSequence, common_prefix
+from ..cache import PagedCache
+from ..decoding.event import Event, FinishReason
+from ..decoding.prompt_scores import PromptScores
+from ..decoding.strategy import Feed, Request, State
+from ..runner.runner import Slice
+from ..source_text import SourceText
+
+
+class LostSequence(NamedTuple):
+    """A sequence of a preempted run."""
+
+    sequence: TokenSequence
+    cached: int
+    """Number of positions to recompute"""
+    parent: TokenSequence | None
+    """The sequence with the longest common prefix among those that are recomputed before it"""
+    common: int
+    """Length of that prefix, whose pages they share"""
+
+
+class Recompute(NamedTuple):
+    """The sequences of one model that a preempted run needs again, longest first."""
+
+    sequences: list[LostSequence]
+    pages: int
+    """Number of pages that they had"""
+
+    @classmethod
+    def of(cls, live: Sequence[TokenSequence]) -> "Recompute":
+        """The positions to recompute if these sequences give back their pages.
+
+        Longest first: then a sequence that is a prefix of another shares all its pages, as it may have done before. So
+        together they need no more pages than they had.
+        """
+        lost: list[LostSequence] = []
+        for sequence in sorted(live, key=lambda sequence: -sequence.cached):
+            if not sequence.cached:
+                break
+            line = sequence.token_ids[: sequence.line]
+            lengths = [common_prefix(line, other.sequence.token_ids[: other.sequence.line]) for other in lost]
+            common = max(lengths, default=0)
+            parent = lost[lengths.index(common)].sequence if common else None
+            lost.append(LostSequence(sequence, sequence.cached, parent, common))
+        return cls(lost, num_pages(live))
+
+    def positions(self, cache: PagedCache) -> Iterator[tuple[TokenSequence, int, int]]:
+        """The positions left to recompute, except those that wait for another sequence's common prefix.
+
+        Returns:
+            Each sequence, its number of positions, and how many of the last of them may not be split.
+        """
+        for sequence, cached, parent, common in self.sequences:
+            if parent is not None and not sequence.cached and parent.cached >= common:
+                twin = cache.fork(parent, common)
+                sequence.pages, sequence.cached = twin.pages, twin.cached
+            begins = parent is None or sequence.cached > 0
+            if begins and sequence.cached < cached:
+                cache.match(sequence, cached)
+            if begins and sequence.cached < cached:
+                tree = cached - (len(sequence.token_ids) - len(sequence.tree))  # positions of a tree that it had
+                yield sequence, cached - sequence.cached, max(0, tree)
+
+    @property
+    def done(self) -> bool:
+        """True once all is recomputed."""
+        return all(lost.sequence.cached >= lost.cached for lost in self.sequences)
+
+
+@dataclass(eq=False)
+class Run:
+    """A queued or running request, or a part of one."""
+
+    id: int
+    """The request's number"""
+    request: Request
+    max_sequences: int
+    """How many sequences it runs at once, at most"""
+    order: int = 0
+    """Place in the order of arrival"""
+    first_pages: int = 0
+    """Number of pages that must be free for it to begin"""
+    max_pages: int = 0
+    """Maximum number of pages it needs"""
+    state: State | None = None
+    live: dict[str, list[TokenSequence]] = field(default_factory=dict)
+    """Sequences by model, in the order of the last feeds to it"""
+    feeds: list[Feed] = field(default_factory=list)
+    fed: list[TokenSequence] = field(default_factory=list)
+    """The sequence of each feed"""
+    outputs: list[Slice | None] = field(default_factory=list)
+    """Output of each feed; None until it is computed"""
+    started: bool = False
+    """True once the prompt has been computed"""
+    recompute: dict[str, Recompute] = field(default_factory=dict)
+    """By model, what is to be recomputed after a preemption before its feeds go on"""
+    times_passed_over: int = 0
+    """Number of later requests admitted before it"""
+    admitted_at: float | None = None
+    """When it began, in seconds of `time.monotonic`"""
+    started_at: float | None = None
+    """When its prompt was computed"""
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; None before the first pass"""
+    prompt_scores: PromptScores | None = None
+    """Receiver of the prompt's log-probabilities, until they are reported"""
+    sources: dict[str, SourceText] = field(default_factory=dict)
+    """By model, the source that all of its sequences attend to, if they have one"""
+
+    @property
+    def ready(self) -> bool:
+        """True if the outputs of all feeds are computed, and its sequences are in the cache."""
+        return bool(self.outputs) and None not in self.outputs and not self.recompute
+
+    def keep_outputs(self) -> None:
+        """Copy the outputs so far, so that they outlive the next forward pass."""
+        self.outputs = [output and output.copy() for output in self.outputs]
+
+    def skips(self, feed: Feed) -> bool:
+        """True if positions of a feed need not be computed where the cache has them: nobody wants their logits."""
+        return feed.rows == "last" and (self.prompt_scores is None or self.started or feed.model != "target")
+
+    @property
+    def longest(self) -> int:
+        """Maximum number of cache positions of one of its sequences."""
+        request = self.request
+        return len(request.prompt_ids) + request.max_new_tokens + request.strategy.extra_positions
+
+    def events(self) -> list[Event]:
+        """The events of its results since the last call."""
+        results = () if self.state is None else self.state.results
+        return [self.addressed(event) for result in results if (event := result.take()) is not None]
+
+    def last_events(self, reason: FinishReason, error: Exception | None = None) -> list[Event]:
+        """The events of its results if it ends now, early: one for each that has not ended.
+
+        Args:
+            reason: of the end
+            error: the cause, if the reason is "error"
+        """
+        results = [] if self.state is None else self.state.results
+        for continuation in results:
+            if continuation.finish_reason is None:
+                continuation.cut_off(reason)
+        events = self.events()
+        missing = set(self.request.indices) - {continuation.index for continuation in results}
+        events += [self.addressed(Event(self.id, i, "", (), finish_reason=reason)) for i in sorted(missing)]
+        for event in events:
+            event.error = error if event.finish_reason == "error" else None
+        return events
+
+    def addressed(self, event: Event) -> Event:
+        """An event of one of its results, with the request's number and what is known of the request."""
+        event.request_id = self.id
+        event.prompt_tokens, event.cached_tokens = len(self.request.given_ids), self.cached_tokens or 0
+        if event.finish_reason is not None:
+            now = time.monotonic()
+            admitted = now if self.admitted_at is None else self.admitted_at
+            started = now if self.started_at is None else self.started_at
+            event.queued_seconds = admitted - self.request.created
+            event.prefill_seconds, event.decode_seconds = started - admitted, now - started
+        if self.prompt_scores is not None and self.prompt_scores.complete:
+            scores, self.prompt_scores = self.prompt_scores, None
+            event.prompt_logprobs, event.prompt_top_logprobs = scores.log_probs, scores.top_log_probs or None
+        return event
+
+
+class Chunk(NamedTuple):
+    """Tokens of one sequence to compute in a forward pass."""
+
+    run: Run
+    feed: int | None
+    """Index among the feeds of the run; None: positions that are recomputed, whose logits nobody needs"""
+    sequence: TokenSequence
+    tokens: int
+    """Number of tokens"""
+    whole: int = 0
+    """Number of the last of them that may not be split"""
+
+    @property
+    def skips(self) -> bool:
+        """True if what the cache has of it need not be computed."""
+        return self.feed is None or self.run.skips(self.run.feeds[self.feed])
+
+    @property
+    def encodes(self) -> int:
+        """Tokens of its source that the encoder has to read first."""
+        source = self.sequence.source
+        return 0 if source is None or source.computed else len(source.token_ids)
+
+    @property
+    def scored(self) -> range:
+        """Positions whose logits the log-probabilities of the prompt need."""
+        run, scores = self.run, self.run.prompt_scores
+        if scores is None or run.started or self.feed is None or run.feeds[self.feed].model != "target":
+            return range(0)
+        return scores.wanted(self.sequence.cached, self.tokens)
+
+
+def num_pages(live: Sequence[TokenSequence]) -> int:
+    """Number of pages of some sequences and of their sources, those that they share counted once."""
+    own = len(live[0].pages) if len(live) == 1 else len({page for sequence in live for page in sequence.pages})
+    return own + sum(len(source.pages) for source in {sequence.source for sequence in live} if source is not None)
