@@ -78,6 +78,15 @@ class UsageError(MinillmError, ValueError):
 
     exit_code = 2
 
+    def __init__(self, problem: object = "", *, field: str | None = None, advice: str | None = None) -> None:
+        """Args:
+        problem: what was expected and found
+        field: the generation field or argument that it is about
+        advice: what to do, in the words of Python's calls; the server and the command line may have their own
+        """
+        super().__init__(problem if advice is None else f"{problem}: {advice}")
+        self.problem, self.field, self.advice = str(problem), field, advice
+
 
 class ParameterError(UsageError):
     """A generation field or an engine argument is unknown, impossible or contradicts another."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, ClassVar, Self
 
+from .decoding.foreign import PIPELINE, WORDS
 from .decoding.prompts import encode_text, need_tokenizer
 from .decoding.settings import GenerationConfig, refuse_unknown
 from .engine.engine import Engine
@@ -25,26 +26,6 @@ from .text.tokenizer import Tokenizer
 _DIRECTION = re.compile(r"translation_([A-Za-z_]+?)_to_([A-Za-z_]+)")
 _LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3}|__[a-z]{2,3}__")
 """A token that names a language: en_XX (mBART), eng_Latn (NLLB), __en__ (M2M100)"""
-
-REFUSED = {
-    "batch_size": "requests share a batch anyway; Engine's max_batch_size bounds it",
-    "num_workers": "texts are encoded as they are needed",
-    "padding": "texts of a batch are not padded",
-    "handle_long_generation": "set truncation=True",
-    "clean_up_tokenization_spaces": "decoded text is left as it is",
-    "tokenizer_encode_kwargs": "set truncation, max_length or add_special_tokens",
-    "tokenize_kwargs": "set truncation",
-    "documents": "put their text into a message",
-    "return_type": "set return_full_text or return_tensors",
-    "framework": "minillm computes by itself",
-    "device_map": "set device",
-    "torch_dtype": "set dtype",
-    "model_kwargs": "give them as arguments of their own",
-    "trust_remote_code": "minillm runs no code of checkpoints",
-    "use_fast": "there is one tokenizer",
-    "binary_output": "pickle the result yourself",
-}
-"""Arguments of transformers' pipelines that are not taken -> what to do."""
 
 
 def pipeline(task: str, model: str | os.PathLike[str] | Engine | None = None, **options: Any) -> "Pipeline":
@@ -132,8 +113,8 @@ class Pipeline:
             ParameterError: one is unknown; the message says what to do.
         """
         for name in options:
-            if name in REFUSED and name not in cls.OPTIONS:
-                raise ParameterError(f"{name} is not offered: {REFUSED[name]}")
+            if name in WORDS[PIPELINE] and name not in cls.OPTIONS:
+                raise ParameterError(f"{name} is not offered: {WORDS[PIPELINE][name].advice}")
             if not cls.takes(name):
                 near = get_close_matches(name, cls.OPTIONS, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"expected one of {listed(sorted(cls.OPTIONS))}"

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,16 @@ def test_a_part_imports_what_the_table_says_and_nothing_below_it(part: str) -> N
     folders = {name for name in edges()[part] if name not in GROUND}
     assert folders == set(FOLDERS.get(part, "").split())
     assert edges()[part] <= set(PARTS[: PARTS.index(part)])
+
+
+def test_the_servers_files_import_one_way_also_for_their_types() -> None:
+    graph: dict[str, set[str]] = {}
+    for path in (PACKAGE / "server").glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1}
+        graph[path.stem] = {module for module in modules if module is not None}
+    assert graph.keys() >= {"app", "state", "server_request"}
+    TopologicalSorter(graph).prepare()  # raises if there is a circle
 
 
 def test_few_folders_and_files_stand_at_the_top() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from minillm import Engine, GenerationConfig, pipeline
+from minillm.decoding.foreign import PIPELINE, WORDS
 from minillm.errors import ParameterError, PromptError, TaskError
-from minillm.pipelines import REFUSED, TextGeneration, longest_input, truncated
+from minillm.pipelines import TextGeneration, longest_input, truncated
 from minillm.text.chat import ChatTemplate
 
 from .tiny import write_checkpoint
@@ -193,7 +194,7 @@ def test_a_model_that_does_not_fit_the_task_is_told_its_tasks(task: str, engine:
         pipeline(task, engine)
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", sorted(WORDS[PIPELINE]))
 def test_an_argument_of_transformers_that_is_not_done_says_what_to_do(name: str, write: Any) -> None:
     with pytest.raises(ParameterError, match=f"{name} is not offered: "):
         write(MONDAY, **{name: 1})

@@ -265,7 +265,9 @@ def test_tables_are_whole(name):
             assert re.fullmatch(r"\|[-:| ]+\|", below), line
 
 
-@pytest.mark.parametrize(("name", "rows"), [("README.md", 8), ("minillm/README.md", 11)])
+@pytest.mark.parametrize(
+    ("name", "rows"), [("README.md", 8), ("minillm/README.md", 11), ("minillm/server/README.md", 10)]
+)
 def test_the_files_to_read_have_the_lines_that_are_said(name, rows):
     """Within a tenth."""
     said = re.findall(r"`([\w/]+\.\w+)`(?:\]\([^)]*\))? \| (\d+) \|", page(name))

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..decoding.fields import FIELDS
-from ..decoding.settings import OTHER_NAMES as FIELD_NAMES
+from ..decoding.foreign import COMMANDS as OTHER_COMMANDS
+from ..decoding.foreign import PYTHON, renamed
 from ..errors import FollowedError, MinillmError, listed, printable, shown
 from ..progress import vanishing
 from . import configuration, logs
@@ -39,16 +40,6 @@ COMMANDS = {
     "bench": "bench",
 }
 """Command -> the module of this package that adds its parser and runs it; only that one is imported"""
-OTHER_NAMES = {
-    "complete": "generate",
-    "convert": "quantize",
-    "download": "pull",
-    "help": "--help",
-    "list": "models",
-    "ls": "models",
-    "run": "chat",
-}
-"""Commands of other programs -> ours"""
 NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 """Types of arguments, in words"""
 INTERRUPTED = 130  # a shell's exit code for SIGINT
@@ -111,7 +102,7 @@ class _Parser(argparse.ArgumentParser):
             begun = [name for name in names if name.startswith(word.lstrip("-"))]
             near = (begun if word.startswith("--") else []) or get_close_matches(word.lstrip("-"), names, n=1)
             field = word.lstrip("-").replace("-", "_")
-            setting = FIELDS.get(FIELD_NAMES.get(field, field))
+            setting = FIELDS.get(renamed(PYTHON).get(field, field))
             flag = "" if setting is None or setting.flag is None else setting.flag.partition(" ")[0]
             near = [flag] if flag in self._option_string_actions else [names[name] for name in near]
         elif any(action.dest == "text" for action in self._get_positional_actions()):
@@ -121,8 +112,8 @@ class _Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             near = get_close_matches(str(value), list(action.choices), n=1)
-            if isinstance(action, argparse._SubParsersAction) and value in OTHER_NAMES:
-                near = [OTHER_NAMES[value]]
+            if isinstance(action, argparse._SubParsersAction) and value in renamed(OTHER_COMMANDS):
+                near = [renamed(OTHER_COMMANDS)[value]]
             hint = f"did you mean {near[0]}?" if near else f"expected one of {listed(action.choices, 300)}"
             raise argparse.ArgumentError(None, f"{shown(value)}: {hint}")
 

@@ -51,6 +51,8 @@ class Setting(NamedTuple):
     """The field or the additional model without which it has no effect"""
     flag: str | None = None
     """Name and value of its flag on the command line; without a value, it sets the opposite of the default"""
+    advice: str | None = None
+    """Second half of the error about a value that it cannot have"""
     aliases: tuple[str, ...] = ()
     """Other names of the flag, as other programs have them"""
     common: bool = False
@@ -167,7 +169,7 @@ class GenerationFields(TypedDict, total=False):
         help="sample tokens instead of taking the most likely one")]
     temperature: Annotated[float | None, SAMPLING.field(1.0, positive, needs="do_sample", flag="--temperature T",
         common=True, aliases=("--temp",),
-        expected=f"{positive.expected}; for greedy decoding set do_sample=False and no temperature",
+        advice="for greedy decoding set do_sample=False and no temperature",
         help="divide the logits by this: above 1 flattens")]
     top_k: Annotated[int | None, SAMPLING.field(50, whole(0), needs="do_sample", flag="--top-k K", common=True,
         expected="a whole number of at least 1, or 0 for no limit",

@@ -105,7 +105,8 @@ def read_field(name: str, value: object, origin: str = "") -> Any:
         return reader(value)
     except ValueError as error:
         reason = str(error) if isinstance(error, RefusedError) else f"expected {reader.expected}"
-        raise ParameterError(f"{name}={shown(value)}{origin}: {reason}") from None
+        problem = f"{name}={shown(value)}{origin}: {reason}"
+        raise ParameterError(problem, field=name, advice=FIELDS[name].advice) from None
 
 
 def resolve(
@@ -139,16 +140,16 @@ def resolve(
         except _ContradictionError as error:
             dropped = next((name for name in error.fields if name in checkpoint), None)
             if dropped is None:
-                raise ParameterError(str(error)) from None
+                raise ParameterError(str(error), field=error.fields[0], advice=error.advice) from None
             del checkpoint[dropped]
 
 
 class _ContradictionError(Exception):
     """Fields contradict each other; the first of `fields` that is the checkpoint's gives way."""
 
-    def __init__(self, message: str, *fields: str) -> None:
+    def __init__(self, message: str, *fields: str, advice: str | None = None) -> None:
         super().__init__(message)
-        self.fields = fields
+        self.fields, self.advice = fields, advice
 
 
 class _Resolution:
@@ -307,8 +308,8 @@ class _Resolution:
         if resolved["max_new_tokens"] is None and resolved["max_length"] is None:
             resolved["max_new_tokens"] = 20
         if resolved["max_new_tokens"] == 0 and not resolved["echo"]:
-            message = "max_new_tokens=0 generates nothing: raise it, or set echo=True for the prompt alone"
-            raise _ContradictionError(message, "max_new_tokens")
+            advice = "raise it, or set echo=True for the prompt alone"
+            raise _ContradictionError("max_new_tokens=0 generates nothing", "max_new_tokens", advice=advice)
         for name, effect in (
             ("min_new_tokens", "hold back"),
             ("min_length", "hold back"),
@@ -337,8 +338,9 @@ class _Resolution:
         if count > num_beams and (num_beams > 1 or not resolved["do_sample"]):
             raise _ContradictionError(
                 f"num_return_sequences={count} is more than num_beams={num_beams}: there are no more results than"
-                " beams; raise num_beams, or set do_sample=True and leave num_beams out",
+                " beams",
                 "num_return_sequences",
+                advice="raise num_beams, or set do_sample=True and leave num_beams out",
             )
         count = resolved["top_logprobs"]
         if count > self.vocab_size:

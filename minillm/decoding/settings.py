@@ -16,6 +16,7 @@ from typing import Any, Unpack, get_type_hints
 
 from ..errors import ParameterError, listed, shown
 from .fields import FIELDS, GROUPS, GUIDES, NEEDS, GenerationFields, Group
+from .foreign import PYTHON, TRANSFORMERS, WORDS, ignored, refused
 
 _Given: Any = make_dataclass("_Given", [(name, Any, None) for name in FIELDS], frozen=True, kw_only=True)
 
@@ -127,70 +128,14 @@ class Settings(_Resolved):  # type: ignore[misc]  # its attributes are the table
 
 
 # fmt: off
-NOT_OFFERED: dict[str, object] = {
-    "guidance_scale": 1, "dola_layers": None, "remove_invalid_values": False, "watermarking_config": None,
-    "token_healing": False, "constraints": None, "force_words_ids": None, "max_time": None, "use_mtp": False,
-    "assistant_early_exit": None, "assistant_ensemble_weight": None, "speculation_type": None,
-}
-"""Fields of transformers that change the result and are not supported -> the value without effect."""
-
-NO_MEANING = frozenset({
-    "pad_token_id", "bos_token_id", "transformers_version", "_from_model_config", "_commit_hash",
-    "max_cache_len", "cache_implementation", "cache_config", "low_memory", "prefill_chunk_size", "compile_config",
-    "disable_compile", "continuous_batching_config",
-    "output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate",
-    "is_assistant", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind",
-    "target_lookbehind",
-})
-"""Fields of transformers that never change the tokens: padding, return format, execution."""
-
 OWN_FIELDS = frozenset({
     "decoder_prompt", "include_stop", "prefix_allowed_tokens_fn", "logits_processor", "stopping_criteria", "lora",
     "seed", "top_n_sigma", "mirostat", "mirostat_tau", "mirostat_eta", "presence_penalty", "frequency_penalty",
     "contrastive_alpha", "amateur_temperature", *GUIDES, "lookahead_window", "lookahead_ngram_size",
     "lookahead_guesses", "echo", "skip_special_tokens", "logprobs", "top_logprobs",
 })
-"""Fields that transformers' GenerationConfig does not have."""
-
-_OURS = {
-    "stop_strings": "stop stop_sequences stop_words",
-    "max_new_tokens": "max_tokens max_completion_tokens max_output_tokens num_predict n_predict",
-    "min_new_tokens": "min_tokens",
-    "num_return_sequences": "n best_of num_samples num_completions",
-    "eos_token_id": "stop_token_ids stop_token",
-    "eos_token_id=[]": "ignore_eos",
-    "include_stop": "include_stop_str_in_output",
-    "echo": "return_full_text",
-    "echo and top_logprobs": "prompt_logprobs",
-    "top_logprobs": "top_n_tokens n_probs num_logprobs",
-    "skip_special_tokens=False": "keep_special_tokens",
-    "sequence_bias": "logit_bias",
-    "bad_words_ids": "bad_words",
-    "prefix_allowed_tokens_fn": "allowed_token_ids",
-    "logits_processor": "logits_processors",
-    "repetition_penalty": "repeat_penalty",
-    "num_beams": "use_beam_search beam_width beam_size",
-    "typical_p": "typical",
-    "mirostat": "mirostat_mode",
-    "seed": "random_seed generator",
-    "do_sample=False": "greedy",
-    "guided_json": "response_format json_schema schema format structured_outputs guided_decoding",
-    "guided_regex": "regex",
-    "guided_grammar": "grammar",
-    "guided_choice": "choices",
-    "lora": "lora_request adapter",
-    "timeout": "max_time",
-    "a GenerationConfig": "sampling_params generation_config",
-    "`stream` or `stream_chat`": "stream streaming streamer",
-    "`chat`": "messages system tools add_generation_prompt",
-    "the first argument": "prompt input_ids inputs",
-    "Engine(draft=...)": "assistant_model draft_model speculative_config",
-    "Engine(tokenizer=...)": "tokenizer",
-    "Engine(model, ...)": "model device dtype",
-}
-OTHER_NAMES = {name: ours for ours, names in _OURS.items() for name in names.split()}
 # fmt: on
-"""Names of OpenAI's API, vLLM, llama.cpp, Ollama and transformers -> what minillm has instead."""
+"""Fields that transformers' GenerationConfig does not have."""
 
 
 def refuse_unknown(given: Mapping[str, object]) -> None:
@@ -199,17 +144,16 @@ def refuse_unknown(given: Mapping[str, object]) -> None:
     A name of another engine is told ours, a misspelt one the nearest. Unsupported fields are accepted with the value
     None, which means unset: a full configuration written by transformers has many of them.
     """
+    of_transformers, of_others = WORDS[TRANSFORMERS], WORDS[PYTHON]
     for name, value in given.items():
-        if name in FIELDS or (value is None and (name in NOT_OFFERED or name in NO_MEANING)):
+        if name in FIELDS or (value is None and name in of_transformers):
             continue
-        ours = OTHER_NAMES.get(name)
-        if name in NOT_OFFERED:
-            hint = "leave it out" if ours is None else f"use {ours}"
-            raise ParameterError(f"{name} is a field of transformers that minillm does not support: {hint}")
-        if name in NO_MEANING:
-            raise ParameterError(f"{name} is a field of transformers that has no effect in minillm: leave it out")
-        if ours is not None:
-            raise ParameterError(f"unknown generation field {shown(name)}: use {ours}")
+        if name in of_transformers:
+            advice = of_transformers[name].advice
+            effect = "has no effect in minillm" if advice is None else "minillm does not support"
+            raise ParameterError(f"{name} is a field of transformers that {effect}: {advice or 'leave it out'}")
+        if name in of_others:
+            raise ParameterError(f"unknown generation field {shown(name)}: use {of_others[name].ours}")
         import difflib  # only needed here
 
         nearest = difflib.get_close_matches(name, FIELDS, n=1) if isinstance(name, str) else []
@@ -222,8 +166,13 @@ def unsupported(checkpoint: Mapping[str, object]) -> list[str]:
     return [
         name
         for name, value in checkpoint.items()
-        if not (name in FIELDS or name in NO_MEANING or value in (None, [], {}, NOT_OFFERED.get(name)))
+        if name not in FIELDS and name not in ignored(TRANSFORMERS) and not _has_no_effect(name, value)
     ]
+
+
+def _has_no_effect(name: str, value: object) -> bool:
+    word = WORDS[TRANSFORMERS].get(name)
+    return value in (None, [], {}, *(() if word is None else word.neutral))
 
 
 def model_config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,7 +183,7 @@ def model_config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     forces the token that begins a text. Special tokens are left to the model's configuration, and `use_cache`, which
     training switches off and no text depends on, is left out.
     """
-    names = (FIELDS.keys() - OWN_FIELDS - {"eos_token_id", "use_cache"}) | NOT_OFFERED.keys()
+    names = (FIELDS.keys() - OWN_FIELDS - {"eos_token_id", "use_cache"}) | refused(TRANSFORMERS).keys()
     nested = next((raw[name] for name in ("decoder", "generator", "text_config") if raw.get(name)), None)
     forced = {"forced_bos_token_id": raw.get("bos_token_id")} if raw.get("force_bos_token_to_be_generated") else {}
     sources = (nested if isinstance(nested, Mapping) else {}, raw, forced)

@@ -204,7 +204,8 @@ class Engine(EngineBase):
             'Hello'
         """
         if self.chat_template is None:
-            raise PromptError("this model has no chat template: give a prompt to `generate` or `stream`")
+            advice = "give a prompt to `generate` or `stream`"
+            raise PromptError("this model has no chat template", field="messages", advice=advice)
         return self.chat_template.render(
             messages,
             tools=tools,

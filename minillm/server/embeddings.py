@@ -9,13 +9,12 @@ import time
 from typing import Any, Literal
 
 import numpy as np
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..text.tokenizer import EncodedText
-from .protocol import ApiError
-from .texts import TextsExchange, TextsRequest, answer, listed_texts, read_request
+from .http_json import ApiError, json_response
+from .text_requests import TextsRequest, TextsServerRequest, listed_texts, read_request
 
 PATH = "/v1/embeddings"
 
@@ -33,55 +32,32 @@ class EmbeddingsRequest(TextsRequest, kw_only=True):
     """Divide each vector by its length; by default as the checkpoint says"""
 
 
-class Embedding(Struct, kw_only=True):
-    """The vector of a text."""
-
-    object: str = "embedding"
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingsUsage(Struct):
-    """Counts of tokens."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingsResponse(Struct, kw_only=True):
-    """The answer of /v1/embeddings."""
-
-    object: str = "list"
-    data: list[Embedding]
-    model: str
-    usage: EmbeddingsUsage
-
-
-async def embeddings(request: Request) -> Response:
+async def embeddings(http: Request) -> Response:
     """Answer POST /v1/embeddings."""
-    asked, exchange = await read_request(request, EmbeddingsRequest, "embd", PATH)
-    vectors = await _vectors(exchange, asked.input, asked, normalize=asked.normalize, dimensions=asked.dimensions)
+    asked, request = await read_request(http, EmbeddingsRequest, "embd", PATH)
+    vectors = await _vectors(request, asked.input, asked, normalize=asked.normalize, dimensions=asked.dimensions)
+    in_base64 = asked.encoding_format == "base64"
     data = [
-        Embedding(index=i, embedding=_in_base64(vector) if asked.encoding_format == "base64" else vector.tolist())
+        {"object": "embedding", "index": i, "embedding": _in_base64(vector) if in_base64 else vector.tolist()}
         for i, vector in enumerate(vectors)
     ]
-    usage = EmbeddingsUsage(exchange.prompt_tokens, exchange.prompt_tokens)
-    return answer(EmbeddingsResponse(data=data, model=exchange.served.name, usage=usage))
+    usage = {"prompt_tokens": request.prompt_tokens, "total_tokens": request.prompt_tokens}
+    return json_response({"object": "list", "data": data, "model": request.model.name, "usage": usage})
 
 
 async def _vectors(
-    exchange: TextsExchange, texts: Any, asked: TextsRequest, *, normalize: bool | None, dimensions: int | None
+    request: TextsServerRequest, texts: Any, asked: TextsRequest, *, normalize: bool | None, dimensions: int | None
 ) -> list[Any]:
     """The vectors of a request's texts."""
     if dimensions is not None and dimensions < 1:
         raise ApiError(f"dimensions={dimensions}: expected a whole number of at least 1", param="dimensions")
-    engine, lora = exchange.served.engine, exchange.served.lora
+    engine, lora = request.model.engine, request.model.lora
 
     def vectors_of(encoded: list[EncodedText]) -> list[Any]:
         return [*engine.embed(encoded, normalize=normalize, dimensions=dimensions, lora=lora, progress=False)]
 
-    encoded = await exchange.encode(listed_texts(texts, "input"), asked, "input")
-    return await exchange.compute((PATH, normalize, dimensions, lora), vectors_of, encoded)
+    encoded = await request.encode(listed_texts(texts, "input"), asked, "input")
+    return await request.compute((PATH, normalize, dimensions, lora), vectors_of, encoded)
 
 
 def _in_base64(vector: Any) -> str:
@@ -104,31 +80,31 @@ class EmbedRequest(TextsRequest, kw_only=True):
     """Without effect, like the field `keep_alive`"""
 
 
-async def embed(request: Request) -> Response:
+async def embed(http: Request) -> Response:
     """Answer POST /api/embed: vectors of length 1."""
     began = time.monotonic_ns()
-    asked, exchange = await _read_embed(request)
+    asked, request = await _read_embed(http)
     texts = asked.input if asked.input not in (None, "", []) else []  # a client asks to load the model, which it is
-    vectors = await _vectors(exchange, texts, asked, normalize=True, dimensions=asked.dimensions) if texts else []
-    return answer(
+    vectors = await _vectors(request, texts, asked, normalize=True, dimensions=asked.dimensions) if texts else []
+    return json_response(
         {
-            "model": exchange.served.name,
+            "model": request.model.name,
             "embeddings": [vector.tolist() for vector in vectors],
             "total_duration": time.monotonic_ns() - began,
             "load_duration": 0,
-            "prompt_eval_count": exchange.prompt_tokens,
+            "prompt_eval_count": request.prompt_tokens,
         }
     )
 
 
-async def embed_one(request: Request) -> Response:
+async def embed_one(http: Request) -> Response:
     """Answer POST /api/embeddings, the older form: the vector of one text, as the checkpoint says."""
-    asked, exchange = await _read_embed(request)
-    vectors = await _vectors(exchange, asked.prompt, asked, normalize=None, dimensions=None) if asked.prompt else [()]
-    return answer({"embedding": [*map(float, vectors[0])]})
+    asked, request = await _read_embed(http)
+    vectors = await _vectors(request, asked.prompt, asked, normalize=None, dimensions=None) if asked.prompt else [()]
+    return json_response({"embedding": [*map(float, vectors[0])]})
 
 
-async def _read_embed(request: Request) -> tuple[EmbedRequest, TextsExchange]:
-    asked, exchange = await read_request(request, EmbedRequest, "embd", PATH)
+async def _read_embed(http: Request) -> tuple[EmbedRequest, TextsServerRequest]:
+    asked, request = await read_request(http, EmbedRequest, "embd", PATH)
     asked.truncate_prompt_tokens = -1 if asked.truncate else None
-    return asked, exchange
+    return asked, request

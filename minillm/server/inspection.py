@@ -8,7 +8,7 @@ POST /inspect/attention   {token_ids, layer} -> what the last of them attends to
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -20,14 +20,11 @@ from ..decoding.fields import FIELDS
 from ..decoding.prompts import need_tokenizer
 from ..errors import MinillmError
 from ..measure.comparison import STRATEGIES, Variant
-from .exchange import json_of
-from .protocol import ApiError
-from .streaming import encode, until_gone
-from .translate import convert, refused
-
-if TYPE_CHECKING:
-    from .app import Server
-    from .served import Served
+from .generation_request import convert, refused
+from .http_json import ApiError, encode, json_response
+from .served_model import ServedModel
+from .server_request import until_gone
+from .state import Server
 
 MOST_TOKENS = 10_000
 """Tokens whose texts one request asks for"""
@@ -40,17 +37,6 @@ class TokensRequest(Struct, forbid_unknown_fields=True):
 
     token_ids: list[int]
     model: str | None = None
-
-
-class ShownToken(Struct):
-    """A token by itself."""
-
-    text: str
-    """For display: " red", or "\\\\xe2\\\\x82" for bytes that are not a whole character"""
-    bytes: list[int]
-    """UTF-8, possibly part of a character; of a special token its name"""
-    special: bool
-    """True if it is no text"""
 
 
 class AttentionRequest(Struct, forbid_unknown_fields=True):
@@ -77,12 +63,12 @@ RECOMMENDED = "recommended sampling"
 """The strategy with which the page begins: the checkpoint's own sampling, or what suits most models"""
 
 
-def strategies(served: "Served") -> list[dict[str, Any]]:
+def strategies(model: ServedModel) -> list[dict[str, Any]]:
     """The strategies that the page offers: the name of each, and the fields of a request that select it.
 
     The first is that of the model itself; the others are those of `minillm compare`.
     """
-    own = Variant(RECOMMENDED, served.chat_sampling)
+    own = Variant(RECOMMENDED, model.chat_sampling)
     return [{"name": variant.name, "fields": _over_http(variant.fields)} for variant in (own, *STRATEGIES)]
 
 
@@ -95,68 +81,76 @@ def _over_http(fields: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
-async def models(request: Request) -> Response:
+async def models(http: Request) -> Response:
     """Answer GET /inspect/models: those that continue a text, as the page does."""
-    server: Server = request.app.state.server
-    shown = [served for served in server.models.values() if "/v1/chat/completions" in served.endpoints]
-    if not shown:
+    server = Server.of(http)
+    continuing = [model for model in server.models.values() if "/v1/chat/completions" in model.endpoints]
+    if not continuing:
         raise ApiError("no model here continues texts, as this page shows it", status=404, code="not_found")
-    return _json({"models": [_sizes(served) for served in shown]})
+    return json_response({"models": [_sizes(model) for model in continuing]})
 
 
-def _sizes(served: "Served") -> dict[str, Any]:
-    engine = served.engine
+def _sizes(model: ServedModel) -> dict[str, Any]:
+    engine = model.engine
     return {
-        "name": served.name,
+        "name": model.name,
         "chat": engine.chat_template is not None,
         "layers": engine.config.num_layers,
         "heads": engine.config.num_heads,
-        "context": served.engine.context,
+        "context": model.engine.context,
         "vocabulary": engine.config.vocab_size,
-        "strategies": strategies(served),
+        "strategies": strategies(model),
     }
 
 
-async def load(request: Request) -> Response:
+async def load(http: Request) -> Response:
     """Answer GET /inspect/load."""
-    server: Server = request.app.state.server
-    served = server.model(request.query_params.get("model"))
-    found = served.aio.load()
+    server = Server.of(http)
+    model = server.model(http.query_params.get("model"))
+    load = model.aio.load()
     names = ("waiting", "running", "free_pages", "total_pages")
-    cached = served.engine.runner.cache.cached_pages  # free ones whose contents later prompts may share
-    return _json({name: getattr(found, name) for name in names} | {"cached_pages": cached})
+    cached = model.engine.runner.cache.cached_pages  # free ones whose contents later prompts may share
+    return json_response({name: getattr(load, name) for name in names} | {"cached_pages": cached})
 
 
-async def tokens(request: Request) -> Response:
-    """Answer POST /inspect/tokens."""
-    server: Server = request.app.state.server
-    asked = convert(await json_of(request, server), TokensRequest)
-    served = server.model(asked.model)
+async def tokens(http: Request) -> Response:
+    """Answer POST /inspect/tokens.
+
+    `text` is for display, also of bytes that are not a whole character. `bytes` are UTF-8, maybe of a part of a
+    character; of a special token its name. `special` tokens are no text.
+    """
+    server = Server.of(http)
+    asked = convert(await server.read_json(http), TokensRequest)
+    model = server.model(asked.model)
     if len(asked.token_ids) > MOST_TOKENS:
         raise ApiError(f"token_ids: at most {MOST_TOKENS}, found {len(asked.token_ids)}", param="token_ids")
     try:
-        tokenizer = need_tokenizer(served.engine.tokenizer)
-        found = [
-            ShownToken(tokenizer.token(token), list(tokenizer.token_bytes(token)), token in tokenizer.special_ids)
+        tokenizer = need_tokenizer(model.engine.tokenizer)
+        shown = [
+            {
+                "text": tokenizer.token(token),
+                "bytes": list(tokenizer.token_bytes(token)),
+                "special": token in tokenizer.special_ids,
+            }
             for token in asked.token_ids
         ]
     except MinillmError as error:
         raise ApiError(str(error), param="token_ids") from None
-    return _json({"tokens": found})
+    return json_response({"tokens": shown})
 
 
-async def attention(request: Request) -> Response:
+async def attention(http: Request) -> Response:
     """Answer POST /inspect/attention.
 
     The text is computed anew, in chunks between the steps of running requests, and one text at a time.
     """
-    server: Server = request.app.state.server
-    asked = convert(await json_of(request, server), AttentionRequest)
-    served = server.model(asked.model)
-    engine = served.engine
+    server = Server.of(http)
+    asked = convert(await server.read_json(http), AttentionRequest)
+    model = server.model(asked.model)
+    engine = model.engine
 
     def answer() -> bytes:
-        weights = engine.attention(asked.token_ids, layers, lora=served.lora)
+        weights = engine.attention(asked.token_ids, layers, lora=model.lora)
         return encode({"weights": weights.astype(np.float64).round(6).tolist()})
 
     layers = None if asked.layer is None else [asked.layer]
@@ -165,13 +159,9 @@ async def attention(request: Request) -> Response:
         raise ApiError(f"more than {MOST_WEIGHTS} weights: ask for one layer, or of a shorter text", param="token_ids")
     try:
         async with server.looking_inside:
-            found = await until_gone(request.receive, asyncio.to_thread(answer))
+            weights = await until_gone(http.receive, asyncio.to_thread(answer))
     except MinillmError as error:
         refusal = refused(str(error), ("layer",))
         refusal.param = refusal.param or "token_ids"
         raise refusal from None
-    return Response(found, media_type="application/json")
-
-
-def _json(value: Any) -> Response:
-    return Response(encode(value), media_type="application/json")
+    return Response(weights, media_type="application/json")

@@ -7,15 +7,14 @@ counts, converted when it is asked for: an observation happens for each token, i
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from ..decoding.event import Event
-    from .served import Served
+from ..decoding.event import Event
+from .served_model import ServedModel
 
 PREFIX = "minillm:"
 
@@ -79,7 +78,7 @@ class ModelMetrics:
         self.histograms = {name: Histogram(bounds) for name, (bounds, _) in HISTOGRAMS.items()}
 
 
-class Watch:
+class RequestMetrics:
     """Counts one prompt's events."""
 
     def __init__(self, metrics: ModelMetrics, prompt_tokens: int, arrived: float) -> None:
@@ -96,7 +95,7 @@ class Watch:
         self.cached = 0
         self._ended = False
 
-    def see(self, event: "Event", now: float) -> None:
+    def see(self, event: Event, now: float) -> None:
         """Count an event. `now`: in seconds of `time.monotonic`."""
         count = len(event.token_ids)
         if count:
@@ -139,7 +138,7 @@ class Watch:
 class Metrics(Collector):
     """The counts of a server, as Prometheus collects them."""
 
-    def __init__(self, models: Callable[[], Iterable["Served"]]) -> None:
+    def __init__(self, models: Callable[[], Iterable[ServedModel]]) -> None:
         """Take a function that returns the server's models, without their adapters."""
         self._models = models
         self.of: dict[str, ModelMetrics] = {}
@@ -148,11 +147,11 @@ class Metrics(Collector):
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
-    def model(self, served: "Served") -> ModelMetrics:
+    def model(self, model: ServedModel) -> ModelMetrics:
         """The counts of a model; an adapter's are under its own name."""
-        if served.name not in self.of:
-            self.of[served.name] = ModelMetrics()
-        return self.of[served.name]
+        if model.name not in self.of:
+            self.of[model.name] = ModelMetrics()
+        return self.of[model.name]
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -160,26 +159,26 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Any]:
         """The metrics of this moment."""
-        for served in self._models():
-            self.model(served)  # those without a request yet begin at 0
+        for model in self._models():
+            self.model(model)  # those without a request yet begin at 0
         yield from self._gauges()
         for name, words in COUNTERS.items():
             counter = CounterMetricFamily(PREFIX + name, words, labels=["model_name"])
-            for model, counts in self.of.items():
-                counter.add_metric([model], counts.counters[name])
+            for model_name, counts in self.of.items():
+                counter.add_metric([model_name], counts.counters[name])
             yield counter
         finished = CounterMetricFamily(
             f"{PREFIX}request_success", "Finished sequences.", labels=["model_name", "finished_reason"]
         )
-        for model, counts in self.of.items():
+        for model_name, counts in self.of.items():
             for reason, count in counts.finished.items():
-                finished.add_metric([model, reason], count)
+                finished.add_metric([model_name, reason], count)
         yield finished
         for name, (_, words) in HISTOGRAMS.items():
             family = HistogramMetricFamily(PREFIX + name, words, labels=["model_name"])
-            for model, counts in self.of.items():
+            for model_name, counts in self.of.items():
                 histogram = counts.histograms[name]
-                family.add_metric([model], buckets=list(histogram.buckets()), sum_value=histogram.sum)
+                family.add_metric([model_name], buckets=list(histogram.buckets()), sum_value=histogram.sum)
             yield family
         responses = CounterMetricFamily(f"{PREFIX}http_requests", "Responses.", labels=["path", "status"])
         for (path, status), count in self.responses.items():
@@ -195,10 +194,10 @@ class Metrics(Collector):
         preemptions = CounterMetricFamily(
             f"{PREFIX}num_preemptions", "Requests that gave back their pages to others.", labels=["model_name"]
         )
-        for served in self._models():
-            load = served.aio.load()
-            running.add_metric([served.name], load.running)
-            waiting.add_metric([served.name], load.waiting)
-            usage.add_metric([served.name], 1 - load.free_pages / max(1, load.total_pages))
-            preemptions.add_metric([served.name], load.preemptions)
+        for model in self._models():
+            load = model.aio.load()
+            running.add_metric([model.name], load.running)
+            waiting.add_metric([model.name], load.waiting)
+            usage.add_metric([model.name], 1 - load.free_pages / max(1, load.total_pages))
+            preemptions.add_metric([model.name], load.preemptions)
         yield from (running, waiting, usage, preemptions)

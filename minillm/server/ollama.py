@@ -2,7 +2,7 @@
 
 Source: docs/api.md and docs/modelfile.md of the Ollama repository. Streams, the default, are lines of JSON; durations
 are in nanoseconds. All options of its documentation are taken: those about how Ollama loads and runs a model
-(`RUNNING`, and the field `keep_alive`) have no effect, since a model here stays loaded as the server started it; what
+have no effect, nor the field `keep_alive`, since a model here stays loaded as the server started it; what
 can only be done otherwise is said once in the log (`_log_once`). Sampling that a request leaves open is as in Ollama
 (`DEFAULTS`), but for its repetition penalty, which is off here.
 """
@@ -13,67 +13,38 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ..decoding.event import Event
+from ..decoding.foreign import OLLAMA, OLLAMA_OPTIONS, WORDS, ignored, refused, renamed
 from ..decoding.resolving import NO_FILTER
+from ..engine.results import Completion, Generation
 from ..errors import printable, shown
 from ..text.chat import Answer, CallParser, ToolCall
 from .embeddings import embed, embed_one
-from .exchange import Exchange, json_of
+from .generation_request import CHAT, ChatRequest, Translated, translate
+from .http_json import ApiError, encode, json_response
 from .logprobs import chat_logprobs
 from .ollama_models import model_name, moment, running, show, tags, version
-from .protocol import ApiError, ChatRequest
-from .streaming import AnswerWriter, StreamResponse, encode
+from .served_model import ServedModel
+from .server_request import ServerRequest
+from .state import Server
+from .streaming import AnswerWriter, StreamResponse
 from .tools import ToolUse, is_cut
-from .translate import CHAT, Translated, translate
-
-if TYPE_CHECKING:
-    from ..decoding.event import Event
-    from ..engine.results import Completion
-    from .app import Server
-    from .served import Served
 
 logger = logging.getLogger("minillm.server")
 
 DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
-OPTIONS = {
-    "repeat_penalty": "repetition_penalty",
-    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")},
-    **{name: name for name in ("presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta")},
-}
-"""Options -> the fields of /v1/chat/completions that take their values as they are"""
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "min_p": (0,),
-    "typical_p": (1,),
-    "repeat_penalty": (1,),
-    "mirostat": (0,),
-    "seed": (-1,),
-}
-"""Options -> values that ask for nothing"""
-RUNNING = frozenset(
-    {"num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "vocab_only"}
-    | {"use_mmap", "use_mlock", "logits_all", "embedding_only", "penalize_newline", "num_gqa", "tfs_z"}
-)
-"""Options without effect here; tfs_z has none in Ollama either"""
-
 FIELDS = {
     "generate": {"prompt", "system", "raw", "suffix", "template", "context", "images", "width", "height", "steps"},
     "chat": {"messages", "tools"},
 }
-COMMON = {"model", "stream", "format", "options", "keep_alive", "think", "logprobs", "top_logprobs"}
-COMMON |= {"truncate", "shift"}  # without effect: what is too long is refused
-REFUSED = {
-    "suffix": "minillm does not insert text",
-    "template": "the model's own template is used; raw takes a prompt as it is",
-    "context": "use /api/chat, and give the messages",
-    **dict.fromkeys(("images", "width", "height", "steps"), "minillm reads and writes text only"),
-}
-"""Fields that are not offered -> the reason; empty and false values ask for nothing"""
+COMMON = {"model", "stream", "format", "options", "think", "logprobs", "top_logprobs"} | ignored(OLLAMA)
 
 
 def routes() -> list[Route]:
@@ -90,45 +61,36 @@ def routes() -> list[Route]:
     ]
 
 
-async def generate(request: Request) -> Response:
+async def generate(http: Request) -> Response:
     """Answer POST /api/generate."""
-    return await _answered(request, "generate")
+    return await _answered(http, "generate")
 
 
-async def chat(request: Request) -> Response:
+async def chat(http: Request) -> Response:
     """Answer POST /api/chat."""
-    return await _answered(request, "chat")
-
-
-def refusal(error: ApiError) -> Response:
-    """An error in Ollama's form."""
-    return JSONResponse({"error": str(error)}, status_code=error.status, headers=error.headers)
+    return await _answered(http, "chat")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-async def _answered(request: Request, kind: str) -> Response:
+async def _answered(http: Request, kind: str) -> Response:
     """The answer of either endpoint."""
-    server: Server = request.app.state.server
-    try:
-        body = await json_of(request, server)
-        served = server.model(model_name(body.get("model")))
-        _check(body, kind)
-        if body.get("prompt" if kind == "generate" else "messages") in (None, "", []) and not body.get("system"):
-            _options(body.get("options"))
-            load = {"model": served.name, "created_at": moment(), **_said(kind, ""), "done": True}
-            return JSONResponse(load | {"done_reason": "load"})  # a client asks to load the model, which it is
-        asked = _translated(body, kind, served)
-        exchange = Exchange(server, served, asked, "ollama", request)
-        use = exchange.tool_use()
-        answer = _Answer(exchange, kind, use)
-        await exchange.submit(partial(_prompt, exchange, body, kind, use), 1, _length(body.get("options"), served))
-        if body.get("stream") is not False:
-            return StreamResponse(exchange, answer, media_type="application/x-ndjson")
-        return exchange.json(await answer.whole())
-    except ApiError as error:
-        return refusal(error)
+    server = Server.of(http)
+    body = await server.read_json(http)
+    model = server.model(model_name(body.get("model")))
+    _check(body, kind)
+    if body.get("prompt" if kind == "generate" else "messages") in (None, "", []) and not body.get("system"):
+        _options(body.get("options"))
+        load = {"model": model.name, "created_at": moment(), **_said(kind, ""), "done": True}
+        return JSONResponse(load | {"done_reason": "load"})  # a client asks to load the model, which it is
+    request = ServerRequest(server, model, _translated(body, kind, model), "ollama", http)
+    use = request.tool_use()
+    answer = _Answer(request, kind, use)
+    await request.submit(partial(_prompt, request, body, kind, use), 1, _length(body.get("options"), model))
+    if body.get("stream") is not False:
+        return StreamResponse(request, answer, media_type="application/x-ndjson")
+    return json_response(answer.whole(*await request.results()))
 
 
 def _check(body: Mapping[str, Any], kind: str) -> None:
@@ -138,8 +100,8 @@ def _check(body: Mapping[str, Any], kind: str) -> None:
         ApiError: it has one.
     """
     for name, value in body.items():
-        if name in REFUSED and value:
-            raise ApiError(f"{name} is not offered: {REFUSED[name]}")
+        if value and name in refused(OLLAMA):
+            raise ApiError(f"{name} is not offered: {refused(OLLAMA)[name]}")
         if name not in COMMON | FIELDS[kind]:
             raise ApiError(f"unknown field {shown(name)}: known are {', '.join(sorted(COMMON | FIELDS[kind]))}")
     flags = ("stream", "raw", "logprobs")
@@ -149,7 +111,7 @@ def _check(body: Mapping[str, Any], kind: str) -> None:
                 raise ApiError(f"{name}: expected {expected}, found {shown(body[name])}")
 
 
-def _translated(body: Mapping[str, Any], kind: str, served: "Served") -> Translated[ChatRequest]:
+def _translated(body: Mapping[str, Any], kind: str, model: ServedModel) -> Translated[ChatRequest]:
     """A request as the chat that it stands for.
 
     Raises:
@@ -157,7 +119,7 @@ def _translated(body: Mapping[str, Any], kind: str, served: "Served") -> Transla
     """
     given: dict[str, Any] = {"messages": _messages(body, kind)}
     given |= {"tools": body.get("tools")} if kind == "chat" else {}
-    given |= _thinking(body.get("think"), served)
+    given |= _thinking(body.get("think"), model)
     if body.get("logprobs") or body.get("top_logprobs"):
         given |= {"logprobs": True, "top_logprobs": body.get("top_logprobs")}
     form = body.get("format")
@@ -167,7 +129,7 @@ def _translated(body: Mapping[str, Any], kind: str, served: "Served") -> Transla
         given["guided_json"] = form
     elif form not in (None, ""):
         raise ApiError(f'format={shown(form)}: expected "json" or a JSON schema')
-    back = {field: f"options.{option}" for option, field in OPTIONS.items()} | {"guided_json": "format"}
+    back = {field: f"options.{option}" for option, field in renamed(OLLAMA_OPTIONS).items()} | {"guided_json": "format"}
     asked = translate(given | _options(body.get("options")), CHAT, back)
     return replace(asked, names={field: back.get(name, name) for field, name in asked.names.items()})
 
@@ -176,7 +138,7 @@ def _options(options: Any) -> dict[str, Any]:
     """Options as fields of /v1/chat/completions, with Ollama's defaults; without the length."""
     if not isinstance(options, dict | None):
         raise ApiError(f"options: expected an object, found {shown(options)}")
-    given = {name: value for name, value in (options or {}).items() if value is not None and name not in RUNNING}
+    given = {name: value for name, value in (options or {}).items() if value is not None}
     for name in ("num_ctx", "num_predict"):
         given.pop(name, None)
     last = given.pop("repeat_last_n", -1)
@@ -187,12 +149,7 @@ def _options(options: Any) -> dict[str, Any]:
     if given.get("mirostat") == 1:
         _log_once("options.mirostat: 1 is done as 2, the later version")
         given["mirostat"] = 2
-    asked = {name: value for name, value in given.items() if value not in _NEUTRAL.get(name, ())}
-    for name in asked:
-        if name not in OPTIONS:
-            known = ", ".join(sorted(OPTIONS.keys() | RUNNING | {"num_ctx", "num_predict", "repeat_last_n"}))
-            raise ApiError(f"options.{printable(name)} is not offered; known are {known}")
-    fields = {OPTIONS[name]: value for name, value in asked.items()}
+    fields = _renamed(given)
     if "mirostat" in fields:  # it replaces the filters
         return {name: value for name, value in fields.items() if name not in NO_FILTER}
     for name in ("mirostat_tau", "mirostat_eta"):  # clients send them with every request
@@ -200,7 +157,20 @@ def _options(options: Any) -> dict[str, Any]:
     return DEFAULTS | fields
 
 
-def _length(options: Mapping[str, Any] | None, served: "Served") -> int | None:
+def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options under the names of /v1/chat/completions; without those that ask for nothing."""
+    words, fields = WORDS[OLLAMA_OPTIONS], {}
+    for name, value in options.items():
+        if name not in words:
+            known = ", ".join(sorted({*words, "num_ctx", "num_predict", "repeat_last_n"}))
+            raise ApiError(f"options.{printable(name)} is not offered; known are {known}")
+        ours = words[name].ours
+        if ours is not None and value not in words[name].neutral:
+            fields[ours] = value
+    return fields
+
+
+def _length(options: Mapping[str, Any] | None, model: ServedModel) -> int | None:
     """The new tokens that the options allow, as far as they fit; None: as many as fit, as Ollama does it for 0, -1, -2.
 
     A context beyond the model's is that of the model.
@@ -211,8 +181,8 @@ def _length(options: Mapping[str, Any] | None, served: "Served") -> int | None:
         if isinstance(value, bool) or not isinstance(value, int | None):
             raise ApiError(f"options.{name}={shown(value)}: expected a whole number")
         lengths[name] = value or 0
-    if lengths["num_ctx"] > served.engine.context:
-        _log_once(f"options.num_ctx is above the context of {served.name}, {served.engine.context}, which counts")
+    if lengths["num_ctx"] > model.engine.context:
+        _log_once(f"options.num_ctx is above the context of {model.name}, {model.engine.context}, which counts")
     return lengths["num_predict"] if lengths["num_predict"] > 0 else None
 
 
@@ -222,11 +192,11 @@ def _log_once(message: str) -> None:
     logger.warning("Ollama's API: %s", message)
 
 
-def _thinking(think: Any, served: "Served") -> dict[str, Any]:
+def _thinking(think: Any, model: ServedModel) -> dict[str, Any]:
     """The template's variable for `think: false`."""
     if think not in (None, False):
         raise ApiError("think is not offered: thoughts are not told from the answer")
-    template = served.engine.chat_template
+    template = model.engine.chat_template
     if think is None or template is None or "enable_thinking" not in template.source:
         return {}
     return {"chat_template_kwargs": {"enable_thinking": False}}
@@ -245,7 +215,7 @@ def _message(message: Any) -> Any:
     if not isinstance(message, dict):
         return message
     if message.get("images"):
-        raise ApiError(f"images is not offered: {REFUSED['images']}")
+        raise ApiError(f"images is not offered: {refused(OLLAMA)['images']}")
     read = {key: value for key, value in message.items() if key not in ("images", "tool_name")}
     if message.get("tool_name") is not None:
         read["name"] = message["tool_name"]
@@ -253,16 +223,16 @@ def _message(message: Any) -> Any:
 
 
 def _prompt(
-    exchange: Exchange[ChatRequest], body: Mapping[str, Any], kind: str, use: ToolUse | None
+    request: ServerRequest[ChatRequest], body: Mapping[str, Any], kind: str, use: ToolUse | None
 ) -> list[list[int]]:
     """Token ids of the prompt; of /api/generate without a template the text as it is, if raw or if there is none."""
-    template = exchange.served.engine.chat_template
+    template = request.model.engine.chat_template
     if kind == "generate" and (body.get("raw") or template is None):
         if body.get("system"):
             why = "raw takes the prompt as it is" if body.get("raw") else "this model has no chat template"
             raise ApiError(f"system has no effect: {why}")
-        return exchange.served.encode([body.get("prompt") or ""])
-    return exchange.render(exchange.asked.request, None if use is None else use.offered)
+        return request.model.encode([body.get("prompt") or ""])
+    return request.render(use)
 
 
 # --- answering --------------------------------------------------------------------------------------------------------
@@ -283,10 +253,10 @@ def _said(kind: str, text: str, calls: list[ToolCall] | None = None) -> dict[str
 def _arguments(call: ToolCall) -> dict[str, Any]:
     """Arguments as an object; text of the model's that is none is the value of an empty key."""
     try:
-        found = json.loads(call.arguments)
+        arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"": call.arguments}
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {"": call.arguments}
 
 
 class _Answer(AnswerWriter):
@@ -297,13 +267,13 @@ class _Answer(AnswerWriter):
     silence = b" "
     """Before a line of JSON; clients that read lines of JSON take no empty ones"""
 
-    def __init__(self, exchange: Exchange[ChatRequest], kind: str, use: ToolUse | None) -> None:
-        self._exchange, self._kind = exchange, kind
+    def __init__(self, request: ServerRequest[ChatRequest], kind: str, use: ToolUse | None) -> None:
+        self._request, self._kind = request, kind
         self._began = time.monotonic_ns()
         self._reading = _Reading(use)
         self._last: Event | None = None
 
-    def write(self, prompt: int, event: "Event") -> bytes:
+    def write(self, prompt: int, event: Event) -> bytes:
         """The line of an event."""
         self._last = event
         text, calls = self._reading.add(event.text, last=event.finish_reason is not None, cut=is_cut(event))
@@ -323,34 +293,28 @@ class _Answer(AnswerWriter):
         """A line with the error."""
         return encode({"error": str(error)}) + b"\n"
 
-    async def whole(self) -> dict[str, Any]:
-        """The answer in one object.
-
-        Raises:
-            ApiError: the request failed.
-        """
-        [generation] = await self._exchange.results()
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        """The answer in one object."""
         [completion] = generation.completions
         text, calls = self._reading.add(completion.text, last=True, cut=is_cut(completion))
         end = self._end(completion.finish_reason, generation.prefill_seconds, generation.decode_seconds)
         return self._head() | _said(self._kind, text, calls) | self._logprobs(completion) | end
 
-    def _logprobs(self, piece: "Event | Completion") -> dict[str, Any]:
+    def _logprobs(self, piece: Event | Completion) -> dict[str, Any]:
         """The log-probabilities of new tokens, if they are asked for."""
         if not piece.logprobs:
             return {}
-        texts, top = self._exchange.served.texts, piece.top_logprobs or ()
-        return {"logprobs": chat_logprobs(texts, piece.token_ids, piece.logprobs, top).content}
+        return {"logprobs": chat_logprobs(self._request.model.texts, piece)}
 
     def _line(self, answer: dict[str, Any]) -> bytes:
         return encode(self._head() | answer) + b"\n"
 
     def _head(self) -> dict[str, Any]:
-        return {"model": self._exchange.served.name, "created_at": moment()}
+        return {"model": self._request.model.name, "created_at": moment()}
 
     def _end(self, reason: str | None, prefill: float, decode: float) -> dict[str, Any]:
         """The reason of the end, counts and durations; `prefill` and `decode` are in seconds."""
-        usage = self._exchange.usage()
+        usage = self._request.usage()
         return {
             "done": True,
             "done_reason": reason,

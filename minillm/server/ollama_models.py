@@ -3,53 +3,50 @@
 import hashlib
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from .. import __version__
 from ..errors import shown
-from .exchange import json_of
-from .protocol import ApiError
-
-if TYPE_CHECKING:
-    from .app import Server
-    from .served import Served
+from .http_json import ApiError
+from .served_model import ServedModel
+from .state import Server
 
 CAPABILITIES = {"completion": "/v1/completions", "embedding": "/v1/embeddings"}
 """Ollama's words -> the endpoint of a model that can do it"""
 
 
-async def tags(request: Request) -> Response:
+async def tags(http: Request) -> Response:
     """Answer GET /api/tags: the models."""
-    server: Server = request.app.state.server
-    return JSONResponse({"models": [card(served) for served in server.models.values()]})
+    server = Server.of(http)
+    return JSONResponse({"models": [card(model) for model in server.models.values()]})
 
 
-async def running(request: Request) -> Response:
+async def running(http: Request) -> Response:
     """Answer GET /api/ps: the models, all of which are loaded."""
-    server: Server = request.app.state.server
+    server = Server.of(http)
     forever = {"expires_at": "9999-12-31T23:59:59Z"}
     cards = []
-    for served in server.models.values():
-        memory = sum(taken.taken for taken in served.engine.device_memory)
-        cards.append(card(served) | forever | {"size_vram": memory, "context_length": served.engine.context})
+    for model in server.models.values():
+        memory = sum(used.taken for used in model.engine.device_memory)
+        cards.append(card(model) | forever | {"size_vram": memory, "context_length": model.engine.context})
     return JSONResponse({"models": cards})
 
 
-async def show(request: Request) -> Response:
+async def show(http: Request) -> Response:
     """Answer POST /api/show: about one model."""
-    server: Server = request.app.state.server
-    body = await json_of(request, server)
-    served = server.model(model_name(body.get("model", body.get("name"))))
-    engine, about = served.engine, card(served)
+    server = Server.of(http)
+    body = await server.read_json(http)
+    model = server.model(model_name(body.get("model", body.get("name"))))
+    engine, about = model.engine, card(model)
     template = "" if engine.chat_template is None else engine.chat_template.source
-    capabilities = [name for name, path in CAPABILITIES.items() if path in served.endpoints]
+    capabilities = [name for name, path in CAPABILITIES.items() if path in model.endpoints]
     capabilities += ["tools"] if engine.chat_template is not None else []
     family, config = about["details"]["family"], engine.config
     sizes = {
-        "context_length": served.engine.context,
+        "context_length": model.engine.context,
         "embedding_length": config.hidden_size,
         "block_count": config.num_layers,
         "feed_forward_length": config.intermediate_size,
@@ -71,27 +68,27 @@ async def show(request: Request) -> Response:
     )
 
 
-async def version(request: Request) -> Response:
+async def version(http: Request) -> Response:
     """Answer GET /api/version."""
     return JSONResponse({"version": __version__})
 
 
-def card(served: "Served") -> dict[str, Any]:
+def card(model: ServedModel) -> dict[str, Any]:
     """A model in a list."""
-    family = type(served.engine.config).__name__.removesuffix("Config").lower()
-    stored = served.engine.stored
+    family = type(model.engine.config).__name__.removesuffix("Config").lower()
+    stored = model.engine.stored
     return {
-        "name": served.name,
-        "model": served.name,
-        "modified_at": moment(served.created),
+        "name": model.name,
+        "model": model.name,
+        "modified_at": moment(model.created),
         "size": stored.bytes,
-        "digest": hashlib.sha256(f"{served.fingerprint} {served.name}".encode()).hexdigest(),
+        "digest": hashlib.sha256(f"{model.fingerprint} {model.name}".encode()).hexdigest(),
         "details": {
-            "parent_model": served.parent or "",
+            "parent_model": model.parent or "",
             "format": stored.form,
             "family": family,
             "families": [family],
-            "parameter_size": parameters_text(served.engine.summary()["parameters"]),
+            "parameter_size": parameters_text(model.engine.summary()["parameters"]),
             "quantization_level": stored.numbers,
         },
     }

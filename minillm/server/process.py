@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..errors import MinillmError, UsageError
-from .app import Server
+from .state import Server
 
 logger = logging.getLogger("minillm.server")
 
@@ -173,7 +173,7 @@ class Process(uvicorn.Server):
         self._draining = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
-        running = sum(load.running + load.waiting for load in (one.aio.load() for one in self._server.bases()))
+        running = sum(load.running + load.waiting for load in (model.aio.load() for model in self._server.bases()))
         if running:
             logger.warning("draining: %d requests finish; another signal ends them", running)
         try:

@@ -8,14 +8,13 @@ Source: vLLM's documentation, "Classification API", "Score API", "Re-rank API"; 
 
 from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..tasks.embedding import Classification
 from ..text.tokenizer import EncodedText
-from .protocol import ApiError, Usage
-from .texts import TextsExchange, TextsRequest, answer, listed_texts, read_request
+from .http_json import ApiError, json_response
+from .text_requests import TextsRequest, TextsServerRequest, listed_texts, read_request
 
 CLASSIFY, SCORE, RERANK = "/classify", "/score", "/rerank"
 
@@ -48,96 +47,45 @@ class RerankRequest(TextsRequest, kw_only=True):
     return_documents: bool = True
 
 
-class Classified(Struct):
-    """The labels of a text."""
-
-    index: int
-    label: str
-    probs: list[float]
-    """Probabilities of all labels, in the model's order"""
-    num_classes: int
-
-
-class Scored(Struct, kw_only=True):
-    """The score of a pair."""
-
-    index: int
-    object: str = "score"
-    score: float
-
-
-class Ranked(Struct, kw_only=True):
-    """A document and its score."""
-
-    index: int
-    """In the request"""
-    document: dict[str, str] | UnsetType = UNSET
-    relevance_score: float
-
-
-class ListResponse(Struct, kw_only=True):
-    """The answer of /classify and /score."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[Any]
-    usage: Usage
-
-
-class RerankResponse(Struct, kw_only=True):
-    """The answer of /rerank, best first."""
-
-    id: str
-    model: str
-    usage: Usage
-    results: list[Ranked]
-
-
-async def classify(request: Request) -> Response:
+async def classify(http: Request) -> Response:
     """Answer POST /classify."""
-    asked, exchange = await read_request(request, ClassifyRequest, "classify", CLASSIFY)
-    texts = await exchange.encode(listed_texts(asked.input, "input"), asked, "input")
-    found = await _classified(exchange, texts, raw=not asked.use_activation)
-    data = []
-    for i, one in enumerate(found):
-        probs = [label.score for label in sorted(one.labels, key=lambda label: label.index)]
-        data.append(Classified(i, one.label, probs, len(probs)))
-    return _list(exchange, data)
+    asked, request = await read_request(http, ClassifyRequest, "classify", CLASSIFY)
+    texts = await request.encode(listed_texts(asked.input, "input"), asked, "input")
+    data: list[dict[str, Any]] = []
+    for i, classification in enumerate(await _classified(request, texts, raw=not asked.use_activation)):
+        probs = [label.score for label in sorted(classification.labels, key=lambda label: label.index)]
+        data.append({"index": i, "label": classification.label, "probs": probs, "num_classes": len(probs)})
+    return _list(request, data)
 
 
-async def score(request: Request) -> Response:
+async def score(http: Request) -> Response:
     """Answer POST /score."""
-    asked, exchange = await read_request(request, ScoreRequest, "score", SCORE)
+    asked, request = await read_request(http, ScoreRequest, "score", SCORE)
     first, second = ([text] if isinstance(text, str) else text for text in (asked.text_1, asked.text_2))
     if not (first and second) or len(first) not in (1, len(second)):
         message = f"text_1 has {len(first)} texts and text_2 {len(second)}: expected one, or as many, for at least one"
         raise ApiError(message, param="text_1")
     pairs = list(zip(first * (len(second) // len(first)), second, strict=True))
-    scores = await _relevance(exchange, asked, pairs, "text_2")
-    return _list(exchange, [Scored(index=i, score=value) for i, value in enumerate(scores)])
+    scores = await _relevance(request, asked, pairs, "text_2")
+    return _list(request, [{"index": i, "object": "score", "score": value} for i, value in enumerate(scores)])
 
 
-async def rerank(request: Request) -> Response:
+async def rerank(http: Request) -> Response:
     """Answer POST /rerank."""
-    asked, exchange = await read_request(request, RerankRequest, "rerank", RERANK)
-    documents = [_document(one, i) for i, one in enumerate(asked.documents)]
+    asked, request = await read_request(http, RerankRequest, "rerank", RERANK)
+    documents = [_document(document, i) for i, document in enumerate(asked.documents)]
     if not documents:
         raise ApiError("documents: expected at least one", param="documents")
     if asked.top_n is not None and asked.top_n < 1:
         raise ApiError(f"top_n={asked.top_n}: expected a whole number of at least 1", param="top_n")
-    scores = await _relevance(exchange, asked, [(asked.query, document) for document in documents], "documents")
+    scores = await _relevance(request, asked, [(asked.query, document) for document in documents], "documents")
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[: asked.top_n]
-    results = [
-        Ranked(
-            index=i,
-            document={"text": documents[i]} if asked.return_documents else UNSET,
-            relevance_score=scores[i],
-        )
-        for i in order
-    ]
-    return answer(RerankResponse(id=exchange.id, model=exchange.served.name, usage=exchange.usage(), results=results))
+    results = []
+    for i in order:
+        document = {"document": {"text": documents[i]}} if asked.return_documents else {}
+        results.append({"index": i, **document, "relevance_score": scores[i]})
+    answer = {"id": request.id, "model": request.model.name, "usage": request.usage(), "results": results}
+    return json_response(answer)
 
 
 def _document(value: Any, index: int) -> str:
@@ -148,42 +96,35 @@ def _document(value: Any, index: int) -> str:
 
 
 async def _relevance(
-    exchange: TextsExchange, asked: TextsRequest, pairs: list[tuple[str, str]], param: str
+    request: TextsServerRequest, asked: TextsRequest, pairs: list[tuple[str, str]], param: str
 ) -> list[float]:
     """A score for each pair: the reranker's, or how alike the two vectors are."""
-    if exchange.served.engine.labels:
-        found = await _classified(exchange, await exchange.encode(pairs, asked, param))
-        return [one.score for one in found]
+    if request.model.engine.labels:
+        classifications = await _classified(request, await request.encode(pairs, asked, param))
+        return [classification.score for classification in classifications]
     distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
-    texts = await exchange.encode(distinct, asked, param, len(pairs))  # a query is no text of its own
-    engine, lora = exchange.served.engine, exchange.served.lora
+    texts = await request.encode(distinct, asked, param, len(pairs))  # a query is no text of its own
+    engine, lora = request.model.engine, request.model.lora
 
     def vectors_of(encoded: list[EncodedText]) -> list[Any]:
         return [*engine.embed(encoded, lora=lora, progress=False)]
 
-    vectors = await exchange.compute((SCORE, lora), vectors_of, texts)
-    of = dict(zip(distinct, vectors, strict=True))
-    return [engine.embedding.compare(of[first], of[second]) for first, second in pairs]
+    vectors = await request.compute((SCORE, lora), vectors_of, texts)
+    vector_of = dict(zip(distinct, vectors, strict=True))
+    return [engine.embedding.compare(vector_of[first], vector_of[second]) for first, second in pairs]
 
 
-async def _classified(exchange: TextsExchange, texts: list[EncodedText], *, raw: bool = False) -> list[Classification]:
+async def _classified(request: TextsServerRequest, texts: list[EncodedText], raw: bool = False) -> list[Classification]:
     """The labels of texts; `raw`: with logits in the place of scores."""
-    engine, lora = exchange.served.engine, exchange.served.lora
+    engine, lora = request.model.engine, request.model.lora
 
     def labels_of(encoded: list[EncodedText]) -> list[Any]:
-        found: Any = engine.classify([*encoded], function="none" if raw else None, lora=lora, progress=False)
-        return [*found]
+        labels: Any = engine.classify([*encoded], function="none" if raw else None, lora=lora, progress=False)
+        return [*labels]
 
-    return await exchange.compute((CLASSIFY, raw, lora), labels_of, texts)
+    return await request.compute((CLASSIFY, raw, lora), labels_of, texts)
 
 
-def _list(exchange: TextsExchange, data: list[Any]) -> Response:
-    return answer(
-        ListResponse(
-            id=exchange.id,
-            created=exchange.created,
-            model=exchange.served.name,
-            data=data,
-            usage=exchange.usage(),
-        )
-    )
+def _list(request: TextsServerRequest, data: list[dict[str, Any]]) -> Response:
+    head = {"id": request.id, "object": "list", "created": request.created, "model": request.model.name}
+    return json_response(head | {"data": data, "usage": request.usage()})

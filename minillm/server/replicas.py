@@ -135,7 +135,7 @@ class _Fleet:
         self._threads = None if resources["num_gpus"] else resources["num_cpus"]
         options = {"max_concurrency": 2 * AT_ONCE, "scheduling_strategy": "SPREAD"}
         self._actor = ray.remote(Replica).options(**options, **resources)
-        self._wanted = replicas
+        self._replicas = replicas
         self._members: list[_Member] = []
         """Those that are not known to be dead"""
         self._calls: dict[Any, tuple[_Member, str, int]] = {}
@@ -147,14 +147,14 @@ class _Fleet:
 
     def results(self) -> Iterator[dict[str, Any]]:
         """The result of each request, in their order."""
-        for _ in range(self._wanted):
+        for _ in range(self._replicas):
             self._start()
-        found: dict[int, dict[str, Any]] = {}
+        results: dict[int, dict[str, Any]] = {}
         for number in range(len(self._requests)):
-            while number not in found:
+            while number not in results:
                 self._give()
-                found |= self._next()
-            yield found.pop(number)
+                results |= self._next()
+            yield results.pop(number)
 
     def _start(self) -> None:
         self._started += 1
@@ -164,11 +164,11 @@ class _Fleet:
 
     def _give(self) -> None:
         """Give requests to the replicas that are ready, the fewest first to those with the fewest."""
-        for member in sorted(self._members, key=lambda each: len(each.given)):
+        for member in sorted(self._members, key=lambda member: len(member.given)):
             while member.loaded and self._waiting and len(member.given) < AT_ONCE:
                 number = self._waiting[0]
                 apart = {number, *member.given}
-                if len(apart) > 1 and any(self._tries[each] == MOST_TRIES - 1 for each in apart):
+                if len(apart) > 1 and any(self._tries[other] == MOST_TRIES - 1 for other in apart):
                     break  # it may be what ends replicas
                 member.given.add(heapq.heappop(self._waiting))
                 self._calls[member.actor.answer.remote(self._requests[number])] = member, "answer", number
@@ -214,7 +214,7 @@ class _Fleet:
                 "replica %d (%s) has died; its %d requests are given to others", member.number, member.where,
                 len(member.given)
             )  # fmt: skip
-            if self._started < (1 + MOST_LOST) * self._wanted:
+            if self._started < (1 + MOST_LOST) * self._replicas:
                 self._start()
         if not self._members:
             raise ReplicaError(f"{self._started} replicas have died, the last of them on {member.where}: none is left")

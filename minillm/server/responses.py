@@ -11,26 +11,34 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..decoding import foreign
+from ..decoding.event import Event
+from ..engine.results import Completion
 from ..errors import listed, printable, shown
 from ..text.chat.call_parser import CallParser
 from ..text.chat.calls import ArgumentsDelta, CallBegin, ContentDelta, Delta
-from .exchange import Exchange, json_of
-from .fields import REFUSED_IN_RESPONSES
+from .generation_request import (
+    NAMES,
+    ChatRequest,
+    Endpoint,
+    GenerationRequest,
+    ResponseFormat,
+    Translated,
+    convert_chat,
+    translate,
+)
+from .http_json import ApiError, encode, json_response
 from .logprobs import chat_logprobs
 from .messages import ROLES, TEXT_PARTS, custom_call, is_text, read_parts
-from .protocol import ApiError, ChatRequest, GenerationRequest, ResponseFormat
-from .streaming import AnswerWriter, StreamResponse, encode
+from .server_request import ServerRequest
+from .state import Server
+from .streaming import AnswerWriter, StreamResponse
 from .tools import ToolUse
-from .translate import NAMES, Endpoint, Translated, convert_chat, translate
-
-if TYPE_CHECKING:
-    from ..decoding.event import Event
-    from .app import Server
 
 logger = logging.getLogger("minillm.server")
 
@@ -71,26 +79,22 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     """`effort` is a variable of the template, if it uses it"""
 
 
-RESPONSES = Endpoint(ResponsesRequest, NAMES | {"max_new_tokens": "max_output_tokens"}, REFUSED_IN_RESPONSES)
+RESPONSES = Endpoint(ResponsesRequest, foreign.RESPONSES, NAMES | {"max_new_tokens": "max_output_tokens"})
 
 
-async def responses(request: Request) -> Response:
+async def responses(http: Request) -> Response:
     """Answer POST /v1/responses."""
-    server: Server = request.app.state.server
-    asked, given = _read(await json_of(request, server))
-    exchange = Exchange(server, server.model(given.model), asked, "resp", request)
-    exchange.id = f"resp_{uuid.uuid4().hex}"
-    use = exchange.tool_use()
-    await exchange.submit(partial(exchange.render, asked.request, None if use is None else use.offered), 1, None)
-    output = _Output(None if use is None else use.parser())
-    shape = _Shape(exchange, given, use)
+    server = Server.of(http)
+    asked, given = _read(await server.read_json(http))
+    request = ServerRequest(server, server.model(given.model), asked, "resp", http)
+    request.id = f"resp_{uuid.uuid4().hex}"
+    use = request.tool_use()
+    await request.submit(partial(request.render, use), 1, None)
+    answer = _Answer(request, given, use)
     if given.stream:
-        return StreamResponse(exchange, _Writer(exchange, shape, output))
-    [generation] = await exchange.results()
-    [completion] = generation.completions
-    output.add(completion.text, _logprobs(exchange, completion))
-    output.finish(_status(completion.finish_reason))
-    return exchange.json(shape.whole(output, completion.finish_reason))
+        return StreamResponse(request, answer)
+    [generation] = await request.results()
+    return json_response(answer.whole(generation.completions[0]))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -103,7 +107,7 @@ def _read(body: dict[str, Any]) -> tuple[Translated[ChatRequest], ResponsesReque
         ApiError: a field is unknown, not offered, or malformed.
     """
     asked = translate(body, RESPONSES)
-    given = asked.request
+    given = asked.body
     if given.metadata is not None and len(given.metadata) > 16:
         raise ApiError("metadata: expected at most 16 pairs", param="metadata")
     fields, names = asked.fields, asked.names
@@ -129,13 +133,10 @@ def _read(body: dict[str, Any]) -> tuple[Translated[ChatRequest], ResponsesReque
         verbosity=verbosity if isinstance(verbosity, str) else None,
     )
     try:
-        convert_chat(chat, fields, names)
+        convert_chat(chat, fields, names, "text.format", "text.format")
     except ApiError as error:
-        message = str(error).replace("response_format.json_schema", "text.format")
-        raise ApiError(message.replace("response_format", "text.format"), param="text.format") from None
-    if names.get("guided_json") == "response_format":
-        names["guided_json"] = "text.format"
-    return replace(asked, request=chat), given  # type: ignore[arg-type, return-value]
+        raise ApiError(str(error), param="text.format") from None
+    return replace(asked, body=chat), given  # type: ignore[arg-type, return-value]
 
 
 def _messages(given: ResponsesRequest) -> list[dict[str, Any]]:
@@ -262,13 +263,13 @@ class _Output:
     def add(self, text: str, logprobs: list[Any]) -> list[dict[str, Any]]:
         """Add generated text with its log-probabilities; returns what is new."""
         self._logprobs += logprobs
-        found = self._parser.push(text) if self._parser is not None else [ContentDelta(text)] if text else []
-        return [*self._read(found)]
+        if self._parser is not None:
+            return [*self._read(self._parser.push(text))]
+        return [*self._read([ContentDelta(text)] if text else [])]
 
     def finish(self, status: str) -> list[dict[str, Any]]:
         """End the last item with this status; returns what is new."""
-        found = [] if self._parser is None else self._parser.finish(cut=status != "completed")
-        events = [*self._read(found)]
+        events = [] if self._parser is None else [*self._read(self._parser.finish(cut=status != "completed"))]
         if not self.items:
             events += self._begin_text()
         return [*events, *self._end(status)]
@@ -330,20 +331,27 @@ def _copy(value: dict[str, Any]) -> dict[str, Any]:
     return {key: [*part] if isinstance(part, list) else part for key, part in value.items()}
 
 
-class _Shape:
-    """The response object, and events as text."""
+class _Answer(AnswerWriter):
+    """The response object; as a stream what is new of its items, between the response at its beginning and its end."""
 
-    def __init__(self, exchange: Exchange[ChatRequest], given: ResponsesRequest, use: ToolUse | None) -> None:
-        fields = exchange.asked.fields
-        own = {name: value for name, value in exchange.served.engine.generation_defaults.items() if value is not None}
+    def __init__(self, request: ServerRequest[ChatRequest], given: ResponsesRequest, use: ToolUse | None) -> None:
+        """Args:
+        request: the chat that is answered
+        given: the request as it came
+        use: the tools that it offers its model
+        """
+        self._request = request
+        self._output = _Output(None if use is None else use.parser())
+        self._reason: str | None = None
+        self._events = 0
+        fields = request.asked.fields
+        own = {name: value for name, value in request.model.engine.generation_defaults.items() if value is not None}
         defaults = {"temperature": 1.0, "top_p": 1.0} | own
-        self._exchange = exchange
-        self._sequence = 0
         self._constant = {
-            "id": exchange.id,
+            "id": request.id,
             "object": "response",
-            "created_at": exchange.created,
-            "model": exchange.served.name,
+            "created_at": request.created,
+            "model": request.model.name,
             "background": False,
             "instructions": given.instructions,
             "max_output_tokens": given.max_output_tokens,
@@ -363,86 +371,67 @@ class _Shape:
             "user": given.user,
         }
 
-    def whole(self, output: _Output, reason: str | None) -> dict[str, Any]:
-        """The response at its end, for the engine's finish_reason."""
-        status = _status(reason)
-        details = {"reason": "max_output_tokens" if reason == "length" else reason}
-        return self._response(status, output, incomplete_details=details if status == "incomplete" else None)
-
-    def _response(self, status: str, output: _Output | None, **more: Any) -> dict[str, Any]:
-        usage = None
-        if status != "in_progress":
-            found = self._exchange.usage()
-            cached = found.prompt_tokens_details.cached_tokens
-            usage = {
-                "input_tokens": found.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": found.prompt_tokens - cached},
-                "output_tokens": found.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": found.total_tokens,
-            }
-        items = [] if output is None else output.items
-        state = {"status": status, "error": None, "incomplete_details": None, "output": items, "usage": usage}
-        return self._constant | state | more
-
-    def begun(self) -> bytes:
-        """The first events."""
-        response = self._response("in_progress", None)
-        return b"".join(
-            self.event({"type": f"response.{name}", "response": response}) for name in ("created", "in_progress")
-        )
-
-    def ended(self, output: _Output, reason: str | None) -> bytes:
-        """The last event."""
-        response = self.whole(output, reason)
-        kind = "completed" if response["status"] == "completed" else "incomplete"
-        return self.event({"type": f"response.{kind}", "response": response})
-
-    def failed(self, output: _Output, error: ApiError) -> bytes:
-        """The last event of a response that failed."""
-        found = {"code": "server_error" if error.status >= 500 else "invalid_prompt", "message": str(error)}
-        return self.event({"type": "response.failed", "response": self._response("failed", output, error=found)})
-
-    def event(self, event: dict[str, Any]) -> bytes:
-        """A server-sent event."""
-        data = encode(event | {"sequence_number": self._sequence})
-        self._sequence += 1
-        return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), data)
-
-
-class _Writer(AnswerWriter):
-    """The stream: what is new of the items, between the response at its beginning and at its end."""
-
-    def __init__(self, exchange: Exchange[ChatRequest], shape: _Shape, output: _Output) -> None:
-        self._exchange, self._shape, self._output = exchange, shape, output
-        self._reason: str | None = None
+    def whole(self, completion: Completion) -> dict[str, Any]:
+        """The response in one object."""
+        self._reason = completion.finish_reason
+        self._output.add(completion.text, self._logprobs(completion))
+        self._output.finish(self._status)
+        return self._ended()
 
     def begin(self) -> bytes:
         """The first events."""
-        return self._shape.begun()
+        response = self._response("in_progress", [])
+        return self._written({"type": f"response.{name}", "response": response} for name in ("created", "in_progress"))
 
-    def write(self, prompt: int, event: "Event") -> bytes:
+    def write(self, prompt: int, event: Event) -> bytes:
         """The bytes that an event of the engine adds to the items."""
         self._reason = event.finish_reason or self._reason
-        return b"".join(map(self._shape.event, self._output.add(event.text, _logprobs(self._exchange, event))))
+        return self._written(self._output.add(event.text, self._logprobs(event)))
 
     def end(self) -> bytes:
         """The end of the last item, and of the response."""
-        new = self._output.finish(_status(self._reason))
-        return b"".join(map(self._shape.event, new)) + self._shape.ended(self._output, self._reason)
+        new = self._output.finish(self._status)
+        return self._written([*new, {"type": f"response.{self._status}", "response": self._ended()}])
 
     def failed(self, error: ApiError) -> bytes:
         """The last event of a response that failed."""
-        return self._shape.failed(self._output, error)
+        failure = {"code": "server_error" if error.status >= 500 else "invalid_prompt", "message": str(error)}
+        response = self._response("failed", self._output.items, error=failure)
+        return self._written([{"type": "response.failed", "response": response}])
 
+    @property
+    def _status(self) -> str:
+        return "completed" if self._reason == "stop" else "incomplete"
 
-def _status(reason: str | None) -> str:
-    """The status of a response, for the engine's finish_reason."""
-    return "completed" if reason == "stop" else "incomplete"
+    def _ended(self) -> dict[str, Any]:
+        details = {"reason": "max_output_tokens" if self._reason == "length" else self._reason}
+        incomplete = details if self._status == "incomplete" else None
+        return self._response(self._status, self._output.items, incomplete_details=incomplete)
 
+    def _response(self, status: str, items: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        usage = None if status == "in_progress" else self._usage()
+        state = {"status": status, "error": None, "incomplete_details": None, "output": items, "usage": usage}
+        return self._constant | state | more
 
-def _logprobs(exchange: Exchange[ChatRequest], piece: "Event | Any") -> list[Any]:
-    if not piece.logprobs:
-        return []
-    texts = exchange.served.texts
-    return [*chat_logprobs(texts, piece.token_ids, piece.logprobs, piece.top_logprobs or ()).content]
+    def _usage(self) -> dict[str, Any]:
+        usage = self._request.usage()
+        cached = usage.cached_tokens
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": usage.prompt_tokens - cached},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.total_tokens,
+        }
+
+    def _written(self, events: Iterable[dict[str, Any]]) -> bytes:
+        """Events as server-sent events."""
+        lines = []
+        for event in events:
+            data = encode(event | {"sequence_number": self._events})
+            lines.append(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), data))
+            self._events += 1
+        return b"".join(lines)
+
+    def _logprobs(self, piece: Completion | Event) -> list[Any]:
+        return chat_logprobs(self._request.model.texts, piece) if piece.logprobs else []

@@ -8,12 +8,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..engine.async_engine import AsyncEngine
 from ..errors import EngineStateError
-
-if TYPE_CHECKING:
-    from ..engine.async_engine import AsyncEngine
 
 AT_ONCE = 64
 """Texts that are computed together"""
@@ -32,7 +30,7 @@ class _Waiting:
 class TextQueue:
     """The queue of one model, for the tasks of one event loop."""
 
-    def __init__(self, aio: "AsyncEngine") -> None:
+    def __init__(self, aio: AsyncEngine) -> None:
         self._aio = aio
         self._queue: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None

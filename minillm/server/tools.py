@@ -11,20 +11,17 @@ shorter one is left out.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..decoding.event import Event
 from ..decoding.fields import GUIDES
+from ..engine.results import Completion
 from ..errors import listed, shown
 from ..text.chat import FORMATS, Answer, CallFormat, CallParser, call_grammar, read_calls, read_tools
 from ..text.chat.calls import ArgumentsDelta, CallBegin, Delta
-from .protocol import ApiError
-from .streaming import encode
-
-if TYPE_CHECKING:
-    from ..decoding.event import Event
-    from ..engine.results import Completion
-    from .served import Served
-    from .translate import Translated
+from .generation_request import Translated
+from .http_json import ApiError
+from .served_model import ServedModel
 
 _CHOICES = (
     '"none", "auto", "required", {"type": "function", "function": {"name": ...}} or {"type": "allowed_tools", ...}'
@@ -51,7 +48,7 @@ class ToolUse:
         """A parser for one answer."""
         return CallParser(self.form, self.names, single=self.single, schemas=self.schemas)
 
-    def read(self, completion: "Completion") -> Answer:
+    def read(self, completion: Completion) -> Answer:
         """Content and calls of a finished answer."""
         cut = is_cut(completion)
         return read_calls(completion.text, self.form, self.names, single=self.single, schemas=self.schemas, cut=cut)
@@ -69,10 +66,10 @@ class FirstCalls:
         """True if each answer has its call, or ended without; what is generated further is not wanted."""
         return len(self._ended) == len(self._parsers)
 
-    def until_complete(self, events: "Sequence[tuple[int, Event]]") -> "list[tuple[int, Event]]":
+    def until_complete(self, events: Sequence[tuple[int, Event]]) -> list[tuple[int, Event]]:
         """The events, up to that which completes its answer's call and becomes its last one."""
-        kept = [(prompt, event) for prompt, event in events if event.index not in self._ended]
-        for _, event in kept:
+        going_on = [(prompt, event) for prompt, event in events if event.index not in self._ended]
+        for _, event in going_on:
             parser = self._parsers[event.index]
             parser.push(event.text)
             if parser.done and event.finish_reason is None:
@@ -80,38 +77,38 @@ class FirstCalls:
             if event.finish_reason is not None:
                 self._ended.add(event.index)
                 event.request_finished = self.all_ended
-        return kept
+        return going_on
 
 
-def tool_use(asked: "Translated[Any]", served: "Served") -> ToolUse | None:
+def tool_use(asked: Translated[Any], model: ServedModel) -> ToolUse | None:
     """The tools of a request; None if it offers none, or forbids calls. Sets the generation fields that they need.
 
     Raises:
         ApiError: a definition or the choice is malformed, or contradicts another field.
         ParameterError, CheckpointError: as `read_tools`, and of a broken template.
     """
-    request = asked.request
-    template = served.engine.chat_template
-    if not request.tools:
-        if request.tool_choice not in (None, "none", "auto"):
+    body = asked.body
+    template = model.engine.chat_template
+    if not body.tools:
+        if body.tool_choice not in (None, "none", "auto"):
             raise ApiError("tool_choice needs tools: give their definitions", param="tool_choice")
         return None
-    tools = read_tools(request.tools)
-    mode, names = _choice(request.tool_choice, [tool["function"]["name"] for tool in tools])
+    tools = read_tools(body.tools)
+    mode, names = _choice(body.tool_choice, [tool["function"]["name"] for tool in tools])
     if mode == "none" or template is None:  # without a template the request is refused when it is rendered
         return None
-    form = served.tool_parser or template.call_format
+    form = model.tool_parser or template.call_format
     if form is None:
         message = f"minillm does not read the calls that the model's template writes, {template.unread_calls}"
         raise ApiError(f"tools: {message}: start the server with --tool-parser {'|'.join(FORMATS)}", param="tools")
-    named = isinstance(request.tool_choice, dict) and request.tool_choice.get("type") == "function"
-    single = named or request.parallel_tool_calls is False
+    named = isinstance(body.tool_choice, dict) and body.tool_choice.get("type") == "function"
+    single = named or body.parallel_tool_calls is False
     callable_ = [tool for tool in tools if tool["function"]["name"] in names]
     strict = any(tool["function"].get("strict") for tool in callable_)
-    tokenizer, required = served.engine.tokenizer, mode == "required"
-    held = required or strict or len(callable_) < len(tools)
-    content = _content_schema(asked, required=required, held=held)
-    if held or content is not None:
+    tokenizer, required = model.engine.tokenizer, mode == "required"
+    guided = required or strict or len(callable_) < len(tools)
+    content = _content_schema(asked, required=required, guided=guided)
+    if guided or content is not None:
         asked.fields["guided_grammar"] = call_grammar(
             form,
             callable_,
@@ -142,9 +139,9 @@ def _choice(choice: Any, names: list[str]) -> tuple[str, list[str]]:
         return "required", [_known(choice.get("function"), names)]
     if kind == "allowed_tools" and isinstance(choice.get("allowed_tools"), dict):
         allowed = choice["allowed_tools"]
-        found = allowed.get("tools")
-        if allowed.get("mode") in ("auto", "required") and isinstance(found, list) and found:
-            functions = [tool.get("function") if isinstance(tool, dict) else None for tool in found]
+        tools = allowed.get("tools")
+        if allowed.get("mode") in ("auto", "required") and isinstance(tools, list) and tools:
+            functions = [tool.get("function") if isinstance(tool, dict) else None for tool in tools]
             return allowed["mode"], [_known(function, names) for function in functions]
     raise ApiError(f"tool_choice={shown(choice)}: expected {_CHOICES}", param="tool_choice")
 
@@ -156,7 +153,7 @@ def _known(function: Any, names: list[str]) -> str:
     return str(name)
 
 
-def _content_schema(asked: "Translated[Any]", *, required: bool, held: bool) -> Mapping[str, Any] | None:
+def _content_schema(asked: Translated[Any], *, required: bool, guided: bool) -> Mapping[str, Any] | None:
     """The JSON schema of an answer's content, which becomes part of the grammar of calls.
 
     Another guide of the user's is about the whole text, calls included; it stays unless a grammar must hold the calls.
@@ -164,7 +161,7 @@ def _content_schema(asked: "Translated[Any]", *, required: bool, held: bool) -> 
     if required and asked.names.get("guided_json") in _FORMS:  # it is about the final answer, not about calls
         asked.fields.pop("guided_json", None)
     for name in GUIDES:
-        if asked.fields.get(name) is not None and (required or (held and name != "guided_json")):
+        if asked.fields.get(name) is not None and (required or (guided and name != "guided_json")):
             given = asked.names.get(name, name)
             what = "calls are required, so there is no content" if required else "calls have a grammar of their own"
             raise ApiError(f"{given} contradicts tools: {what}: leave one of them out", param=given)
@@ -191,20 +188,17 @@ def message_calls(answer: Answer) -> list[dict[str, Any]]:
     ]
 
 
-def delta_json(delta: Delta) -> bytes:
+def delta_of(change: Delta) -> dict[str, Any]:
     """The "delta" of a chunk."""
-    if isinstance(delta, CallBegin):
-        return b'{"tool_calls":[{"index":%d,"id":%b,"type":"function","function":{"name":%b,"arguments":""}}]}' % (
-            delta.index,
-            encode(delta.id),
-            encode(delta.name),
-        )
-    if isinstance(delta, ArgumentsDelta):
-        return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (delta.index, encode(delta.text))
-    return b'{"content":%b}' % encode(delta.text)
+    if isinstance(change, CallBegin):
+        function = {"name": change.name, "arguments": ""}
+        return {"tool_calls": [{"index": change.index, "id": change.id, "type": "function", "function": function}]}
+    if isinstance(change, ArgumentsDelta):
+        return {"tool_calls": [{"index": change.index, "function": {"arguments": change.text}}]}
+    return {"content": change.text}
 
 
-def is_cut(piece: "Completion | Event") -> bool:
+def is_cut(piece: Completion | Event) -> bool:
     """Whether a limit or a stop string ended the text, rather than the model."""
     return piece.finish_reason != "stop" or isinstance(piece.stop_reason, str)
 

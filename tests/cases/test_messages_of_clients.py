@@ -12,12 +12,12 @@ from starlette.applications import Starlette
 
 from minillm import Engine
 from minillm.decoding.fields import FIELDS
+from minillm.decoding.foreign import API, WORDS
 from minillm.errors import ParameterError, PromptError
 from minillm.server import make_app
-from minillm.server.fields import IGNORED, REFUSED
+from minillm.server.generation_request import CHAT, COMPLETIONS, FUNCTIONS
 from minillm.server.messages import ROLES
 from minillm.server.responses import INCLUDED, LOGPROBS, RESPONSES, SKIPPED, _log_skipped
-from minillm.server.translate import ALIASES, CHAT, COMPLETIONS, FUNCTIONS
 from minillm.text.chat import ChatTemplate
 
 from ..server.client import calling_engine, error_of, post
@@ -210,8 +210,8 @@ openai = pytest.importorskip("openai", reason="the official client needs the ref
 
 
 def known(endpoint: Any) -> set[str]:
-    own = set(endpoint.request.__struct_fields__) | (FIELDS.keys() - FUNCTIONS) | ALIASES.keys()
-    return own | endpoint.elsewhere.keys() | IGNORED | REFUSED.keys()
+    own = set(endpoint.request.__struct_fields__) | (FIELDS.keys() - FUNCTIONS)
+    return own | WORDS[endpoint.reader].keys() | WORDS[API].keys()
 
 
 def test_every_field_of_openais_requests_is_done_ignored_or_refused_by_decision() -> None:
@@ -443,7 +443,7 @@ def test_whatever_clients_send_back_is_answered_or_refused(app: Starlette, engin
         assert response.json()["tokens"] == engine.tokenizer.encode(text, add_special_tokens=False), json.dumps(message)
 
 
-WORDS = ["Weather?", "Soon.", "", "a\nb", "<|im_end|>", "\u65e5", "{}", " "]
+SENTENCES = ["Weather?", "Soon.", "", "a\nb", "<|im_end|>", "\u65e5", "{}", " "]
 
 
 def sent_and_plain(rng: random.Random) -> tuple[list[Any], list[Any]]:
@@ -452,7 +452,7 @@ def sent_and_plain(rng: random.Random) -> tuple[list[Any], list[Any]]:
     plain: list[dict[str, Any]] = []
     for i in range(rng.randrange(1, 6)):
         role = rng.choice(["user", "assistant", "system", "developer"])
-        texts = rng.choices(WORDS, k=rng.randrange(1, 4))
+        texts = rng.choices(SENTENCES, k=rng.randrange(1, 4))
         message: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": "\n".join(texts)}
         plain.append(message)
         sent.append(message | {"role": role} | dict(rng.sample([*KEYS.items()], rng.randrange(4))))
@@ -466,12 +466,12 @@ def sent_and_plain(rng: random.Random) -> tuple[list[Any], list[Any]]:
                 parts.insert(rng.randrange(len(parts) + 1), {"type": "thinking", "thinking": "hm", "signature": "x"})
             sent[-1]["content"] = parts
         if role == "assistant" and rng.random() < 0.5:
-            function = {"name": "get_weather", "arguments": json.dumps({"city": rng.choice(WORDS)})}
+            function = {"name": "get_weather", "arguments": json.dumps({"city": rng.choice(SENTENCES)})}
             call = {"id": f"c{i}", "type": "function", "function": function}
             extra = rng.choice([{}, {"index": 0}, {"provider_specific_fields": {}}])
             plain[-1] = message | {"tool_calls": [call]}
             sent[-1]["tool_calls"] = [call | extra]
-            result = {"role": "tool", "tool_call_id": f"c{i}", "content": rng.choice(WORDS)}
+            result = {"role": "tool", "tool_call_id": f"c{i}", "content": rng.choice(SENTENCES)}
             plain.append(result)
             sent.append(result | {"timestamp": 5} | rng.choice([{}, {"name": "get_weather"}, {"cache_control": {}}]))
     return sent, plain

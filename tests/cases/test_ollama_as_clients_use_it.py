@@ -13,9 +13,10 @@ import pytest
 from starlette.applications import Starlette
 
 from minillm import Engine
+from minillm.decoding.foreign import OLLAMA_OPTIONS, WORDS, ignored
 from minillm.formats.gguf.write import write_gguf
 from minillm.server import make_app
-from minillm.server.ollama import OPTIONS, RUNNING, _log_once
+from minillm.server.ollama import _log_once
 from minillm.server.ollama_models import parameters_text
 
 from ..gguf_files import write_llama
@@ -104,7 +105,7 @@ def with_client(app: Starlette, use: Callable[[Any], Awaitable[T]]) -> T:
 
 def test_all_options_of_the_documentation_are_taken(app: Starlette) -> None:
     assert DOCUMENTED.keys() == ollama.Options.model_fields.keys() | {"min_p"}
-    assert OPTIONS.keys() | RUNNING | {"num_predict", "num_ctx", "repeat_last_n"} >= DOCUMENTED.keys()
+    assert WORDS[OLLAMA_OPTIONS].keys() | {"num_predict", "num_ctx", "repeat_last_n"} >= DOCUMENTED.keys()
     assert answered(app, "/api/chat", **ASKED, options=DOCUMENTED)["done"]
     for mirostat in (0, 1, 2):
         assert answered(app, "/api/chat", **ASKED, options=DOCUMENTED | {"mirostat": mirostat})["done"]
@@ -112,7 +113,11 @@ def test_all_options_of_the_documentation_are_taken(app: Starlette) -> None:
 
 def test_options_about_running_change_nothing(app: Starlette) -> None:
     plain = answered(app, "/api/chat", **ASKED, options=COLD)["message"]
-    for more in (dict.fromkeys(RUNNING, 3), {"repeat_last_n": 0, "repeat_penalty": 9.0}, {"num_ctx": 0, "seed": -1}):
+    for more in (
+        dict.fromkeys(ignored(OLLAMA_OPTIONS), 3),
+        {"repeat_last_n": 0, "repeat_penalty": 9.0},
+        {"num_ctx": 0, "seed": -1},
+    ):
         assert answered(app, "/api/chat", **ASKED, options=COLD | more)["message"] == plain
     fields = {"keep_alive": 0, "think": False, "format": "", "truncate": True, "shift": False, "logprobs": False}
     assert answered(app, "/api/chat", **ASKED, **fields, options=COLD, tools=[])["message"] == plain

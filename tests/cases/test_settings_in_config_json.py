@@ -10,7 +10,8 @@ import pytest
 from minillm import Engine
 from minillm.cli.main import run
 from minillm.decoding.fields import FIELDS
-from minillm.decoding.settings import NO_MEANING, NOT_OFFERED, OWN_FIELDS, model_config_fields
+from minillm.decoding.foreign import TRANSFORMERS, WORDS, ignored
+from minillm.decoding.settings import OWN_FIELDS, model_config_fields
 from minillm.formats import open_model
 
 from ..families import CONFIGS as DECODERS
@@ -71,7 +72,7 @@ def test_every_field_of_transformers_is_read_as_it_reads_it() -> None:
     transformers = pytest.importorskip("transformers")
     theirs = set(vars(transformers.GenerationConfig()))
     assert FIELDS.keys() - theirs == OWN_FIELDS
-    assert theirs <= FIELDS.keys() | NOT_OFFERED.keys() | NO_MEANING
+    assert theirs <= FIELDS.keys() | WORDS[TRANSFORMERS].keys()
     numbers: dict[str, Any] = {"num_beams": 4, "top_k": 7, "max_length": 33, "forced_eos_token_id": 3, "top_p": 0.5}
     for raw in (
         numbers | {"hidden_size": 5, "seed": 4, "max_new_tokens": None},
@@ -81,7 +82,7 @@ def test_every_field_of_transformers_is_read_as_it_reads_it() -> None:
         {"force_bos_token_to_be_generated": True},
     ):
         read = transformers.GenerationConfig.from_model_config(json.loads(json.dumps(raw)))
-        fields = {name: getattr(read, name) for name in theirs - NO_MEANING - {"_original_object_hash"}}
+        fields = {name: getattr(read, name) for name in theirs - ignored(TRANSFORMERS) - {"_original_object_hash"}}
         assert model_config_fields(raw) == {name: value for name, value in fields.items() if value is not None}
 
 

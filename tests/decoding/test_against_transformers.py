@@ -22,6 +22,7 @@ from minillm.decoding.filters import (  # noqa: E402
     Typical,
     build_filters,
 )
+from minillm.decoding.foreign import TRANSFORMERS, WORDS, refused  # noqa: E402
 from minillm.decoding.processors import (  # noqa: E402
     EncoderNoRepeatNGram,
     EncoderRepetitionPenalty,
@@ -39,7 +40,7 @@ from minillm.decoding.processors import (  # noqa: E402
     build_processors,
 )
 from minillm.decoding.resolving import new_token_limit, resolve  # noqa: E402
-from minillm.decoding.settings import NO_MEANING, NOT_OFFERED, GenerationConfig  # noqa: E402
+from minillm.decoding.settings import GenerationConfig  # noqa: E402
 from minillm.decoding.values import ByIdentity  # noqa: E402
 
 from .histories import random_history  # noqa: E402
@@ -331,15 +332,15 @@ def test_defaults_are_theirs() -> None:
             assert ours[name] == 5  # constant, as in the paper; theirs begins at 20 and follows what is accepted
         elif name in ours:
             assert ours[name] == (() if value is None and ours[name] == () else value)
-        elif name in NOT_OFFERED:
-            assert NOT_OFFERED[name] == value
+        elif name in refused(TRANSFORMERS):
+            assert value in (None, *WORDS[TRANSFORMERS][name].neutral)
 
 
 def test_every_field_of_theirs_is_known() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         names = set(vars(transformers.GenerationConfig())) | set(transformers.GenerationConfig().to_dict())
-    unknown = names - FIELDS.keys() - NOT_OFFERED.keys() - NO_MEANING
+    unknown = names - FIELDS.keys() - WORDS[TRANSFORMERS].keys()
     assert not unknown
     GenerationConfig.from_dict(
         {k: v for k, v in transformers.GenerationConfig().to_dict().items() if k != "transformers_version"}

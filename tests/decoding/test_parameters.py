@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import pytest
 
 from minillm.decoding.fields import FIELDS, NEEDS
-from minillm.decoding.settings import NO_MEANING, NOT_OFFERED, OTHER_NAMES, GenerationConfig, Settings
+from minillm.decoding.foreign import PYTHON, TRANSFORMERS, WORDS, ignored, refused, renamed
+from minillm.decoding.settings import GenerationConfig, Settings
 from minillm.errors import ParameterError
 
 from .settled import settle
@@ -32,7 +33,7 @@ def test_the_repr_has_what_is_set_and_makes_an_equal_configuration() -> None:
 def test_configuration_and_settings_have_the_declared_fields() -> None:
     assert [field.name for field in dataclasses.fields(GenerationConfig)] == list(FIELDS)
     assert {field.name for field in dataclasses.fields(Settings)} == {*FIELDS, "amateur", "explicit"}
-    assert not FIELDS.keys() & (set(NOT_OFFERED) | NO_MEANING)
+    assert not FIELDS.keys() & WORDS[TRANSFORMERS].keys()
 
 
 def test_the_docstring_and_the_signature_have_every_field() -> None:
@@ -76,15 +77,15 @@ def test_unknown_fields_are_refused_by_name(make) -> None:
         make({"tempurature": 0.5})
     with pytest.raises(ParameterError, match="'zzz': expected one of max_new_tokens, "):
         make({"zzz": None})
-    for name, ours in OTHER_NAMES.items():
+    for name, ours in renamed(PYTHON).items():
         assert name not in FIELDS
         assert not ours.isidentifier() or ours in {*FIELDS, "timeout"}
         with pytest.raises(ParameterError, match=f"{name}.*: use {re.escape(ours)}$"):
             make({name: 1})
-    for name in NOT_OFFERED:
+    for name in refused(TRANSFORMERS):
         with pytest.raises(ParameterError, match=f"^{name} .* does not support"):
             make({name: 1})
-    for name in NO_MEANING:
+    for name in ignored(TRANSFORMERS):
         with pytest.raises(ParameterError, match=f"^{name} .* has no effect"):
             make({name: 1})
 

@@ -12,9 +12,8 @@ from starlette.applications import Starlette
 
 from minillm import Engine
 from minillm.decoding.fields import FIELDS
+from minillm.decoding.foreign import API, WORDS
 from minillm.errors import NumericalError
-from minillm.server.fields import IGNORED, REFUSED
-from minillm.server.translate import ALIASES
 
 from .client import error_of, get, post, talk
 
@@ -254,7 +253,7 @@ def test_a_bug_is_one_line_for_the_client_and_one_in_the_log(
     def broken(*arguments: Any) -> Any:
         raise ZeroDivisionError("secret text")
 
-    monkeypatch.setattr("minillm.server.completions.read_prompts", broken)
+    monkeypatch.setattr("minillm.server.text_generation.read_prompts", broken)
     response = post(app, COMPLETIONS, {"prompt": "a"}, headers={"X-Request-Id": "me"})
     assert "secret" not in error_of(response, 500)["message"] and response.headers["x-request-id"] == "me"
     [record] = [r for r in caplog.records if r.levelno == logging.ERROR]
@@ -275,9 +274,7 @@ MESSAGES: list[Any] = [
 ]
 NAMES = [
     *FIELDS,
-    *ALIASES,
-    *REFUSED,
-    *IGNORED,
+    *WORDS[API],
     *("model", "stream", "stream_options", "logit_bias", "user", "ignore_eos", "stop_token_ids", "use_beam_search"),
     *("priority", "timeout", "return_token_ids", "return_tokens_as_token_ids", "best_of", "add_special_tokens"),
     *("response_format", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "whatever"),

@@ -10,10 +10,17 @@ from starlette.applications import Starlette
 
 from minillm import Engine
 from minillm.decoding.fields import FIELDS
+from minillm.decoding.foreign import API, RESPONSES, WORDS, ignored, refused, renamed
 from minillm.server import make_app
-from minillm.server.fields import IGNORED, NEUTRAL, REFUSED
-from minillm.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from minillm.server.translate import ALIASES, CHAT, COMPLETIONS, FUNCTIONS, translate
+from minillm.server.generation_request import (
+    CHAT,
+    COMPLETIONS,
+    FUNCTIONS,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    translate,
+)
 
 from .. import seq2seq
 from ..adapters import write_adapter
@@ -46,7 +53,7 @@ def tiny(engines: dict[str, Engine]) -> Starlette:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(FIELDS.keys() - FUNCTIONS - COMPLETIONS.elsewhere.keys() - {"logprobs"}))
+@pytest.mark.parametrize("name", sorted(FIELDS.keys() - FUNCTIONS - WORDS[COMPLETIONS.reader].keys() - {"logprobs"}))
 def test_a_generation_field_does_over_http_what_it_does_in_the_engine(
     engines: dict[str, Engine], tiny: Starlette, name: str
 ) -> None:
@@ -148,13 +155,13 @@ def test_every_field_has_a_witness() -> None:
         return {field.name for field in msgspec.structs.fields(kind)}
 
     common = names(GenerationRequest)
-    known = names(CompletionRequest) | ALIASES.keys()
+    known = names(CompletionRequest) | renamed(API).keys()
     assert known - LABELS - ELSEWHERE.keys() == COMPLETION_WITNESSES.keys()
     assert names(ChatRequest) - common == CHAT_WITNESSES.keys()
     assert FIELDS.keys() == WALK.keys()
 
 
-@pytest.mark.parametrize("name", [*REFUSED, *sorted(FUNCTIONS), "no_such_field", "Temperature", ""])
+@pytest.mark.parametrize("name", [*refused(API), *sorted(FUNCTIONS), "no_such_field", "Temperature", ""])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_what_is_not_done_is_refused_by_name(app: Starlette, path: str, name: str) -> None:
     base = PLAIN if path.endswith("/completions") and "chat" not in path else CHATTING
@@ -162,8 +169,10 @@ def test_what_is_not_done_is_refused_by_name(app: Starlette, path: str, name: st
     assert error["param"] == name and (name in error["message"]) and error["type"] == "invalid_request_error"
 
 
-NOTHING: list[tuple[str, Any]] = [(name, value) for name, values in NEUTRAL.items() for value in values]
-NOTHING += [(name, value) for name in REFUSED.keys() - CHAT_WITNESSES.keys() for value in ("", [], {}, False)]
+NOTHING: list[tuple[str, Any]] = [
+    (name, value) for name, word in (WORDS[API] | WORDS[RESPONSES]).items() for value in word.neutral
+]
+NOTHING += [(name, value) for name in refused(API).keys() - CHAT_WITNESSES.keys() for value in ("", [], {}, False)]
 
 
 @pytest.mark.parametrize(("name", "value"), sorted(NOTHING, key=str))
@@ -176,19 +185,19 @@ def test_asking_for_what_happens_anyway_is_no_error(app: Starlette, name: str, v
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_what_has_no_effect_changes_nothing(app: Starlette, path: str) -> None:
     base = PLAIN if path == "/v1/completions" else CHATTING
-    assert answer(app, path, base | dict.fromkeys([*LABELS, *IGNORED], "any")) == answer(app, path, base)
-    assert answer(app, path, base | {name: {"a": [1]} for name in IGNORED}) == answer(app, path, base)
+    assert answer(app, path, base | dict.fromkeys([*LABELS, *ignored(API)], "any")) == answer(app, path, base)
+    assert answer(app, path, base | {name: {"a": [1]} for name in ignored(API)}) == answer(app, path, base)
 
 
 def test_no_field_is_sorted_twice() -> None:
-    known = FIELDS.keys() | ALIASES.keys() | {field.name for field in msgspec.structs.fields(GenerationRequest)}
-    assert not IGNORED & (known | REFUSED.keys())
-    assert not known & REFUSED.keys()
+    known = FIELDS.keys() | renamed(API).keys() | {field.name for field in msgspec.structs.fields(GenerationRequest)}
+    assert not ignored(API) & (known | refused(API).keys())
+    assert not known & refused(API).keys()
 
 
 def test_null_is_as_good_as_leaving_a_field_out(app: Starlette) -> None:
     nothing = dict.fromkeys(
-        [*ALIASES, *FIELDS, *REFUSED, *(f.name for f in msgspec.structs.fields(CompletionRequest))], None
+        [*renamed(API), *FIELDS, *refused(API), *(f.name for f in msgspec.structs.fields(CompletionRequest))], None
     )
     assert answer(app, "/v1/completions", nothing | PLAIN) == answer(app, "/v1/completions", PLAIN)
 
@@ -315,4 +324,4 @@ def test_chat_takes_no_echo_and_completions_no_messages(app: Starlette) -> None:
     assert error_of(post(app, "/v1/chat/completions", CHATTING | {"echo": True}))["param"] == "echo"
     assert error_of(post(app, "/v1/completions", PLAIN | {"messages": TALK}))["param"] == "messages"
     assert error_of(post(app, "/v1/chat/completions", CHATTING | {"add_special_tokens": True}))["param"]
-    assert set(CHAT.elsewhere) == {"echo", "add_special_tokens"}
+    assert set(refused(CHAT.reader)) == {"echo", "add_special_tokens"}

@@ -185,8 +185,8 @@ def test_a_client_that_is_gone_before_the_answer_begins(
     """Likewise a fault of ours between the queue and the answer."""
     app = make_app(narrow)
     if broken:
-        monkeypatch.setattr("minillm.server.completions.StreamResponse", None)
-        monkeypatch.setattr("minillm.server.exchange.Exchange._results", None)
+        monkeypatch.setattr("minillm.server.text_generation.StreamResponse", None)
+        monkeypatch.setattr("minillm.server.server_request.ServerRequest._results", None)
     sent: list[Any] = []
     messages = [{"type": "http.request", "body": json.dumps(LONG | {"stream": stream}).encode()}]
 

@@ -11,8 +11,8 @@ import pytest
 from starlette.applications import Starlette
 
 from minillm import Engine
+from minillm.decoding.foreign import OLLAMA, OLLAMA_OPTIONS, ignored, refused, renamed
 from minillm.server import make_app
-from minillm.server.ollama import OPTIONS, REFUSED, RUNNING
 
 from ..text.chat.conversations import TOOLS
 from .client import calling_engine, get, post, talk
@@ -158,7 +158,7 @@ WITNESSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", renamed(OLLAMA_OPTIONS))
 def test_an_option_has_an_effect(app: Starlette, name: str) -> None:
     answers = [
         post(app, "/api/generate", PROMPTED | {"stream": False, "options": COLD | options}).json()
@@ -170,7 +170,12 @@ def test_an_option_has_an_effect(app: Starlette, name: str) -> None:
 
 def test_options_about_running_and_neutral_ones_change_nothing(app: Starlette) -> None:
     plain = post(app, "/api/chat", ASKED | {"stream": False}).json()["message"]
-    running = dict.fromkeys(RUNNING, 1) | {"num_ctx": 512, "repeat_last_n": 64, "repeat_penalty": 1.0, "mirostat": 0}
+    running = dict.fromkeys(ignored(OLLAMA_OPTIONS), 1) | {
+        "num_ctx": 512,
+        "repeat_last_n": 64,
+        "repeat_penalty": 1.0,
+        "mirostat": 0,
+    }
     running |= {"mirostat_tau": 5.0, "mirostat_eta": 0.1, "min_p": 0.0, "typical_p": 1.0, "tfs_z": 1.0}
     more = {"keep_alive": "5m", "think": False, "options": COLD | running, "format": ""}
     assert post(app, "/api/chat", ASKED | more | {"stream": False}).json()["message"] == plain
@@ -179,7 +184,7 @@ def test_options_about_running_and_neutral_ones_change_nothing(app: Starlette) -
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        *(({name: ["x"]}, f"{name} is not offered") for name in REFUSED),
+        *(({name: ["x"]}, f"{name} is not offered") for name in refused(OLLAMA)),
         ({"think": True}, "think is not offered"),
         ({"nonsense": 1}, "unknown field 'nonsense'"),
         ({"stream": "yes"}, "stream: expected true or false"),
@@ -287,7 +292,7 @@ def test_hostile_bodies_are_answered_or_refused(app: Starlette) -> None:
         "think",
         "tools",
         "model",
-        *REFUSED,
+        *refused(OLLAMA),
     ]
 
     async def use(client: httpx.AsyncClient) -> None:
@@ -298,7 +303,9 @@ def test_hostile_bodies_are_answered_or_refused(app: Starlette) -> None:
                     [("/api/generate", PROMPTED), ("/api/chat", ASKED), ("/api/show", {"model": "minillm"})]
                 )
                 options = {
-                    rng.choice([*OPTIONS, "num_predict", "num_ctx", "repeat_last_n", "x"]): rng.choice(atoms)
+                    rng.choice([*renamed(OLLAMA_OPTIONS), "num_predict", "num_ctx", "repeat_last_n", "x"]): rng.choice(
+                        atoms
+                    )
                     for _ in range(rng.choice([0, 1, 2]))
                 }
                 body = body | {"options": {"num_predict": 2} | options}

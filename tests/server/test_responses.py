@@ -12,8 +12,9 @@ import pytest
 from starlette.applications import Starlette
 
 from minillm import Engine
+from minillm.decoding.foreign import API, refused
+from minillm.decoding.foreign import RESPONSES as AT_RESPONSES
 from minillm.server import make_app
-from minillm.server.fields import NEUTRAL, REFUSED, REFUSED_IN_RESPONSES
 from minillm.server.responses import RESPONSES
 
 from ..text.chat.conversations import TIME, WEATHER
@@ -231,9 +232,8 @@ def test_an_input_that_cannot_be_meant_is_named(app: Starlette, name: str) -> No
     assert re.search(words, error_of(post(app, PATH, HI | {"input": value}))["message"])
 
 
-NAMED = sorted(
-    (REFUSED | REFUSED_IN_RESPONSES).keys() - set(RESPONSES.request.__struct_fields__) | {*REFUSED_IN_RESPONSES}
-)
+HERE = refused(AT_RESPONSES)
+NAMED = sorted(refused(API).keys() - set(RESPONSES.request.__struct_fields__) | HERE.keys())
 
 
 @pytest.mark.parametrize("name", [*NAMED, "no_such_field", "messages"])
@@ -241,7 +241,9 @@ def test_what_is_not_offered_is_refused_by_name(app: Starlette, name: str) -> No
     error = error_of(post(app, PATH, HI | {name: {"surely": "something"}}))
     assert error["param"] == name
     assert name in error["message"]
-    for value in (None, False, "", *NEUTRAL.get(name, ())):
+    word = RESPONSES.word(name)
+    neutral = () if word is None else word.neutral
+    for value in (None, False, "", *neutral):
         if name in NAMED:
             assert post(app, PATH, HI | {name: value}).status_code == 200
 

@@ -2,11 +2,10 @@
 
 A field of a body is one of five:
 
-- one that the server reads: a field of the structs in `protocol`;
+- one that the server reads: a field of the structs below;
 - a generation field of the engine under its own name, from its one declaration in `decoding.settings`;
-- another name of one: `ALIASES`;
-- one without effect, which clients send in good faith: `fields.IGNORED`;
-- anything else, which is refused by name: `fields.REFUSED` says why of those that other servers do.
+- another program's word, which `decoding.foreign` renames, ignores or refuses;
+- anything else, which is refused with the name that may have been meant.
 
 As in OpenAI's API, null is as good as leaving a field out, also of one that is unknown, since clients send what later
 versions of the API have; and a temperature or a top_p of 0 is greedy search, whatever else shapes the sampling.
@@ -16,38 +15,104 @@ import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
+from msgspec import Struct
 
+from ..decoding import foreign
 from ..decoding.fields import FIELDS
+from ..decoding.foreign import API, WORDS, Word
 from ..decoding.resolving import NO_FILTER, read_field
 from ..decoding.values import LARGE
-from ..errors import EngineStateError, MinillmError, ParameterError, QueueFullError, listed, shown
-from .fields import IGNORED, REFUSED, is_neutral
-from .protocol import ApiError, ChatRequest, CompletionRequest, GenerationRequest
+from ..errors import EngineStateError, MinillmError, ParameterError, UsageError, listed, shown
+from .http_json import ApiError, shutting_down
 
-ALIASES = {
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "n": "num_return_sequences",
-    "stop": "stop_strings",
-    "min_tokens": "min_new_tokens",
-    "include_stop_str_in_output": "include_stop",
-}
-"""Names of OpenAI's API and of vLLM -> the generation field that takes their values as they are."""
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """OpenAI pads its chunks against eavesdroppers; without effect here"""
+    continuous_usage_stats: Literal[False] | None = None
+    """vLLM counts in every chunk; not done here, so True is refused"""
+
+
+class GenerationRequest(Struct, kw_only=True):
+    """The fields that completions and chat have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    """A label for the operator; it never changes an answer"""
+    ignore_eos: bool | None = None
+    """vLLM, and all below: an end-of-sequence token does not end the text"""
+    stop_token_ids: list[int] | None = None
+    """Further tokens that end it"""
+    use_beam_search: bool | None = None
+    """Beam search of width n"""
+    priority: int | None = None
+    """Waiting requests with smaller numbers run first"""
+    timeout: float | None = None
+    """Ours: seconds after which the answer ends with what there is and the finish_reason "timeout\""""
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """In log-probabilities, "token_id:5" for the text of token 5"""
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """/v1/completions."""
+
+    prompt: Any
+    """A text, a list of texts, token ids, or a list of lists of token ids"""
+    best_of: int | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    """vLLM: whether to add the tokens that the model expects around a prompt; by default True"""
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    """The form of a chat's answer."""
+
+    type: str
+    json_schema: dict[str, Any] | None = None
+    schema: dict[str, Any] | None = None
+    """The schema alone, as servers had it before OpenAI's `json_schema`"""
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """/v1/chat/completions."""
+
+    messages: list[Any]
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    add_generation_prompt: bool | None = None
+    """vLLM, like the next two: begin an answer; by default unless the last message is continued"""
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    """A variable of the template, like the next two, if it uses them"""
+    verbosity: str | None = None
+    enable_thinking: bool | None = None
+
+
+# --- the fields of an endpoint ----------------------------------------------------------------------------------------
 
 FUNCTIONS = {"logits_processor", "prefix_allowed_tokens_fn", "stopping_criteria"}
 """Generation fields that take functions, which no JSON holds."""
 
-PHRASES = {
-    "this model has no chat template: give a prompt to `generate` or `stream`": "this model has no chat template: "
-    "use /v1/completions",
-    "for greedy decoding set do_sample=False and no temperature": "0 is greedy decoding",
-    "set do_sample=True and leave num_beams out": "set a temperature above 0 and leave num_beams out",
-    "raise it, or set echo=True for the prompt alone": "raise it; /v1/completions with echo gives the prompt alone",
+ADVICE = {
+    "messages": "use /v1/completions",
+    "temperature": "0 is greedy decoding",
+    "num_return_sequences": "raise num_beams, or set a temperature above 0 and leave num_beams out",
+    "max_new_tokens": "raise it; /v1/completions with echo gives the prompt alone",
 }
-"""Advice of the engine -> the same in the words of the API."""
+"""Generation field -> what to do, where the engine has advice in the words of Python's calls."""
 
 R = TypeVar("R", bound=GenerationRequest)
 
@@ -57,30 +122,27 @@ class Endpoint(Generic[R]):
     """The fields of one endpoint."""
 
     request: type[R]
+    reader: str
+    """Reader of other programs' words, as `decoding.foreign` has them"""
     names: Mapping[str, str]
     """Generation field -> the name that an error gives it, if the request has not used another"""
-    elsewhere: Mapping[str, str]
-    """Generation fields that it does not take -> the reason"""
+
+    def word(self, name: str) -> Word | None:
+        """The entry of another program's word."""
+        return WORDS[self.reader].get(name) or WORDS[API].get(name)
 
 
 NAMES = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "stop_strings": "stop"}
-COMPLETIONS = Endpoint(
-    CompletionRequest,
-    {**NAMES, "top_logprobs": "logprobs"},
-    {"top_logprobs": "give their number as logprobs"},
-)
-CHAT = Endpoint(
-    ChatRequest,
-    NAMES,
-    {"echo": "/v1/completions has it", "add_special_tokens": "the chat template writes them"},
-)
+COMPLETIONS = Endpoint(CompletionRequest, foreign.COMPLETIONS, NAMES | {"top_logprobs": "logprobs"})
+CHAT = Endpoint(ChatRequest, foreign.CHAT, NAMES)
 
 
 @dataclass(frozen=True)
 class Translated(Generic[R]):
     """A request as the server and the engine read it."""
 
-    request: R
+    body: R
+    """The fields that the server reads"""
     fields: dict[str, Any]
     """Generation fields"""
     names: dict[str, str]
@@ -103,13 +165,11 @@ class Translated(Generic[R]):
 
     def error(self, error: MinillmError) -> ApiError:
         """An error that refused the request, with the request's own names."""
-        if isinstance(error, QueueFullError):
-            return ApiError(str(error), status=429, type="rate_limit_error", code="rate_limit_exceeded")
         if isinstance(error, EngineStateError):
-            return ApiError(str(error), status=503, type="service_unavailable_error", code="shutting_down")
+            return shutting_down(str(error))
         message = str(error)
-        for advice, words in PHRASES.items():
-            message = message.replace(advice, words)
+        if isinstance(error, UsageError) and error.advice is not None and error.field in ADVICE:
+            message = f"{error.problem}: {ADVICE[error.field]}"
         message = re.sub(r"\w+", lambda word: self.names.get(word[0], word[0]), message)
         return refused(message, self.given)
 
@@ -134,15 +194,16 @@ def translate(body: Mapping[str, Any], endpoint: Endpoint[R], known: Mapping[str
     for name, value in body.items():
         if value is None:
             continue
-        if name in endpoint.elsewhere:
-            if not is_neutral(name, value):
-                raise _refusal(name, endpoint, own)
-        elif name in own:
+        word = endpoint.word(name)
+        field = word.ours if word is not None else name if name in FIELDS and name not in FUNCTIONS else None
+        if name in own and name not in WORDS[endpoint.reader]:
             read[name] = value
-        elif name in ALIASES or (name in FIELDS and name not in FUNCTIONS):
-            _set(fields, names, ALIASES.get(name, name), value, (known or {}).get(name, name))
-        elif name not in IGNORED and not (name in REFUSED and is_neutral(name, value)):
-            raise _refusal(name, endpoint, own)
+        elif field is not None:
+            _set(fields, names, field, value, (known or {}).get(name, name))
+        elif word is None:
+            raise _unknown(name, own)
+        elif word.advice is not None and not word.asks_nothing(value):
+            raise ApiError(f"{name} is not offered: {word.advice}", param=name, code="unsupported_parameter")
     n = fields.get("num_return_sequences", 1)
     request = convert(read, endpoint.request)
     _convert_common(request, fields, names)
@@ -169,21 +230,18 @@ def convert(body: Mapping[str, Any], kind: type[S]) -> S:
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         param = path.rstrip("`").replace("[...]", "") or None  # which key of an object, msgspec does not say
-        found = re.search(r"unknown field `(.*)`|required field `(.*)`", message)
-        if found is not None:
-            param = ".".join(filter(None, (param, found[1] or found[2])))
-            message = "unknown field" if found[1] else "it is required"
+        field = re.search(r"unknown field `(.*)`|required field `(.*)`", message)
+        if field is not None:
+            param = ".".join(filter(None, (param, field[1] or field[2])))
+            message = "unknown field" if field[1] else "it is required"
         where = f"{param}: " if param else ""
         raise ApiError(f"{where}{message[0].lower()}{message[1:]}", param=param) from None
 
 
-def _refusal(name: str, endpoint: Endpoint[R], own: set[str]) -> ApiError:
-    reason = endpoint.elsewhere.get(name) or REFUSED.get(name)
-    if reason is not None:
-        return ApiError(f"{name} is not offered: {reason}", param=name, code="unsupported_parameter")
+def _unknown(name: str, own: set[str]) -> ApiError:
     if name in FUNCTIONS:
         return ApiError(f"{name} takes functions, which cannot be sent", param=name, code="unsupported_parameter")
-    known = [*own, *ALIASES, *(field for field in FIELDS if field not in FUNCTIONS)]
+    known = [*own, *foreign.renamed(API), *(field for field in FIELDS if field not in FUNCTIONS)]
     nearest = difflib.get_close_matches(name[:100], known, n=1)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {listed(known)}"
     return ApiError(f"unknown field {shown(name)}: {hint}", param=name[:100], code="unknown_parameter")
@@ -258,30 +316,36 @@ def _convert_completion(request: CompletionRequest, fields: dict[str, Any], name
         fields["logprobs"] = True
 
 
-def convert_chat(request: ChatRequest, fields: dict[str, Any], names: dict[str, str]) -> None:
-    """Set the guide that `response_format` asks for.
+def convert_chat(
+    body: ChatRequest,
+    fields: dict[str, Any],
+    names: dict[str, str],
+    name: str = "response_format",
+    schema_name: str = "response_format.json_schema",
+) -> None:
+    """Set the guide that `response_format` asks for; `name` and `schema_name` are those of the API.
 
     Raises:
         ApiError: it is malformed, or another guide is set.
     """
-    form = request.response_format
+    form = body.response_format
     if form is None:
         return
     if form.type not in ("text", "json_object", "json_schema"):
         expected = 'expected "text", "json_object" or "json_schema"'
-        raise ApiError(f"response_format.type={shown(form.type)}: {expected}", param="response_format.type")
+        raise ApiError(f"{name}.type={shown(form.type)}: {expected}", param=f"{name}.type")
     if form.schema is not None and (form.type == "text" or form.json_schema is not None):
-        raise ApiError("response_format.schema goes with the type json_object, alone", param="response_format")
+        raise ApiError(f"{name}.schema goes with the type json_object, alone", param=name)
     if (form.type == "json_schema" and form.schema is None) != (form.json_schema is not None):
-        raise ApiError("response_format.json_schema goes with the type json_schema", param="response_format")
+        raise ApiError(f"{schema_name} goes with the type json_schema", param=name)
     if form.type == "json_object" or form.schema is not None:
-        _set(fields, names, "guided_json", {"type": "object"} | (form.schema or {}), "response_format")
+        _set(fields, names, "guided_json", {"type": "object"} | (form.schema or {}), name)
     elif form.json_schema is not None:
         wrong = form.json_schema.keys() - {"name", "description", "schema", "strict"}
         if wrong or not isinstance(form.json_schema.get("schema"), dict):
-            found = f"unknown field {shown(min(wrong))}" if wrong else "a schema, an object, is required"
-            raise ApiError(f"response_format.json_schema: {found}", param="response_format.json_schema")
-        _set(fields, names, "guided_json", form.json_schema["schema"], "response_format")
+            problem = f"unknown field {shown(min(wrong))}" if wrong else "a schema, an object, is required"
+            raise ApiError(f"{schema_name}: {problem}", param=schema_name)
+        _set(fields, names, "guided_json", form.json_schema["schema"], name)
 
 
 def _decide_sampling(fields: dict[str, Any], names: dict[str, str]) -> None:

@@ -5,25 +5,21 @@ import time
 import uuid
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 from starlette.requests import Request
-from starlette.responses import Response
 
+from ..decoding.foreign import API, ignored
 from ..errors import EngineStateError, MinillmError, UsageError
 from ..text.tokenizer import EncodedText
-from .exchange import json_of
-from .fields import IGNORED
-from .limits import retry_after
-from .protocol import ApiError, Usage, internal_error
-from .streaming import encode, until_gone
+from .generation_request import convert
+from .http_json import ApiError, internal_error, shutting_down
+from .limits import queue_full
+from .served_model import ServedModel
+from .server_request import Usage, until_gone
+from .state import Server
 from .text_queue import AT_ONCE
-from .translate import convert
-
-if TYPE_CHECKING:
-    from .app import Server
-    from .served import Served
 
 S = TypeVar("S", bound="TextsRequest")
 
@@ -41,20 +37,20 @@ class TextsRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """vLLM: -1 cuts texts that are too long to as many tokens as the model reads. By default they are refused"""
 
 
-class TextsExchange:
-    """A request to a model, and its answer; `app.Front` logs its usage and closes it, however it ends."""
+class TextsServerRequest:
+    """A request to a model, and its answer; `RequestMiddleware` logs its usage and closes it, however it ends."""
 
-    def __init__(self, server: "Server", served: "Served", prefix: str, request: Request) -> None:
+    def __init__(self, server: Server, model: ServedModel, prefix: str, http: Request) -> None:
         """Args:
         server: with its limits and counts
-        served: the model
+        model: computes the answer
         prefix: of the answer's id
-        request: of HTTP
+        http: the request of HTTP
         """
-        self.served, self.limits = served, server.limits
+        self.model, self.limits = model, server.limits
         self.id, self.created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
         self.prompt_tokens = 0
-        self._server, self._http, self._arrived = server, request, time.monotonic()
+        self._server, self._http, self._arrived = server, http, time.monotonic()
         self._reason: str | None = None
 
     async def encode(
@@ -71,9 +67,9 @@ class TextsExchange:
         Raises:
             ApiError: there are too many, one is too long or empty, too many wait, or the server is draining.
         """
-        limits, most = self.limits, self.served.max_waiting
+        limits, most = self.limits, self.model.max_waiting
         if self._server.draining:
-            raise _unavailable("the engine is draining: it takes no new requests")
+            raise shutting_down("the engine is draining: it takes no new requests")
         count = len(texts) if count is None else count
         if count > limits.max_prompts:
             message = f"{param}: {count} texts, and this server allows {limits.max_prompts}"
@@ -81,28 +77,23 @@ class TextsExchange:
         if asked.truncate_prompt_tokens not in (None, -1):
             message = f"truncate_prompt_tokens={asked.truncate_prompt_tokens}: expected -1, or nothing"
             raise ApiError(message, param="truncate_prompt_tokens")
-        encode = partial(self.served.engine.encode, texts, truncate=asked.truncate_prompt_tokens is not None)
+        encode = partial(self.model.engine.encode, texts, truncate=asked.truncate_prompt_tokens is not None)
         try:
-            found = encode() if sum(map(_length, texts)) <= SHORT else await self.served.aio.run(encode)
+            encoded = encode() if sum(map(_length, texts)) <= SHORT else await self.model.aio.run(encode)
         except MinillmError as error:
             code = "context_length_exceeded" if "tokens" in str(error) else None
             raise ApiError(f"{param}: {error}", param=param, code=code) from None
-        longest = max(len(text.token_ids) for text in found)
+        longest = max(len(text.token_ids) for text in encoded)
         if limits.max_prompt_tokens is not None and longest > limits.max_prompt_tokens:
             message = f"{param}: a text has {longest} tokens, and this server allows {limits.max_prompt_tokens}"
             raise ApiError(message, param=param, code="context_length_exceeded")
-        if (waiting := self.served.queue.requests) >= most:
-            seconds = self._server.metrics.model(self.served).histograms["e2e_request_latency_seconds"].mean
-            raise ApiError(
-                f"{waiting} requests wait, and the queue takes {most}: try again later",
-                status=429,
-                type="rate_limit_error",
-                code="rate_limit_exceeded",
-                headers={"Retry-After": str(retry_after(waiting, AT_ONCE, seconds))},
-            )
-        self.prompt_tokens = sum(len(text.token_ids) for text in found)
-        self._http.scope["minillm.exchange"] = self
-        return found
+        if (waiting := self.model.queue.requests) >= most:
+            seconds = self._server.metrics.model(self.model).histograms["e2e_request_latency_seconds"].mean
+            message = f"{waiting} requests wait, and the queue takes {most}: try again later"
+            raise queue_full(message, waiting, AT_ONCE, seconds)
+        self.prompt_tokens = sum(len(text.token_ids) for text in encoded)
+        self._http.scope["minillm.request"] = self
+        return encoded
 
     async def compute(
         self, key: Hashable, compute: Callable[[list[Any]], Sequence[Any]], texts: Sequence[Any]
@@ -113,7 +104,7 @@ class TextsExchange:
             ApiError: it failed, or took longer than a request may.
             ClientDisconnect: the client has left.
         """
-        work = self.served.queue.compute(key, compute, texts)
+        work = self.model.queue.compute(key, compute, texts)
         try:
             async with asyncio.timeout(self.limits.request_timeout):
                 results = await until_gone(self._http.receive, work)
@@ -123,7 +114,7 @@ class TextsExchange:
             raise ApiError(message, status=504, type="server_error", code="request_timeout") from None
         except EngineStateError as error:
             self._reason = "abort"
-            raise _unavailable(str(error)) from None
+            raise shutting_down(str(error)) from None
         except UsageError as error:
             self._reason = "error"
             message = str(error)
@@ -136,7 +127,7 @@ class TextsExchange:
 
     def close(self) -> None:
         """Count the request's end."""
-        metrics = self._server.metrics.model(self.served)
+        metrics = self._server.metrics.model(self.model)
         metrics.finished[self._reason or "abort"] += 1
         metrics.counters["prompt_tokens"] += self.prompt_tokens
         if self._reason == "stop":
@@ -148,11 +139,11 @@ class TextsExchange:
         return Usage.of(self.prompt_tokens, 0, 0)
 
 
-async def read_request(request: Request, kind: type[S], prefix: str, endpoint: str) -> tuple[S, TextsExchange]:
+async def read_request(http: Request, kind: type[S], prefix: str, endpoint: str) -> tuple[S, TextsServerRequest]:
     """Read a request.
 
     Args:
-        request: of HTTP
+        http: the request of HTTP
         kind: its fields
         prefix: of the answer's id
         endpoint: its path, which the model must have
@@ -160,13 +151,13 @@ async def read_request(request: Request, kind: type[S], prefix: str, endpoint: s
     Raises:
         ApiError: its body is no valid request, or names a model that is not here or has no such endpoint.
     """
-    server: Server = request.app.state.server
-    body = await json_of(request, server)
-    body = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
+    server = Server.of(http)
+    body = await server.read_json(http)
+    body = {name: value for name, value in body.items() if value is not None and name not in ignored(API)}
     asked = convert(body, kind)
-    served = server.model(asked.model)
-    served.need(endpoint, request.url.path)
-    return asked, TextsExchange(server, served, prefix, request)
+    model = server.model(asked.model)
+    model.need(endpoint, http.url.path)
+    return asked, TextsServerRequest(server, model, prefix, http)
 
 
 def listed_texts(value: Any, param: str) -> list[str | list[int]]:
@@ -175,8 +166,8 @@ def listed_texts(value: Any, param: str) -> list[str | list[int]]:
     Raises:
         ApiError: it is of another form.
     """
-    one = isinstance(value, str) or (isinstance(value, list) and bool(value) and all(map(_is_id, value)))
-    texts = [value] if one else value
+    single = isinstance(value, str) or (isinstance(value, list) and bool(value) and all(map(_is_id, value)))
+    texts = [value] if single else value
     alike = isinstance(texts, list) and (
         all(isinstance(text, str) for text in texts)
         or all(isinstance(text, list) and bool(text) and all(map(_is_id, text)) for text in texts)
@@ -194,12 +185,3 @@ def _is_id(value: Any) -> bool:
 def _length(text: Any) -> int:
     """Characters or token ids of a text or a pair."""
     return sum(map(len, text)) if isinstance(text, tuple) else len(text)
-
-
-def _unavailable(message: str) -> ApiError:
-    return ApiError(message, status=503, type="service_unavailable_error", code="shutting_down")
-
-
-def answer(value: Any) -> Response:
-    """A response."""
-    return Response(encode(value), media_type="application/json")

@@ -1,0 +1,146 @@
+"""A model that the server offers: its engine, its name, and how a request reaches it."""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+from .. import __version__
+from ..decoding.fields import FIELDS
+from ..decoding.prompts import encode_prompt, encode_text, source_config
+from ..engine.async_engine import AsyncEngine
+from ..engine.engine import Engine
+from ..errors import PromptError, shown
+from ..text.chat import CallFormat
+from .http_json import ApiError
+from .logprobs import TokenTexts
+from .messages import conversation, template_variables
+from .text_queue import TextQueue
+
+OPENAI_DEFAULTS = {"do_sample": True, "temperature": 1.0, "top_k": 0}
+"""Generation fields that a request leaves out, where OpenAI's default differs from transformers'."""
+
+_COUNTS = {"max_new_tokens", "max_length", "min_new_tokens", "min_length", "num_return_sequences", "stop_strings"}
+
+
+def server_defaults(checkpoint: Mapping[str, Any], sampling: Literal["openai", "checkpoint"]) -> dict[str, Any]:
+    """The fields of a request that sets none: of a checkpoint's own what belongs to the model.
+
+    Its tokens that end, begin and are suppressed always count. Its lengths and searches never do. What shapes its
+    sampling (temperature, top_p, repetition_penalty) counts if `sampling` says so, else OpenAI's defaults do.
+    """
+    groups = {"text"} if sampling == "openai" else {"text", "sampling"}
+    own = {
+        name: value
+        for name, value in checkpoint.items()
+        if name not in _COUNTS | {"seed", "do_sample"} and (name not in FIELDS or FIELDS[name].group in groups)
+    }
+    return OPENAI_DEFAULTS | own
+
+
+class ServedModel:
+    """One model of the server, or one of its LoRA adapters under a name of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        aio: AsyncEngine,
+        *,
+        parent: str | None = None,
+        lora: str | None = None,
+        tool_parser: CallFormat | None = None,
+        max_waiting: int = 1024,
+        chat_sampling: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Args:
+        name: of the model in requests
+        aio: its engine
+        parent: of an adapter, the model's name
+        lora: of an adapter, its name in the engine
+        tool_parser: the format of tool calls; by default that of the model's chat template
+        max_waiting: requests with texts to embed or classify that may wait
+        chat_sampling: generation fields with which the page samples
+        """
+        self.name, self.aio, self.parent, self.lora = name, aio, parent, lora
+        self.tool_parser, self.max_waiting, self.chat_sampling = tool_parser, max_waiting, dict(chat_sampling or {})
+        self.created = int(time.time())
+        self.queue = TextQueue(aio)
+        self.texts = TokenTexts(self.engine.tokenizer)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine behind `aio`."""
+        return self.aio.engine
+
+    @cached_property
+    def endpoints(self) -> tuple[str, ...]:
+        """Paths of the endpoints that depend on what the model computes, and that it has."""
+        config, path, labels = self.engine.config, self.engine.path, self.engine.labels
+        judges = ("/rerank", "/score", "/classify") if len(labels) == 1 else ("/classify",)
+        if config.output == "labels":
+            return judges
+        vectors = ("/v1/embeddings", "/score", "/rerank")
+        if config.output == "states":
+            return vectors
+        texts = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+        if config.encoder_layers:
+            return texts[:1]
+        if labels:
+            return texts + judges
+        embeds = path is not None and (path / "modules.json").is_file() and not self.engine.embedding.refused
+        return texts + vectors if embeds else texts
+
+    def need(self, endpoint: str, path: str | None = None) -> None:
+        """Refuse a request to an endpoint that the model has not. `path`: what it was asked by; by default the same.
+
+        Raises:
+            ApiError: the model computes something else; the message lists its endpoints.
+        """
+        if endpoint not in self.endpoints:
+            has = ", ".join(self.endpoints)
+            message = f"{shown(path or endpoint)} is not for the model {shown(self.name)}, which has {has}"
+            raise ApiError(message, status=404, param="model", code="not_found")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with the model and the program, so that a seed repeats a result while it is equal."""
+        config = f"{__version__} {self.name} {self.lora} {self.engine.config}"
+        return f"fp_{hashlib.sha256(config.encode()).hexdigest()[:10]}"
+
+    def encode(self, prompts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of prompts; of an empty one the beginning-of-sequence token.
+
+        Raises:
+            PromptError: as `Engine.add`.
+        """
+        engine = self.engine
+        inputs: list[str | Sequence[int]] = [
+            encode_text(prompt, engine.tokenizer, engine.config, add_special_tokens=False)
+            if isinstance(prompt, str) and not add_special_tokens
+            else prompt
+            for prompt in prompts
+        ]
+        config = source_config(engine.config) if engine.config.encoder_layers else engine.config
+        return [encode_prompt(prompt, engine.tokenizer, config) for prompt in inputs]
+
+    def render(self, body: Any, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The conversation in a request's body, as the model's template writes it. `tools` are those that it may call.
+
+        Raises:
+            PromptError, ParameterError, CheckpointError: as `Engine.render_chat`; or it is empty.
+        """
+        template, messages, variables = self.engine.chat_template, body.messages, None
+        if template is not None:
+            template = template if tools is None else template.for_tools
+            messages, variables = conversation(messages, template), template_variables(body, template)
+        text = self.engine.render_chat(
+            messages,
+            tools=tools,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+            chat_template_kwargs=variables,
+        )
+        if not text:
+            raise PromptError("the chat template renders these messages as an empty text")
+        return text

@@ -1,0 +1,317 @@
+"""One request for text on its way: read, checked, queued in the engine, counted, ended.
+
+`ServerRequest.read` > `submit` > `take`, for a stream, or `results`, for a whole answer > `close`. A client that leaves
+ends its request.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from ..decoding.event import Event
+from ..decoding.settings import GenerationConfig
+from ..decoding.strategy import Request as EngineRequest
+from ..engine.async_engine import AsyncEventStream, arrival, take_any
+from ..engine.results import Generation
+from ..errors import MinillmError, QueueFullError
+from .generation_request import ChatRequest, Endpoint, R, Translated, translate
+from .http_json import ApiError, internal_error
+from .limits import queue_full
+from .metrics import RequestMetrics
+from .served_model import ServedModel
+from .state import Server
+from .tools import FirstCalls, ToolUse, tool_use
+
+T = TypeVar("T")
+
+
+class Usage(Struct):
+    """Counts of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+
+    @classmethod
+    def of(cls, prompt: int, completion: int, cached: int) -> "Usage":
+        """The counts of one answer."""
+        return cls(prompt, completion, prompt + completion, {"cached_tokens": cached})
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of prompts that were found in the prefix cache."""
+        return self.prompt_tokens_details["cached_tokens"]
+
+
+class ServerRequest(Generic[R]):
+    """A request to a model, and its answer."""
+
+    def __init__(self, server: Server, model: ServedModel, asked: Translated[R], prefix: str, http: Request) -> None:
+        """Args:
+        server: with its limits and counts
+        model: answers it
+        asked: its fields
+        prefix: of the answer's id
+        http: the request of HTTP
+
+        Raises:
+            ApiError: the model generates no text.
+        """
+        model.need("/v1/completions", http.url.path)
+        self.limits = server.limits
+        self.model, self.asked = model, asked
+        self.prompts: list[list[int]] = []
+        self.id = f"{prefix}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self._server, self._http = server, http
+        self._arrived = time.monotonic()
+        self._streams: list[AsyncEventStream] = []
+        self._metrics: list[RequestMetrics] = []
+        self._first_calls: FirstCalls | None = None
+
+    @classmethod
+    async def read(cls, http: Request, endpoint: Endpoint[R], prefix: str) -> "ServerRequest[R]":
+        """Read a request.
+
+        Args:
+            http: the request of HTTP
+            endpoint: its fields
+            prefix: of the answer's id
+
+        Raises:
+            ApiError: its body is no valid request, or names a model that is not here or generates no text.
+        """
+        server = Server.of(http)
+        asked = translate(await server.read_json(http), endpoint)
+        return cls(server, server.model(asked.body.model), asked, prefix, http)
+
+    @property
+    def body(self) -> R:
+        """The fields that the server reads."""
+        return self.asked.body
+
+    # --- into the engine ----------------------------------------------------------------------------------------------
+
+    def tool_use(self) -> ToolUse | None:
+        """The tools that the request offers its model.
+
+        Raises:
+            ApiError: as `tools.tool_use`.
+        """
+        try:
+            use = tool_use(self.asked, self.model)
+        except MinillmError as error:
+            raise self.asked.error(error) from None
+        self._first_calls = FirstCalls(use, self.asked.n) if use is not None and use.single else None
+        return use
+
+    def render(self, use: ToolUse | None) -> list[list[int]]:
+        """Token ids of the conversation, the request's only prompt. `use`: the tools that the template is shown.
+
+        Raises:
+            MinillmError: it is malformed, too long, or not what the model's template takes.
+        """
+        text = self.model.render(self.body, None if use is None else use.offered)
+        return self.model.encode([text], add_special_tokens=False)
+
+    async def submit(self, encode: Callable[[], list[list[int]]], count: int, default: int | None) -> None:
+        """Queue the request: a stream of events for each prompt, once all are queued.
+
+        Args:
+            encode: returns the token ids of its prompts; called in a worker thread, for it may take milliseconds
+            count: of its prompts
+            default: new tokens if the request does not say; None: as many as the context holds
+
+        Raises:
+            ApiError: it is refused; then nothing is queued.
+        """
+        engine, body = self.model.engine, self.body
+
+        def make() -> list[EngineRequest]:
+            prompts = encode()
+            config = GenerationConfig.from_dict(self._fields(prompts, default))
+            requests = engine.requests(
+                prompts,
+                config,
+                priority=body.priority or 0,
+                timeout=self.limits.seconds(body.timeout),
+                defaults=engine.chat_defaults if isinstance(body, ChatRequest) else None,
+            )
+            limited = {"max_new_tokens", "max_length"} & self.asked.fields.keys()
+            return requests if limited else [*map(engine.fitted, requests)]
+
+        metrics = self._server.metrics.model(self.model)
+        try:
+            self._streams = await self.model.aio.submit_made(make, count, request_id=self.id)
+        except QueueFullError as error:
+            load, seconds = self.model.aio.load(), metrics.histograms["e2e_request_latency_seconds"].mean
+            raise queue_full(str(error), load.waiting, load.running, seconds) from None
+        except MinillmError as error:
+            raise self.asked.error(error) from None
+        self.prompts = [stream.prompt_token_ids for stream in self._streams]
+        self._metrics = [RequestMetrics(metrics, len(prompt), self._arrived) for prompt in self.prompts]
+        self._http.scope["minillm.request"] = self  # the middleware logs its usage and closes it, however it ends
+
+    def _fields(self, prompts: list[list[int]], default: int | None) -> Mapping[str, Any]:
+        """The generation fields, complete; `default` as of `submit`.
+
+        Raises:
+            ApiError: a prompt, or a prompt with its new tokens, is too long; or a count is above its limit.
+        """
+        limits, asked, context = self.limits, self.asked, self.model.engine.context
+        longest = max(map(len, prompts))
+        if limits.max_prompt_tokens is not None and longest > limits.max_prompt_tokens:
+            message = f"the prompt has {longest} tokens: this server allows {limits.max_prompt_tokens}"
+            raise ApiError(message, code="context_length_exceeded")
+        if self.model.engine.config.encoder_layers:
+            longest = 1  # the context is the decoder's, whose text begins with one token
+        asked.limit("num_return_sequences", limits.max_n)
+        asked.limit("num_beams", limits.max_n)
+        asked.limit("top_logprobs", limits.max_logprobs)
+        fields = dict(asked.fields)
+        new = fields.get("max_new_tokens", 0 if default is None else min(default, 1))
+        if isinstance(new, int) and longest + max(new, 1 - bool(fields.get("echo"))) > context:
+            name = asked.names.get("max_new_tokens", "max_tokens")
+            more = f" and {name}={new}" if new and "max_new_tokens" in fields else ""
+            raise ApiError(
+                f"a prompt of {longest} tokens{more} does not fit into the context of {context}: shorten the prompt"
+                + (f", or lower {name}" if more else ""),
+                param=name if more else None,
+                code="context_length_exceeded",
+            )
+        if "max_length" not in fields and "max_new_tokens" not in fields:
+            room = context - longest
+            fields["max_new_tokens"] = room if default is None else min(default, max(1, room))
+        if self.body.stop_token_ids and not self.body.ignore_eos:
+            own = fields.get("eos_token_id", self._end_ids())
+            fields["eos_token_id"] = [*(own if isinstance(own, list | tuple) else [own]), *self.body.stop_token_ids]
+            asked.names.setdefault("eos_token_id", "stop_token_ids")
+        if self.model.lora is not None:
+            fields.setdefault("lora", self.model.lora)
+        return fields
+
+    def _end_ids(self) -> tuple[int, ...]:
+        """The tokens that end the text, unless the request says others; in a conversation also those of turns."""
+        engine = self.model.engine
+        return engine.turn_end_ids if isinstance(self.body, ChatRequest) else engine.eos_token_ids
+
+    # --- out of the engine --------------------------------------------------------------------------------------------
+
+    def take(self) -> list[tuple[int, Event]] | None:
+        """The events since the last call, counted, each with its prompt's index. Empty at the end; None: none yet.
+
+        Raises:
+            ApiError: the request failed.
+        """
+        try:
+            events = take_any(self._streams)
+        except Exception as error:
+            for metrics in self._metrics:
+                metrics.cut_off("error")
+            raise internal_error(error) from None
+        if events is None:
+            return None
+        if self._first_calls is not None:
+            events = self._first_calls.until_complete(events)
+            if self._first_calls.all_ended:
+                for stream in self._streams:
+                    stream.close()
+        now = time.monotonic()
+        for i, event in events:
+            self._metrics[i].see(event, now)
+        return events
+
+    def arrival(self) -> "asyncio.Future[None]":
+        """Done once `take`, which had nothing, should be called again."""
+        return arrival(self._streams)
+
+    async def results(self) -> list[Generation]:
+        """All results of each prompt, in order.
+
+        Raises:
+            ApiError: the request failed.
+            ClientDisconnect: the client has left; the request is aborted.
+        """
+        return await until_gone(self._http.receive, self._results())
+
+    async def _results(self) -> list[Generation]:
+        by_prompt: list[list[Event]] = [[] for _ in self.prompts]
+        while (events := self.take()) != []:
+            for i, event in events or ():
+                by_prompt[i].append(event)
+            if events is None:
+                await self.arrival()
+        return [Generation.of(prompt, events) for prompt, events in zip(self.prompts, by_prompt, strict=True)]
+
+    def close(self) -> None:
+        """Abort what is not done."""
+        for stream, metrics in zip(self._streams, self._metrics, strict=True):
+            stream.close()
+            metrics.cut_off("abort")
+
+    # --- in every answer ----------------------------------------------------------------------------------------------
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """The fields with which an answer, and every chunk of one, begins. `kind` is its "object"."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model.name,
+            "system_fingerprint": self.model.fingerprint,
+        }
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return Usage.of(
+            sum(metrics.prompt_tokens for metrics in self._metrics),
+            sum(metrics.generated for metrics in self._metrics),
+            sum(metrics.cached for metrics in self._metrics),
+        )
+
+    def stop_reason(self, reason: str | int | None) -> str | int | None:
+        """The reason of a text's end as vLLM tells it: the stop string or token that the request named, else None."""
+        return None if reason in self._end_ids() else reason
+
+
+async def until_gone(
+    receive: Receive,
+    work: Coroutine[Any, Any, T],
+    late: Callable[[], bool] = lambda: False,
+    every: float | None = None,
+) -> T:
+    """Run `work`, and cancel it if the client leaves or is late.
+
+    Args:
+        receive: of the request, whose body has been read
+        work: to run
+        late: True if the client does not take what is sent
+        every: seconds between two times at which it is asked; None: never
+
+    Raises:
+        ClientDisconnect: it has left, or was late.
+        Exception: as `work`.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        while not task.done():
+            await asyncio.wait({task, gone}, timeout=every, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and (gone.done() or late()):
+                raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
