@@ -2,13 +2,6 @@
 
 A pipe or a device could block the reader for ever or fill the memory; it is refused before it is opened. JSON is
 read in one place, which turns any error into one line.
-
-    weights (*.safetensors, *.bin)    any size: they are mapped, or read in chunks
-    tokenizer.json                    256 MiB (the largest published have 35)
-    tokenizer.model, other SentencePiece models, vocab.json, merges.txt, *.index.json    64 MiB
-    tokenizer_config.json, special_tokens_map.json, added_tokens.json    16 MiB
-    chat_template.jinja, additional_chat_templates/tool_use.jinja    1 MiB
-    any other (config.json, generation_config.json, ...)     4 MiB
 """
 
 import json
@@ -39,7 +32,7 @@ LIMITS = {
     "chat_template.jinja": _MIB,
     "tool_use.jinja": _MIB,
 }
-"""Maximum size in bytes by file name"""
+"""Maximum size in bytes by file name; the largest tokenizer.json published has 35 MiB. Weights may have any size."""
 INDEX_LIMIT = 64 * _MIB
 OTHER_LIMIT = 4 * _MIB
 DEEPEST = 100

@@ -46,19 +46,20 @@ def write_file(path: Path, content: str | bytes) -> None:
         UsageError: it cannot be written: a folder, no permission, a full disk.
     """
     data = content.encode("utf-8", "replace") if isinstance(content, str) else content
-    try:
+    with _one_line(path):
         try:
             there = path.stat()
-        except FileNotFoundError:
-            there = None  # or a dangling link
-        if there is None or (stat.S_ISREG(there.st_mode) and not _write_to_standard_stream(there, data)):
-            if there is not None and not os.access(path, os.W_OK):
-                raise PermissionError(errno.EACCES, "it is read-only")
+        except FileNotFoundError:  # or a dangling link
+            replace_file(Path(os.path.realpath(path)), data)
+            return
+        regular = stat.S_ISREG(there.st_mode)
+        descriptor = _standard_stream(there) if regular else os.open(path, os.O_WRONLY)
+        if descriptor is not None:
+            _write_all(descriptor, data)
+        elif os.access(path, os.W_OK):
             replace_file(Path(os.path.realpath(path)), data, like=there)
-        elif not stat.S_ISREG(there.st_mode):
-            _write_all(os.open(path, os.O_WRONLY), data)
-    except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
-        raise UsageError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+        else:
+            raise PermissionError(errno.EACCES, "it is read-only")
 
 
 def check_writable(*paths: Path | None) -> None:
@@ -67,19 +68,24 @@ def check_writable(*paths: Path | None) -> None:
     Raises:
         UsageError: one cannot be written: it is a folder, its folder is missing, no permission.
     """
-    for path in paths:
-        if path is None:
-            continue
-        try:
+    for path in filter(None, paths):
+        with _one_line(path):
             if path.is_dir():
-                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             there = path if path.exists() else Path(os.path.realpath(path)).parent
             if there != path and not there.is_dir():
                 path.stat()  # raises
             if not os.access(there, os.W_OK):
-                raise OSError(errno.EACCES, "it is read-only" if there == path else os.strerror(errno.EACCES))
-        except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
-            raise UsageError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+                raise PermissionError(errno.EACCES, "it is read-only" if there == path else os.strerror(errno.EACCES))
+
+
+@contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """Turn the system's errors into one line."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
+        raise UsageError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def replace_file(target: Path, data: bytes, *, mode: int = 0o666, like: os.stat_result | None = None) -> None:
@@ -164,22 +170,19 @@ def _new(target: Path, make: Callable[[Path], object], remove: Callable[[Path], 
         ) from error
 
 
-def _write_to_standard_stream(there: os.stat_result, data: bytes) -> bool:
-    """Write through standard output or error if one of them is this file; else return False.
+def _standard_stream(there: os.stat_result) -> int | None:
+    """A descriptor of standard output or error, flushed, if one of them is this file, where /dev/stdout leads.
 
-    /dev/stdout leads there. If the file were replaced, later output would be lost with the old one.
+    If the file were replaced, later output would be lost with the old one.
     """
     for stream in (sys.stdout, sys.stderr):
-        try:
-            descriptor = stream.fileno()
-            same = os.path.samestat(os.fstat(descriptor), there)
-        except (AttributeError, OSError, ValueError):  # closed, or without a file descriptor
-            continue
+        same = False
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or without a descriptor
+            same = os.path.samestat(os.fstat(stream.fileno()), there)
         if same:
             stream.flush()
-            _write_all(os.dup(descriptor), data)
-            return True
-    return False
+            return os.dup(stream.fileno())
+    return None
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from minillm.text.chat import ChatTemplate
+from minillm.text.chat import ChatTemplate, renderer
 
 from ..conversations import CONVERSATIONS
 from .mutate import mutate_bytes
@@ -198,6 +198,7 @@ def template(rng: Random) -> str:
 
 def prepare(folder: Path) -> Callable[[int, Random], None]:
     """What runs an input."""
+    renderer.SECONDS = 1.0
 
     def run(number: int, rng: Random) -> None:
         conversation = rng.choice(list(CONVERSATIONS.values()))

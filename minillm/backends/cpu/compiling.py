@@ -280,8 +280,10 @@ def _test(library: Path, compiler: list[str]) -> None:
             errors="replace",
             timeout=PATIENCE,
         )
-    except (subprocess.TimeoutExpired, OSError) as error:
-        reason = str(error)
+    except subprocess.TimeoutExpired:
+        reason = f"no end within {PATIENCE} s"
+    except OSError as error:
+        reason = f"{sys.executable} cannot be run: {error.strerror}"
     else:
         if child.returncode == 0 and PASSED in child.stdout:  # 0 too where the parent ignores SIGCHLD
             return

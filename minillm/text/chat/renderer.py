@@ -9,13 +9,13 @@ rendered in the caller's process after a warning: Jinja's sandbox holds there to
 """
 
 import atexit
-import io
 import json
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast
@@ -41,22 +41,23 @@ class _Process:
             OSError: it does not start.
         """
         # Isolated and without `site`: it sees no user's settings, and imports only what Jinja needs.
-        command = [sys.executable, "-I", "-S", "-c", _START, str(Path(__file__).parent), *sys.path]
+        places = [str(Path(__file__).parent), *(place for place in sys.path if isinstance(place, str))]
         self._process = subprocess.Popen(
-            command,
-            bufsize=0,  # no bytes wait in a buffer that a fork would copy
+            [sys.executable, "-I", "-S", "-c", _START, *places],
+            bufsize=0,  # a fork would copy a buffer, and its lock
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C in a terminal is for this process
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # on Windows
         )
-        self._requests = cast(io.RawIOBase, self._process.stdin)
-        self._answers = io.BufferedReader(cast(io.RawIOBase, self._process.stdout))
-        if not self._answers.readline():
+        self._requests = cast(FileIO, self._process.stdin)
+        self._answers = cast(FileIO, self._process.stdout)
+        if self._line() is None:
             self.end()
             raise OSError("it ends at once")
 
-    def ask(self, line: bytes) -> bytes:
+    def ask(self, line: bytes) -> bytearray:
         """Send a line and return the answer.
 
         Raises:
@@ -65,13 +66,23 @@ class _Process:
         try:
             rest = memoryview(line)
             while rest:
-                rest = rest[self._requests.write(rest) or 0 :]
-            reply = self._answers.readline()
+                rest = rest[self._requests.write(rest) :]
+            reply = self._line()
         except BrokenPipeError:
-            reply = b""
-        if not reply.endswith(b"\n"):
+            reply = None
+        if reply is None:
             raise StoppedError(f"it takes more than {SECONDS:g} s, or crashes the interpreter")
         return reply
+
+    def _line(self) -> bytearray | None:
+        """The one line that waits to be read; None if the process ends before."""
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            more = self._answers.read(2**20)
+            if not more:
+                return None
+            line += more
+        return line
 
     @property
     def running(self) -> bool:

@@ -9,12 +9,15 @@ A request is an object {"source": ..., "variables": {...}, "seconds": ...}, a li
 
     {"text": ...}                                        what the template writes
     {"variables": [...], "names": [...]}                 to a request without variables: what the template uses
-    {"error": <kind>, "message": ..., "line": ...}       kinds: ERRORS
+    {"error": <kind>, "message": ..., "line": ...}
+
+Kinds of errors: "syntax", it is not valid Jinja; "refusal", it calls `raise_exception`; "security", it does what the
+sandbox forbids; "limit", it nests too deeply, or uses too much memory or output; "failure", any other.
 """
 
+import contextlib
 import faulthandler
 import json
-import signal
 import sys
 from collections.abc import Mapping
 from datetime import datetime
@@ -34,8 +37,6 @@ OUTPUT = 4_000_000
 """Most characters that a template may write, plus 16 for each character of the request"""
 MEMORY = 2**30
 """Bytes of address space of the rendering process, where the system can limit it"""
-ERRORS = ("syntax", "refusal", "security", "limit", "failure")
-"""Kinds of errors: not valid Jinja; `raise_exception`; forbidden by the sandbox; too much work; any other"""
 
 
 class Refusal(Exception):  # noqa: N818 - not an error of the template
@@ -166,15 +167,12 @@ def serve() -> None:
 
     A timer that needs no interpreter lock ends the process with status 1 when a request takes longer than its seconds.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent
-    try:
+    with contextlib.suppress(ImportError):  # Windows has no such limits
         import resource
 
-        limits = {resource.RLIMIT_AS: MEMORY, resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}
-        for limit, most in limits.items():
-            resource.setrlimit(limit, (most, most))
-    except (ImportError, OSError, ValueError):  # Windows has no such limits, macOS none of memory
-        pass
+        for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
+            with contextlib.suppress(OSError, ValueError):  # macOS limits no memory
+                resource.setrlimit(limit, (most, most))
     print(flush=True)  # ready
     for line in sys.stdin:
         request = json.loads(line)
