@@ -90,8 +90,8 @@ class EngineOptions:
         )
 
 
-def built(options: EngineOptions, build: Callable[[Backend], Parts]) -> Parts:
-    """Build the parts on the backend of the options; of several processes, each builds its share.
+def build_parts(options: EngineOptions, build: Callable[[Backend], Parts]) -> Parts:
+    """The parts that `build` makes on the backend of the options; each of several processes builds its share.
 
     Raises:
         ModelError: the model cannot be loaded (see `errors`).

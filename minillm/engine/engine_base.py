@@ -27,7 +27,7 @@ from ..tasks.embedding import TextPasses, refuse_two_stacks
 from ..text.display import brief, table_html
 from ..text.tokenizer import Tokenizer
 from .arguments import read
-from .assembly import EngineKeywords, EngineOptions, built, cache_maker, num_pages, request_maker
+from .assembly import EngineKeywords, EngineOptions, build_parts, cache_maker, num_pages, request_maker
 from .driver import Driver
 from .loading import Parts, load_parts
 from .loop import StepLoop
@@ -345,7 +345,7 @@ class EngineBase:
 
     def _open(self, options: EngineOptions, build: Callable[[Backend], Parts], began: float, compiled: float) -> None:
         """Build the model and what runs it; `began` and `compiled` are the seconds worked and compiled before."""
-        parts = built(options, build)
+        parts = build_parts(options, build)
         self._ranks, self.path = options.ranks, parts.path
         self.config = parts.model.config if options.ranks is None else options.ranks.config
         self.tokenizer = parts.tokenizer
