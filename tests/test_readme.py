@@ -266,7 +266,7 @@ def test_tables_are_whole(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "rows"), [("README.md", 8), ("minillm/README.md", 11), ("minillm/server/README.md", 10)]
+    ("name", "rows"), [("README.md", 8), ("minillm/README.md", 15), ("minillm/server/README.md", 10)]
 )
 def test_the_files_to_read_have_the_lines_that_are_said(name, rows):
     """Within a tenth."""
@@ -279,8 +279,8 @@ def test_the_files_to_read_have_the_lines_that_are_said(name, rows):
 
 def test_the_guides_first_reading_is_short():
     guide = page("minillm/README.md")
-    order = guide[guide.index("## Where to begin") : guide.index("Generation is then a loop")]
-    assert sum(int(lines) for lines in re.findall(r"\| (\d+) \|", order)) <= 1900
+    order = guide[guide.index("## Where to begin") : guide.index("Without the last four")]
+    assert sum(int(lines) for lines in re.findall(r"\| (\d+) \|", order)) <= 3400
 
 
 def test_the_map_has_every_folder():
