@@ -20,7 +20,7 @@ class PagedCache:
     prefix_cache = False
     """True if sequences with the same beginning share pages (`PrefixCache`)"""
     apart = False
-    """True while results are not those of the model: what is computed then shares pages with no other text"""
+    """True while results may differ from the model's: their keys and values share pages with no other text"""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class PagedCache:
 
     @property
     def cached_pages(self) -> int:
-        """Number of those of them that prompts may find."""
+        """Number of free pages that prompts may find."""
         return 0
 
     def pages_for(self, tokens: int) -> int:
@@ -130,7 +130,7 @@ class PagedCache:
     def _write_over(
         self, sequence: TokenSequence, keep: int, pages: list[int], spares: Iterable[TokenSequence]
     ) -> None:
-        """Replace the last of `pages` by that of the spare with the longest common prefix, copying the rest."""
+        """Replace the last of `pages` by the last of the spare with the longest common prefix, copying the rest."""
         start = keep - keep % self.page_size  # first position of the page
         best, common = None, start
         for spare in spares:
@@ -201,9 +201,9 @@ class PagedCache:
         self._release(page)
         return copy
 
-    def _copy(self, source: int, target: int, part: slice) -> None:
-        self.storage.copy(source, target, part)
-        self.copied_positions += part.stop - part.start
+    def _copy(self, source: int, target: int, positions: slice) -> None:
+        self.storage.copy(source, target, positions)
+        self.copied_positions += positions.stop - positions.start
 
     def _drop_pages(self, sequence: TokenSequence, keep: int) -> None:
         """Release all but the first `keep` pages, the last one first."""

@@ -109,9 +109,9 @@ class PrefixTree:
         """Forget a page and all that follow it, which are unused. Returns those that were unused."""
         gone = list(_below(node))
         self._detach(node)
-        for each in gone[1:]:
-            del self._nodes[each.page]
-        return [each.page for each in gone if self._unused.pop(each.page, None) is not None]
+        for removed in gone[1:]:
+            del self._nodes[removed.page]
+        return [removed.page for removed in gone if self._unused.pop(removed.page, None) is not None]
 
     def _detach(self, node: Node) -> None:
         assert node.parent is not None

@@ -173,12 +173,12 @@ class BeamSearch(Strategy):
         live = ~rows_without_a_token(scores, xp) if self.filters else None  # [beams, V] -> [beams]
         if live is None or not live.any():
             return scores
-        kept = scores if live.all() else scores[live]
+        filtered = scores if live.all() else scores[live]
         for filter_ in self.filters:
-            kept = filter_(history, kept, xp)
+            filtered = filter_(history, filtered, xp)
         if live.all():
-            return kept
-        scores[live] = kept
+            return filtered
+        scores[live] = filtered
         return scores
 
     def _candidates(self, chooser: Chooser, state: BeamState, scores: Any) -> tuple[list[int], list[int], Any]:
@@ -241,10 +241,10 @@ class BeamSearch(Strategy):
             return
         self.add_results(state, [c.finish_reason is not None for c in extended[: self.num_beams]], extended, sums)
 
-    def add_results(self, state: BeamState, wanted: list[bool], extended: list[Continuation], sums: Any) -> None:
-        """Add the candidates marked in `wanted` to the results, and keep the num_beams best."""
+    def add_results(self, state: BeamState, marks: list[bool], extended: list[Continuation], sums: Any) -> None:
+        """Add the candidates marked in `marks` to the results, and keep the num_beams best."""
         length = len(extended[0].token_ids)
-        new = [(self.score(s, length), c) for w, c, s in zip(wanted, extended, sums, strict=False) if w]
+        new = [(self.score(s, length), c) for w, c, s in zip(marks, extended, sums, strict=False) if w]
         state.finished = sorted(state.finished + new, key=lambda result: -result[0])[: self.num_beams]
 
     def goes_on(self, state: BeamState, sums: Any) -> bool:

@@ -196,9 +196,9 @@ def reports(
         tops: [R], how many of the most likely tokens are wanted in each row; 0 gives None
     """
     most = max(tops)
-    found = chooser.log_probs(logits, np.asarray(tokens), most)
-    ids, values = found.top_ids.tolist(), found.top.tolist()
+    log_probs = chooser.log_probs(logits, np.asarray(tokens), most)
+    ids, values = log_probs.top_ids.tolist(), log_probs.top.tolist()
     return [
         (chosen, [*zip(ids[row][:top], values[row][:top], strict=True)] if top else None)
-        for row, (chosen, top) in enumerate(zip(found.chosen.tolist(), tops, strict=True))
+        for row, (chosen, top) in enumerate(zip(log_probs.chosen.tolist(), tops, strict=True))
     ]

@@ -49,7 +49,7 @@ class ContrastiveState(State):
     directions: Any = None
     """[room, W]: the hidden state of each token so far, scaled to unit length; the rest is preallocated"""
     logits: Any = None
-    """[1, V], those of the model that the candidates come from; kept if log-probabilities are wanted"""
+    """[1, V], the model's logits that the candidates come from; kept if log-probabilities are wanted"""
 
     @property
     def continuation(self) -> Continuation:
@@ -96,7 +96,7 @@ class ContrastiveSearch(Strategy):
 
         Args:
             chooser: the chooser for the rows
-            state: of the request
+            state: the request's state
             logits: [k, V], one row per candidate; after the prompt [S, V]
             hidden: [k, W] or [S, W], the hidden states of the same rows
         """
@@ -109,8 +109,8 @@ class ContrastiveSearch(Strategy):
         chosen = self._choose(chooser, state, directions)
         state.directions[len(state.line)] = directions[chosen]
         token = state.candidates[chosen]
-        wanted = self.settings.logprobs
-        report = reports(chooser, state.logits, [token], [self.settings.top_logprobs])[0] if wanted else (None, None)
+        reported = self.settings.logprobs
+        report = reports(chooser, state.logits, [token], [self.settings.top_logprobs])[0] if reported else (None, None)
         state.continuation.push(token, *report)
         if state.continuation.finish_reason is not None:
             return []
@@ -127,7 +127,7 @@ class ContrastiveSearch(Strategy):
 
         Args:
             chooser: the chooser for the row
-            state: of the request
+            state: the request's state
             logits: [1, V]
             parent: index of the sequence that the row belongs to
 
@@ -200,7 +200,7 @@ def contrast(expert: Any, amateur: Any, alpha: float, temperature: float, xp: An
         expert: logits [R, V]
         amateur: logits [R, V]
         alpha: in [0, 1]; a token is plausible from this share of the most likely token's probability on
-        temperature: of the amateur
+        temperature: the amateur's temperature
         xp: the array module
     """
     log_expert = log_softmax(expert, xp)

@@ -32,8 +32,7 @@ class Event:
     first begins with the prompt's text if `echo` asked for it"""
     token_ids: tuple[int, ...]
     token_bytes: tuple[bytes, ...] = ()
-    """UTF-8 bytes of each token, maybe of a part of a character; of a special token, which is no text, those of its
-    name. Empty without a tokenizer"""
+    """UTF-8 bytes of each token (may split a character); for a special token, its name. Empty without a tokenizer"""
     logprobs: tuple[float, ...] = ()
     """Natural logarithm of each token's probability under the model; only if requested"""
     top_logprobs: tuple[TopLogProbs, ...] = ()

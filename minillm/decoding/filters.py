@@ -61,10 +61,10 @@ class TopH:
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
         ids, log_probs = top_log_probs(logits, min(self.CANDIDATES, logits.shape[-1]), xp)  # [N, V] -> [N, 100] each
         terms = _entropy_terms(log_softmax(log_probs, xp), xp)
-        kept = xp.cumsum(terms, axis=-1) <= self.h * terms.sum(axis=-1, keepdims=True)
-        kept[:, 0] = True
+        typical = xp.cumsum(terms, axis=-1) <= self.h * terms.sum(axis=-1, keepdims=True)
+        typical[:, 0] = True
         result: NDArray[Any] = xp.full_like(logits, -xp.inf)
-        rows, ranks = xp.nonzero(kept)
+        rows, ranks = xp.nonzero(typical)
         result[rows, ids[rows, ranks]] = logits[rows, ids[rows, ranks]]
         return result
 

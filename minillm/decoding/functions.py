@@ -46,10 +46,10 @@ class UserProcessor:
     def _checked(self, result: Any, logits: NDArray[Any]) -> NDArray[Any]:
         shape = getattr(result, "shape", None)
         if shape != logits.shape or result.dtype.kind != "f":
-            found = type(result).__name__ if shape is None else f"{result.dtype} {list(shape)}"
+            actual = type(result).__name__ if shape is None else f"{result.dtype} {list(shape)}"
             raise ParameterError(
                 f"logits_processor {self.function.function!r} should return scores, float32 {list(logits.shape)},"
-                f" found {found}"
+                f" found {actual}"
             )
         scores: NDArray[Any] = result.astype(np.float32, copy=False)
         if not (scores < np.inf).all():

@@ -62,7 +62,7 @@ class Guide:
         vocab_size: int,
         limit: NumberLimit | None = None,
     ) -> None:
-        """`vocab_size`: that of the matcher's tokenizer, at least the model's."""
+        """`vocab_size`: the matcher's tokenizer's, at least the model's."""
         self._field = field
         self._limit = limit
         self._matcher = matcher
@@ -244,11 +244,11 @@ def restrict(
     """Set tokens that each guide does not allow to -inf in its row, in place.
 
     Args:
-        chooser: of the host
+        chooser: the host's chooser
         logits: [R, V], after the processors
         rows: [G], the row of each guide
         guides: G of them, of one model
-        originals: of each guide the row before the processors [V], used if these leave no allowed token; None if there
+        originals: each guide's row before the processors [V], used if these leave no allowed token; None if there
             are none
 
     Returns:

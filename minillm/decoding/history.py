@@ -105,14 +105,14 @@ class History:
 
     def take(self, rows: Sequence[int]) -> "History":
         """The history of some of the sequences."""
-        kept = np.asarray(rows, np.int64)
+        selected = np.asarray(rows, np.int64)
         return History(
             [self.lines[row] for row in rows],
-            self.prompt_lengths[kept],
-            self.max_lengths[kept],
-            self.requests[kept],
-            self.batch_ids[kept],
-            self.at(kept),
+            self.prompt_lengths[selected],
+            self.max_lengths[selected],
+            self.requests[selected],
+            self.batch_ids[selected],
+            self.at(selected),
             None if self.tallies is None else [self.tallies[row] for row in rows],
             None if self.given is None else [self.given[row] for row in rows],
         )
@@ -177,11 +177,11 @@ class History:
         if self.tallies is not None:
             rows, ids = self.seen(xp)
             counts = np.concatenate([tally.counts for tally in self.tallies])
-            kept = np.flatnonzero(counts)
-            return rows[kept], ids[kept], counts[kept]
+            nonzero = np.flatnonzero(counts)
+            return rows[nonzero], ids[nonzero], counts[nonzero]
         rows = self.rows(xp)
-        kept = xp.arange(len(rows)) - self.starts[rows] >= self.prompt_lengths[rows]
+        is_generated = xp.arange(len(rows)) - self.starts[rows] >= self.prompt_lengths[rows]
         V = 1 + int(self.token_ids.max(initial=0))
         # One number for each (row, token), so that each distinct pair is counted once.
-        pairs, counts = xp.unique(rows[kept] * V + self.token_ids[kept], return_counts=True)
+        pairs, counts = xp.unique(rows[is_generated] * V + self.token_ids[is_generated], return_counts=True)
         return pairs // V, pairs % V, counts

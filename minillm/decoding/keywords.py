@@ -10,7 +10,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class RequestFields(GenerationFields, total=False):
-    """Those of a request: also its place in the queue and its limit in time, as in `Engine.generate`."""
+    """Fields of a request: generation fields, its priority and its timeout, as in `Engine.generate`."""
 
     priority: int
     timeout: float | None
@@ -18,7 +18,7 @@ class RequestFields(GenerationFields, total=False):
 
 
 class ChatFields(RequestFields, total=False):
-    """Those of a conversation: also the arguments of `Engine.render_chat`."""
+    """Fields of a conversation: a request's, and the arguments of `Engine.render_chat`."""
 
     tools: Sequence[Mapping[str, Any]] | None
     add_generation_prompt: bool | None

@@ -93,8 +93,8 @@ class Lookahead(Guessing):
             self._remember(window, first, (*rest, token))
         shift = len(line.continuation.token_ids) - window.length - 1
         for level, row in enumerate([*window.levels[1:], latest]):
-            kept = row[shift:]
-            window.levels[level] = kept + self._draw(state.request, line, level, self.window - len(kept))
+            remaining = row[shift:]
+            window.levels[level] = remaining + self._draw(state.request, line, level, self.window - len(remaining))
 
     def _remember(self, window: Window, first: int, rest: tuple[int, ...]) -> None:
         """Add an N-gram to the pool, which keeps the latest G with the same first token."""

@@ -55,9 +55,9 @@ class Mirostat(Sampling):
         scores = scale(logits, self.settings.temperature)
         probs = softmax(scores, xp)
         mus = np.asarray([max(0.0, self._state(state).mu[c.index]) for state, c in growing], np.float32)
-        kept = probs >= xp.minimum(xp.exp2(-xp.asarray(mus)), probs.max(axis=-1))[:, None]  # below 0: only the best
-        tokens = chooser.sample(xp.where(kept, scores, -xp.inf), keys_of(growing), **UNFILTERED._asdict())
-        mass = xp.where(kept, probs, 0).sum(axis=-1, dtype=xp.float64)  # [R, V] -> [R]
+        likely = probs >= xp.minimum(xp.exp2(-xp.asarray(mus)), probs.max(axis=-1))[:, None]  # below 0: only the best
+        tokens = chooser.sample(xp.where(likely, scores, -xp.inf), keys_of(growing), **UNFILTERED._asdict())
+        mass = xp.where(likely, probs, 0).sum(axis=-1, dtype=xp.float64)  # [R, V] -> [R]
         surprises = -xp.log2(probs[rows, tokens] / mass)
         for (state, continuation), surprise in zip(growing, surprises, strict=True):
             error = float(surprise) - self.settings.mirostat_tau

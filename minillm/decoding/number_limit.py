@@ -34,7 +34,7 @@ class TokenDigits:
     """The number of digits at the beginning of each token of a vocabulary, read as they are asked for."""
 
     def __init__(self, tokenizer: "LLTokenizer", size: int, eos_token_ids: tuple[int, ...]) -> None:
-        """`size`: that of the masks, in tokens."""
+        """`size`: tokens in a mask."""
         self._tokenizer = tokenizer
         self._counts = np.full(-(-size // 32) * 32, _UNREAD, np.int16)
         self._counts[list(eos_token_ids)] = 0
@@ -77,14 +77,14 @@ class NumberLimit:
         number = _NUMBER.fullmatch(self._run)
         if number is None:
             return
-        part = len(self._run) - len(self._run.rstrip(b"0123456789"))
+        trailing_digits = len(self._run) - len(self._run.rstrip(b"0123456789"))
         most = self._most if number[2] is None else MOST_EXPONENT_DIGITS
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
         allowed = np.flatnonzero(bits)
         leading = self._digits.leading(allowed)
         if leading is None:
             return
-        longer = allowed[leading > max(most - part, 0)]
+        longer = allowed[leading > max(most - trailing_digits, 0)]
         if 0 < len(longer) < len(allowed):
             bits[longer] = 0
             mask[:] = np.packbits(bits, bitorder="little").view(np.uint32)

@@ -43,8 +43,8 @@ class PromptScores:
     def add(self, chooser: Chooser, logits: Any) -> None:
         """Read the next rows of logits, [R, V], in the order of the positions; they may be on a device."""
         place = len(self.log_probs)
-        found = chooser.log_probs(logits, np.asarray(self._prompt_ids[place : place + len(logits)]), self._top)
-        self.log_probs += found.chosen.tolist()
+        log_probs = chooser.log_probs(logits, np.asarray(self._prompt_ids[place : place + len(logits)]), self._top)
+        self.log_probs += log_probs.chosen.tolist()
         if self._top:
-            pairs = zip(found.top_ids.tolist(), found.top.tolist(), strict=True)
+            pairs = zip(log_probs.top_ids.tolist(), log_probs.top.tolist(), strict=True)
             self.top_log_probs += [list(zip(ids, values, strict=True)) for ids, values in pairs]

@@ -92,7 +92,7 @@ class RequestMaker:
     def make(
         self,
         prompt: Prompt,
-        wanted: GenerationConfig,
+        generation_config: GenerationConfig,
         *,
         batch_id: int = 0,
         priority: int = 0,
@@ -102,7 +102,7 @@ class RequestMaker:
 
         Args:
             prompt: text or token ids
-            wanted: the user's fields
+            generation_config: the user's fields
             batch_id: index of the prompt in a list of prompts, which is folded into the seed
             priority: as in `Request`; likewise `timeout`
             timeout: in seconds
@@ -111,14 +111,14 @@ class RequestMaker:
             PromptError: the prompt is empty, too long, or has ids outside the vocabulary.
             ParameterError: a field is unknown, impossible or without effect.
         """
-        room = 0 if isinstance(wanted.max_new_tokens, int) and not wanted.max_new_tokens else 1
+        room = 0 if isinstance(generation_config.max_new_tokens, int) and not generation_config.max_new_tokens else 1
         source = None
         if self.config.encoder_layers:
             source = encode_prompt(prompt, self.tokenizer, source_config(self.config))
-            ids = self._decoder_prompt(wanted, room)
+            ids = self._decoder_prompt(generation_config, room)
         else:
             ids = encode_prompt(prompt, self.tokenizer, self.config, room=room)
-        settings = self._settle(wanted, len(ids))
+        settings = self._settle(generation_config, len(ids))
         if settings.do_sample and batch_id:
             settings = replace(settings, seed=fold_in(settings.seed, batch_id))
         spelled: dict[int, str] = {}
@@ -166,9 +166,9 @@ class RequestMaker:
         ids = self._decoder_prompt(GenerationConfig(decoder_prompt=ids), room=0)
         return ids, encode_prompt(source, self.tokenizer, source_config(self.config), begin=False)
 
-    def _decoder_prompt(self, wanted: GenerationConfig, room: int) -> list[int]:
+    def _decoder_prompt(self, generation_config: GenerationConfig, room: int) -> list[int]:
         """The beginning of the decoder's text: its start token, then the user's text unless that begins with it."""
-        settings = self._resolve(wanted)
+        settings = self._resolve(generation_config)
         start, prompt = settings.decoder_start_token_id, settings.decoder_prompt or ()
         start = self.config.bos_token_id if start is None else start
         if start is None:
@@ -190,21 +190,21 @@ class RequestMaker:
             return None
         return self._guides.maker(*settings.guide, settings.eos_token_ids, self.config.vocab_size)
 
-    def _resolve(self, wanted: GenerationConfig) -> Settings:
+    def _resolve(self, generation_config: GenerationConfig) -> Settings:
         """Every field, as it is set by the user, the checkpoint or by default."""
         encoder = ("encoder",) if self.config.encoder_layers else ()
         start = {"decoder_start_token_id": self.config.decoder_start_token_id}
         return resolve(
-            wanted,
+            generation_config,
             start | {name: value for name, value in self.defaults.items() if value is not None},
             vocab_size=self.config.vocab_size,
             eos_token_id=self.config.eos_token_ids,
             models=(*self.models, *encoder),
         )
 
-    def _settle(self, wanted: GenerationConfig, prompt_length: int) -> Settings:
+    def _settle(self, generation_config: GenerationConfig, prompt_length: int) -> Settings:
         """Resolved settings, with max_new_tokens limited to the context."""
-        settings = self._resolve(wanted)
+        settings = self._resolve(generation_config)
         if self.config.encoder_layers and settings.echo:
             raise ParameterError("echo is not offered with an encoder-decoder, whose text does not continue the prompt")
         guessing = ("prompt_lookup_num_tokens", "lookahead_window")
@@ -233,13 +233,13 @@ def check_lora(name: str | None, adapters: Sequence[str]) -> None:
         raise ParameterError(f"lora={shown(name)}: the engine has no adapter of this name; {known}")
 
 
-def refuse_guesses(config: ModelConfig, wanted: Mapping[str, object]) -> None:
+def refuse_guesses(config: ModelConfig, fields: Mapping[str, object]) -> None:
     """Refuse speculation if tokens computed together differ from those computed one by one.
 
     Raises:
-        ParameterError: a field of `wanted` is set; the message names it.
+        ParameterError: a field of `fields` is set; the message names it.
     """
-    for name, value in wanted.items():
+    for name, value in fields.items():
         if value and config.keys_follow_length:
             raise ParameterError(
                 f"{name} would change the results: with this rotary scaling, keys depend on how many tokens run "

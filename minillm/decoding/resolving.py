@@ -42,14 +42,14 @@ SEARCHES = {
     "num_assistant_tokens": "set num_assistant_tokens=0 to leave the draft model out",
     "amateur": "use an engine without an amateur",
 }
-"""Those of which a request has at most one -> how to do without it."""
+"""Exclusive search strategies (a request has at most one) -> how to leave each out."""
 
 SYNONYMS = {
     ("max_new_tokens", "max_length"): " are two names of one limit: leave one of them out",
     ("min_new_tokens", "min_length"): " are two names of one limit: leave one of them out",
     GUIDES: ": a text has at most one guide; leave one of them out",
 }
-"""Fields of which a request has at most one -> how an error about two of them ends."""
+"""Exclusive fields -> end of the error message about two of them."""
 
 FILTERS = ("top_h", "top_n_sigma", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 NO_FILTER = {name: FIELDS[name].default for name in FILTERS} | {"top_k": 0}
@@ -61,7 +61,7 @@ CHAT_SAMPLING: Mapping[str, Any] = {"do_sample": True, "temperature": 0.8, "top_
 
 
 def chat_sampling(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling of a chat, as generation fields: that of a checkpoint's generation_config.json, or `CHAT_SAMPLING`.
+    """The sampling of a chat, as generation fields: a checkpoint's generation_config.json, or `CHAT_SAMPLING`.
 
     A checkpoint says how it is sampled by do_sample, or by a field that needs it; penalties alone do not.
     """
@@ -123,7 +123,7 @@ def resolve(
         config: the user's fields.
         checkpoint: the generation fields of the checkpoint.
         vocab_size: number of tokens that the model scores.
-        eos_token_id: of the model's own configuration; `config` and `checkpoint` take precedence.
+        eos_token_id: the model's own configuration's; `config` and `checkpoint` take precedence.
         models: which of "draft", "amateur" and "encoder" the engine has.
 
     Raises:
@@ -203,11 +203,11 @@ class _Resolution:
         return is_on(name, self.resolved[name])
 
     def searches(self) -> list[str]:
-        """Those of SEARCHES that are on."""
+        """Names of SEARCHES that are on."""
         return [name for name in SEARCHES if (value := self.resolved[name]) and value != OFF.get(name)]
 
     def check_synonyms(self) -> None:
-        """Several names of one thing: of the checkpoint's, the first counts."""
+        """A request sets one name of each thing; of a checkpoint's names the first counts."""
         for names, end in SYNONYMS.items():
             given = [name for name in names if name in self.given]
             if len(given) > 1:
@@ -227,8 +227,8 @@ class _Resolution:
             raise _ContradictionError(message, "penalty_alpha", "num_beams")
         top_k = self.resolved["top_k"] if "top_k" in self.given else 0
         if top_k < 2:
-            found = f"found {top_k}" if "top_k" in self.given else "none is set"
-            message = f"penalty_alpha={alpha} needs top_k, the number of candidates, of at least 2; {found}"
+            actual = f"found {top_k}" if "top_k" in self.given else "none is set"
+            message = f"penalty_alpha={alpha} needs top_k, the number of candidates, of at least 2; {actual}"
             raise _ContradictionError(message, "penalty_alpha")
 
     def check_searches(self) -> None:
@@ -267,17 +267,17 @@ class _Resolution:
         self.resolved |= NO_FILTER
 
     def check_token_ids(self) -> None:
-        """Token ids are in the vocabulary, and not all of it is forbidden; of the checkpoint's, others are dropped."""
+        """Token ids are in the vocabulary and do not forbid all of it; a checkpoint's other ids are dropped."""
         resolved = self.resolved
 
         def keep(name: str, ids_of: Callable[[Any], tuple[int, ...]] = lambda token: (token,)) -> None:
-            kept = []
+            entries = []
             for entry in resolved[name]:
                 outside = [token for token in ids_of(entry) if not 0 <= token < self.vocab_size]
                 if outside and name in self.user:
                     raise ParameterError(f"{name}: {outside[0]} is not in the vocabulary of {self.vocab_size} tokens")
-                kept += [] if outside else [entry]
-            resolved[name] = tuple(kept)
+                entries += [] if outside else [entry]
+            resolved[name] = tuple(entries)
 
         for name in ("eos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"):
             keep(name)

@@ -45,20 +45,20 @@ class Rules:
     draw: Parameters
     """Parameters of `Chooser.sample`; a temperature of 0 takes the most likely token"""
     top_logprobs: int | None
-    """How many log-probabilities are returned beside that of the chosen token; None: not even that"""
+    """Number of log-probabilities returned beside the chosen token's; None: not even its own"""
 
     @classmethod
     def of(cls, settings: Settings, *, masked: bool = False) -> "Rules":
         """The rules of some settings; if `masked`, all filters mask the row."""
         processors = numbered_processors(settings)
-        wanted = settings.top_logprobs if settings.logprobs else None
+        top_logprobs = settings.top_logprobs if settings.logprobs else None
         if not settings.do_sample:
-            return cls(processors, (), ARGMAX, wanted)
+            return cls(processors, (), ARGMAX, top_logprobs)
         filters = build_filters(settings)
         if not masked and all(isinstance(filter_, Temperature | TopK | TopP | MinP) for filter_ in filters):
             draw = Parameters(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
-            return cls(processors, (), draw, wanted)
-        return cls(processors, filters, UNFILTERED, wanted)
+            return cls(processors, (), draw, top_logprobs)
+        return cls(processors, filters, UNFILTERED, top_logprobs)
 
     @cached_property
     def changes(self) -> bool:
@@ -84,7 +84,7 @@ def apply_rules(chooser: Chooser, logits: Any, places: Sequence[int], growing: G
     choice from its row will do.
 
     Args:
-        chooser: of the host
+        chooser: the host's chooser
         logits: [R, V]
         places: [C], the row of each continuation
         growing: the C continuations
@@ -131,11 +131,11 @@ def _apply_processors(
     history = History.of(sequences, [places[i] for i in changed], [_tally(*growing[i]) for i in changed])
     for _, kind in sorted(kinds.items()):
         for processor, members in _merged(kind):
-            part = history if len(members) == len(changed) else history.take(members)
+            members_history = history if len(members) == len(changed) else history.take(members)
             if isinstance(processor, InPlace):
-                processor(part, logits, chooser.xp)
+                processor(members_history, logits, chooser.xp)
             else:
-                _apply(processor, part, logits, [places[changed[n]] for n in members], chooser.xp)
+                _apply(processor, members_history, logits, [places[changed[n]] for n in members], chooser.xp)
 
 
 def _merged(kind: Sequence[tuple[int, LogitsProcessor]]) -> list[tuple[LogitsProcessor, list[int]]]:

@@ -116,8 +116,8 @@ class Sampling(Strategy):
                 _put(tokens, changed, self._chosen(chooser.host, copied, theirs))
         pushes: list[tuple[Any, ...]] = [(token,) for token in tokens]
         if reported:
-            found = reports(chooser, unchanged, [tokens[row] for row in reported], [*reported.values()])
-            for row, report in zip(reported, found, strict=True):
+            row_reports = reports(chooser, unchanged, [tokens[row] for row in reported], [*reported.values()])
+            for row, report in zip(reported, row_reports, strict=True):
                 pushes[row] = tokens[row], *report
         for push, (state, continuation) in zip(pushes, growing, strict=True):
             if state.error is None:

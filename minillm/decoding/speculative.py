@@ -169,7 +169,7 @@ class Guessing(Strategy):
         Args:
             chooser: the chooser of tokens
             located: lines, each with the row of its newest token's logits
-            rows: of the last feeds
+            rows: results of the last feeds
         """
         for state, line, _ in located:
             if not state.fresh:

@@ -74,8 +74,8 @@ class StopStrings:
 
     def flush(self) -> str:
         """End the text without a stop string; returns the text that was held back ("" after a match)."""
-        held, self._held = self._held, ""
-        return held
+        rest, self._held = self._held, ""
+        return rest
 
     def __deepcopy__(self, memo: dict[int, object]) -> "StopStrings":
         """An independent copy. The trie is immutable and shared."""

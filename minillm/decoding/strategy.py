@@ -210,7 +210,7 @@ class Strategy(ABC):
 
         Args:
             chooser: the chooser for the logits, or its `host`
-            states: of N requests; request i made `states[i].feeds` feeds
+            states: states of N requests; request i made `states[i].feeds` feeds
             rows: outputs of those feeds, concatenated over requests
 
         Returns:

@@ -128,11 +128,11 @@ def text(value: object) -> str:
 def schema(value: object) -> str:
     """JSON schemas, converted to text with the keys in their order."""
     try:
-        found = json.loads(text(value)) if isinstance(value, str) else value
-        if not isinstance(found, dict):
+        parsed = json.loads(text(value)) if isinstance(value, str) else value
+        if not isinstance(parsed, dict):
             raise ValueError
-        text(json.dumps(found, allow_nan=False, ensure_ascii=False))
-        return json.dumps(found, allow_nan=False)
+        text(json.dumps(parsed, allow_nan=False, ensure_ascii=False))
+        return json.dumps(parsed, allow_nan=False)
     except (TypeError, RecursionError):
         raise ValueError from None
 
@@ -142,7 +142,7 @@ def sequence(
 ) -> Reader[tuple[T, ...]]:
     """A reader of sequences of at least `least` members.
 
-    With `single` also of one value of that type, as a sequence of one; duplicates are dropped.
+    With `single`, one value of that type stands for a sequence of one; duplicates are dropped.
     """
 
     def read(value: object) -> tuple[T, ...]:
@@ -156,7 +156,7 @@ def sequence(
             fits = False
         if not fits:
             raise ValueError
-        members = tuple(read_one(one) for one in value)
+        members = tuple(read_one(item) for item in value)
         return members if single is None else tuple(dict.fromkeys(members))
 
     return Reader(expected, read, read_one.word, many=single is not None)
@@ -175,11 +175,11 @@ def texts(least: int = 0) -> Reader[tuple[str, ...]]:
     def read(value: object) -> tuple[str, ...]:
         if isinstance(value, list | tuple) and len(value) > MOST_TEXTS:
             raise RefusedError(f"there are {len(value)} texts, and may be {MOST_TEXTS}")
-        found = several(value)
-        total = sum(map(len, found))
+        texts = several(value)
+        total = sum(map(len, texts))
         if total > MOST_CHARACTERS:
             raise RefusedError(f"the texts have {total} characters together, and may have {MOST_CHARACTERS}")
-        return found
+        return texts
 
     return replace(several, read=read)
 
@@ -200,10 +200,10 @@ def biases(value: object) -> tuple[tuple[tuple[int, ...], float], ...]:
     """Sequence biases in either form that transformers accepts; the last bias of a sequence counts."""
     items = sequence("pairs", pair)(list(value.items()) if isinstance(value, Mapping) else value)
     finite = number(-LARGE, LARGE)
-    found = {
+    bias_of = {
         phrase(ids): bias if isinstance(bias, float) and bias == -math.inf else finite(bias) for ids, bias in items
     }
-    return tuple(found.items())
+    return tuple(bias_of.items())
 
 
 @reader(f"a pair: a whole number of tokens, and a factor ({SMALL} to {LARGE})")

@@ -112,18 +112,18 @@ def read_budget(max_batched_tokens: object, max_batch_size: int) -> int | None:
     return budget
 
 
-def refuse_task(config: ModelConfig, wanted: str, call: str) -> None:
+def refuse_task(config: ModelConfig, output: str, call: str) -> None:
     """Refuse a call that needs another kind of model.
 
     Args:
         config: the model's
-        wanted: what the call needs, "tokens" or "labels"
+        output: what the call needs, "tokens" or "labels"
         call: its name
 
     Raises:
         TaskError: the model's head computes something else.
     """
-    if config.output == wanted:
+    if config.output == output:
         return
     kind = f"{config.model_type} model"
     if config.output == "labels":
@@ -132,5 +132,5 @@ def refuse_task(config: ModelConfig, wanted: str, call: str) -> None:
         has = f"this {kind} has no head: it embeds texts, use embed"
     else:
         has = f"this {kind} generates text, and has no head of labels"
-    needs = "a model that generates text" if wanted == "tokens" else "a checkpoint for sequence classification"
+    needs = "a model that generates text" if output == "tokens" else "a checkpoint for sequence classification"
     raise TaskError(f"{call} needs {needs}; {has}")

@@ -115,7 +115,7 @@ class AsyncEngine:
         Args:
             prompt: text or token ids, or a list of such, which is queued as a whole or not at all
             config: generation parameters
-            request_id: a name for `abort`, not that of another unfinished call; by default a new one
+            request_id: a name for `abort`, which no other unfinished call has; by default a new one
             **fields: as of `Engine.generate`: fields of `GenerationConfig`, `priority`, `timeout`
 
         Raises:
@@ -233,14 +233,14 @@ class AsyncEngine:
 
         Args:
             make: returns the requests, as `Engine.requests` does; called in a worker thread
-            count: of the requests
+            count: number of requests
             request_id: as of `submit`
 
         Raises:
             Exception: as `make`, and as `submit`.
         """
         call = Submission(next(self._names) if request_id is None else request_id, count, asyncio.get_running_loop())
-        self._thread.claim(call)  # before the first `await`: of several calls at once no more than fit get in
+        self._thread.claim(call)  # before the first `await`: concurrent calls cannot exceed the limit
         try:
             await self.run(self._thread.take, call, make)
         except BaseException:
@@ -451,7 +451,7 @@ def take_any(streams: Sequence[AsyncEventStream]) -> list[tuple[int, Event]] | N
     for every token.
 
     Raises:
-        EngineStateError, SlowReaderError, Exception: as `AsyncEventStream.read`, of any of them.
+        EngineStateError, SlowReaderError, Exception: as `AsyncEventStream.read`, for any stream.
     """
     events: list[tuple[int, Event]] = []
     ended = True

@@ -86,7 +86,7 @@ class Driver:
         """Check requests, and give them the numbers by which they are queued; in any thread, without a turn.
 
         Raises:
-            ParameterError, CacheFullError: as `StepLoop.check`, of any of them.
+            ParameterError, CacheFullError: as `StepLoop.check`, for any request.
             EngineStateError: as `turn`, or it is called from inside a step.
         """
         self._turns.check()

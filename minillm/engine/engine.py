@@ -102,9 +102,9 @@ class Engine(EngineBase):
             [' 1, 0.', ' Tuesday, Wednesday,']
         """
         single = is_prompt(prompts)
-        wanted = self.requests([prompts] if single else prompts, config, **fields)  # type: ignore[list-item, arg-type]
+        requests = self.requests([prompts] if single else prompts, config, **fields)  # type: ignore[list-item, arg-type]
         with showing(read("progress", progress)):
-            results = self._generate(wanted)
+            results = self._generate(requests)
         return results[0] if single else results
 
     @with_fields
@@ -153,9 +153,9 @@ class Engine(EngineBase):
             >>> engine.chat(messages, max_new_tokens=4).text
             ' orange, yellow,'
         """
-        wanted = self.chat_request(messages, config, **fields)
+        request = self.chat_request(messages, config, **fields)
         with showing(read("progress", progress)):
-            return self._generate([wanted])[0]
+            return self._generate([request])[0]
 
     @with_fields
     def stream_chat(
@@ -232,7 +232,7 @@ class Engine(EngineBase):
         """The vectors of one text or of several, as sentence-transformers computes them: [E], or [N, E], float32.
 
         Any model embeds texts. How is said by the files of sentence-transformers in its folder; without them an encoder
-        takes the mean of all tokens' hidden states, and a decoder that of the last token (see `minillm.tasks.pooling`).
+        takes the mean of all tokens' hidden states, and a decoder the last token's (see `minillm.tasks.pooling`).
 
         Texts are computed beside the requests that generate, in pages of their own: `max_batch_size` and `cache_bytes`
         do not bound them. A pass has as many tokens as a step of prompts alone, or one longer text of an encoder.
@@ -279,8 +279,8 @@ class Engine(EngineBase):
         check_lora(lora, self._maker.adapters)
         encoded = [passes.encode(text, truncate=truncate) for text in listed_texts(texts, single=single)]
         with showing(read("progress", progress)):
-            found = passes.hidden_states(encoded, lora=lora)
-        return found[0] if single else found
+            states = passes.hidden_states(encoded, lora=lora)
+        return states[0] if single else states
 
     def classify(
         self,
@@ -328,8 +328,8 @@ class Engine(EngineBase):
             listed_texts(texts, single=single), prompt=prompt, prompt_name=prompt_name, truncate=truncate
         )
         with showing(read("progress", progress)):
-            found = passes.classify(encoded, top_k=top_k, function=function, lora=lora)
-        return found[0] if single else found
+            classifications = passes.classify(encoded, top_k=top_k, function=function, lora=lora)
+        return classifications[0] if single else classifications
 
     def encode(
         self,
@@ -559,6 +559,6 @@ class Engine(EngineBase):
         # the template has written the special tokens
         return encode_text(text, self.tokenizer, self.config, add_special_tokens=False), arguments
 
-    def _generate(self, wanted: list[Request]) -> list[Generation]:
-        mail = zip(wanted, self._driver.run(wanted), strict=True)
+    def _generate(self, requests: list[Request]) -> list[Generation]:
+        mail = zip(requests, self._driver.run(requests), strict=True)
         return [Generation.of(request.given_ids, events, self.tokenizer) for request, events in mail]

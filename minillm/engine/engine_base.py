@@ -74,13 +74,13 @@ class EngineBase:
             model: a checkpoint folder, a GGUF file or a Hugging Face hub id (owner/name, or owner/name/file.gguf); by
                 default the small model that ships with minillm
             revision: branch, tag or commit on the hub
-            dtype: of the weights in memory: "float32", "float16", "bfloat16", "int8" or "int4"; by default the fastest
-                lossless one, and the stored one for a quantised checkpoint. On "cuda" also of activations and the K/V
-                cache, by default the checkpoint's; with weights in 8 or 4 bits these have 16
+            dtype: format of the weights: "float32", "float16", "bfloat16", "int8" or "int4"; by default the fastest
+                lossless one, and the stored one for a quantised checkpoint. On "cuda" also the format of activations
+                and the K/V cache, by default the checkpoint's; with weights in 8 or 4 bits these have 16
             device: "cpu", or "cuda": an NVIDIA GPU, which needs the extra "cuda13" or "cuda12"
             backend: on a CPU: "cpu", kernels in C, which a C compiler compiles at first use, or "numpy". By default
                 "cpu" where there is a compiler or a stored build (MINILLM_BACKEND in the environment names another)
-            cache_dtype: of the K/V cache: "float32" (the default), "bfloat16" or "int8"
+            cache_dtype: format of the K/V cache: "float32" (the default), "bfloat16" or "int8"
             threads: number of CPU threads, for the whole process; by default the number of cores
             max_batch_size: sequences that run at once; further ones are queued
             max_batched_tokens: tokens of a step in which sequences decode: one or more of each, and chunks of the
@@ -195,7 +195,7 @@ class EngineBase:
 
     @property
     def generation_defaults(self) -> dict[str, Any]:
-        """Generation fields of requests that do not set them: those of the checkpoint, unless others are assigned."""
+        """Generation fields of requests that do not set them: the checkpoint's, unless others are assigned."""
         return dict(self._maker.defaults)
 
     @generation_defaults.setter
@@ -265,7 +265,7 @@ class EngineBase:
         loop = self._driver.loop  # not in a turn, which a thread that a debugger has stopped may hold
         if self._driver.closed:
             raise EngineStateError("the engine is closed")
-        found = {
+        facts = {
             "name": self.name,
             "family": self.config.model_type,
             "parameters": sum(math.prod(shape) for shape in tensor_shapes(self.config).values()),
@@ -277,10 +277,10 @@ class EngineBase:
             "rank": None if self._ranks is None else f"{self.rank} of {self._ranks.parallel.devices}",
         }
         if (runner := loop.runners.get("target")) is not None:  # of this rank, if several share the model
-            found["weight_bytes"] = sum(weight.nbytes for weight in weights_of(runner.model))
-            found["cached_tokens"] = runner.cache.num_pages * runner.cache.page_size
-            found["backend"] = runner.backend.name
-        return found
+            facts["weight_bytes"] = sum(weight.nbytes for weight in weights_of(runner.model))
+            facts["cached_tokens"] = runner.cache.num_pages * runner.cache.page_size
+            facts["backend"] = runner.backend.name
+        return facts
 
     def __repr__(self) -> str:
         try:

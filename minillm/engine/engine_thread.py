@@ -295,7 +295,7 @@ class EngineThread:
         """Run the functions that were posted; waits for one if nothing is unfinished. False: the thread should end."""
         wait = not self._lives
         if wait:
-            self._wake_readers()  # of what another thread's step has brought last
+            self._wake_readers()  # for the last events of another thread's step
         while True:
             try:
                 message = self._inbox.get(block=wait)
@@ -321,7 +321,7 @@ class EngineThread:
                     self._forget(live.call)
 
     def _wake_readers(self) -> None:
-        """Wake the readers of what has come, and end the requests whose readers are too slow or gone."""
+        """Wake the readers of new events, and end the requests whose readers are too slow or gone."""
         readers: dict[LiveRequest, None] = {}
         while self._mailed:
             readers[self._mailed.popleft()] = None

@@ -74,6 +74,6 @@ def _storage(model: Model, number_bytes: int) -> Storage:
     if not form.scale_bits:
         return Storage.all_in(numbers)
     tables = [weight for weight in weights_of(model) if weight.role == "vocabulary"]
-    kept = not any(format_of(table.data).scale_bits for table in tables)
+    keeps_vocabulary = not any(format_of(table.data).scale_bits for table in tables)
     formats = {"cache": numbers, "activations": numbers, "checkpoint": numbers}
-    return Storage(weights=form.name, **formats, group=form.group, keeps_vocabulary=kept)
+    return Storage(weights=form.name, **formats, group=form.group, keeps_vocabulary=keeps_vocabulary)

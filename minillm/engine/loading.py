@@ -70,7 +70,7 @@ def load_parts(
         tokenizer: replaces the model's own; a chat template in its folder takes precedence over the model's
         adapter: a LoRA adapter to merge into the model: folder or hub id
         adapters: LoRA adapters for single requests, by name
-        share: of the paths of the model and of its adapters: arguments of `load_model` for this process's share
+        share: takes the paths of the model and its adapters; returns `load_model`'s arguments for this process's share
         helper_backend: backend of the helper models, which are not shared; by default `backend`
 
     Raises:
@@ -86,8 +86,8 @@ def load_parts(
     own, template = (files.tokenizer, None) if tokenizer is None else named_tokenizer(tokenizer)
     merged = None if adapter is None else find_adapter(adapter)
     folders = {name: find_adapter(where) for name, where in (adapters or {}).items()}
-    part = {} if share is None else share(path, [*([] if merged is None else [merged]), *folders.values()])
-    loaded = load_model(path, backend, adapter=merged, **part)
+    shared = {} if share is None else share(path, [*([] if merged is None else [merged]), *folders.values()])
+    loaded = load_model(path, backend, adapter=merged, **shared)
     if tokenizer is not None and own is not None:
         own = own.for_model(loaded.config.vocab_size)
     helping = {
@@ -98,7 +98,7 @@ def load_parts(
         defaults = {"eos_token_id": list(own.end_ids)} | defaults
     template = template or files.chat_template
     whole = loaded.config if share is None or not folders else files.config
-    lora = {name: load_adapter(folder, whole, backend, **part) for name, folder in folders.items()}
+    lora = {name: load_adapter(folder, whole, backend, **shared) for name, folder in folders.items()}
     embedding = files.embedding_settings(loaded.config, None if template is None else template.source)
     return Parts(backend, loaded, own, defaults, helping, template, lora, helper_backend, embedding, path)
 
@@ -149,7 +149,7 @@ def affordable_pages(
         backend: decides the page size
         sequences: number that run at once
         budget: bytes; None for the default
-        others: shapes of further models, each of which needs as many pages
+        others: shapes of further models; each needs as many pages
         processes: number of them that share this machine's memory
 
     Raises:

@@ -41,7 +41,7 @@ class StepLoop:
 
         Args:
             runners: by model name as in `Feed.model`; "target" is required
-            limits: of one step
+            limits: limits of one step
         """
         self.runners = runners
         self.stats = Stats()
@@ -167,7 +167,7 @@ class StepLoop:
         """Run one model over its pending tokens. Returns their number.
 
         Args:
-            name: of the model
+            name: the model's name
             prompts: the step computes prompts, or recomputes
         """
         began = working_time()
@@ -330,8 +330,8 @@ class StepLoop:
         parts = [(request, sequences)]
         if sequences > limits.max_batch_size:
             size = limits.max_batch_size
-            indices = [request.indices[i : i + size] for i in range(0, sequences, size)]
-            parts = [(replace(request, part=part), len(part)) for part in indices]
+            groups = [request.indices[i : i + size] for i in range(0, sequences, size)]
+            parts = [(replace(request, part=group), len(group)) for group in groups]
         soon = request.max_new_tokens if headroom is None else min(headroom, request.max_new_tokens)
         runs = []
         for part, its_sequences in parts:
@@ -409,7 +409,7 @@ class StepLoop:
         self._cut_off(request_id, "abort")
 
     def forget(self, request_id: int) -> None:
-        """Abort a request of which nothing more is to be told."""
+        """Abort a request without further events."""
         self.abort(request_id)
         self._events = [event for event in self._events if event.request_id != request_id]
 
@@ -421,9 +421,9 @@ class StepLoop:
 
     def _fail(self, run: Run, error: Exception) -> None:
         """End a request with an error."""
-        for part in self._runs.get(run.id, ()):
-            if part.state is not None:
-                part.state.error = error
+        for sibling in self._runs.get(run.id, ()):
+            if sibling.state is not None:
+                sibling.state.error = error
         self._cut_off(run.id, "error", error)
 
     def _cut_off(self, request_id: int, reason: FinishReason, error: Exception | None = None) -> None:

@@ -93,7 +93,7 @@ class Generation:
     cached_tokens: int = field(default=0, compare=False)
     """Number of prompt tokens whose keys and values were in the prefix cache, by the first completion"""
     queued_seconds: float = field(default=0.0, compare=False)
-    """From the request's making to its first step. Of several sequences the times are those of the last to end"""
+    """From the request's making to its first step. With several sequences, times of the last one to end"""
     prefill_seconds: float = field(default=0.0, compare=False)
     """From there until the prompt was computed"""
     decode_seconds: float = field(default=0.0, compare=False)
@@ -117,7 +117,9 @@ class Generation:
             ids, tokenizer = self.prompt_token_ids, self._tokenizer
             spelled = [tokenizer.token_bytes(token) for token in ids]
             prompt = view_tokens(ids, spelled, self.prompt_logprobs, self.prompt_top_logprobs, tokenizer)
-        return results_html((prompt, one.views(self._tokenizer), one.note()) for one in self.completions)
+        return results_html(
+            (prompt, completion.views(self._tokenizer), completion.note()) for completion in self.completions
+        )
 
     @classmethod
     def of(
@@ -136,7 +138,7 @@ class Generation:
             completions.setdefault(event.index, Completion()).add(event)
             generation._add(event)
         # beam search may return fewer than asked for
-        ended = {index: one for index, one in completions.items() if one.finish_reason is not None}
+        ended = {index: completion for index, completion in completions.items() if completion.finish_reason is not None}
         generation.completions = [ended[index] for index in sorted(ended)]
         return generation
 

@@ -142,7 +142,7 @@ class Run:
         """The events of its results if it ends now, early: one for each that has not ended.
 
         Args:
-            reason: of the end
+            reason: why it ends
             error: the cause, if the reason is "error"
         """
         results = [] if self.state is None else self.state.results

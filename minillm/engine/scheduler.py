@@ -77,15 +77,15 @@ class Load:
     """Use of the engine between two steps."""
 
     waiting: int
-    """Requests of which nothing runs: new or preempted ones"""
+    """Requests that wait entirely: new or preempted ones"""
     running: int
     """Requests that run, at least in part"""
     sequences: int
     """Sequences of running requests"""
     free_pages: int
-    """Pages of the K/V cache that a request can get without preemption; of several models' caches, of the fullest"""
+    """K/V cache pages that a request can get without preemption; with several models, in the fullest cache"""
     cached_pages: int
-    """Those of them in which prompts may find what they begin with, in the target's cache"""
+    """Free pages in the target's cache that hold prefixes for later prompts"""
     total_pages: int
     """Pages of the K/V cache"""
     preemptions: int
@@ -148,8 +148,8 @@ class Scheduler:
 
     def __init__(self, limits: Limits, caches: Mapping[str, PagedCache], stats: Stats) -> None:
         """Args:
-        limits: of one step
-        caches: of each model, by name
+        limits: limits of one step
+        caches: each model's cache, by name
         stats: where preemptions are counted
         """
         self.limits = limits
@@ -240,7 +240,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests in the queue of which nothing runs."""
+        """Number of queued requests that wait entirely."""
         if not self.waiting:
             return 0
         return len({run.id for run in self.waiting}.difference(run.id for run in self.running))
@@ -263,7 +263,7 @@ class Scheduler:
         """The tokens that one model computes next, each sequence with pages for them. It may preempt requests.
 
         Args:
-            name: of the model
+            name: the model's name
         """
         cache = self._caches[name]
         chunks: list[Chunk] = []
@@ -305,7 +305,7 @@ class Scheduler:
         """The part of each prompt that is computed in the next forward pass: see the module docstring.
 
         Args:
-            name: of the model
+            name: the model's name
             prompts: with all their pending tokens, in the order in which their requests run
             budget: number of tokens for all of them
         """

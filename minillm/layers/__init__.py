@@ -14,7 +14,7 @@ H  query heads
 K  key/value heads (K = H without grouped-query attention)
 D  width of one head
 F  width of the MLP's hidden layer, or of an expert's
-X  experts of a layer, of which each token uses k
+X  experts of a layer; each token uses k
 V  vocabulary size
 L  layers
 P  positions in one page of the K/V cache

@@ -34,7 +34,7 @@ class CrossAttention:
     """[E, H D]"""
 
     def store(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> None:
-        """Store the keys and values of the encoder's result in this layer's pages. x: [T, E], of a batch of sources"""
+        """Store the keys and values of the encoder's result in this layer's pages. x: [T, E], a batch of sources"""
         kv = partition_heads(backend.linear(x, self.kv), 2 * self.num_kv_heads)  # [T, E] -> [T, 2 K, D]
         backend.store_kv(kv[:, : self.num_kv_heads], kv[:, self.num_kv_heads :], cache, self.layer, batch)
 

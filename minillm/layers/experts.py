@@ -1,4 +1,4 @@
-"""A mixture of experts in place of a layer's MLP: gated MLPs, of which a router chooses some for each token."""
+"""A mixture of experts in place of a layer's MLP: gated MLPs; a router chooses some for each token."""
 
 from dataclasses import dataclass
 from typing import Any

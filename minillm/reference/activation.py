@@ -75,7 +75,7 @@ ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_new": gelu_new, "silu": silu}
 """Activation functions of an MLP by name."""
 
 LINEAR_ACTIVATIONS = ACTIVATIONS | {"tanh": tanh}
-"""Those of any projection: also of the one before the labels of a classification."""
+"""Activation functions of any projection: also the one before a classification's labels."""
 
 
 def glu(x: Any, activation: str, xp: Any, out: Any) -> Any:
@@ -102,7 +102,7 @@ def glu_cost(T: int, F: int, activation: str, number_bytes: int = 4) -> Cost:
 def scale_logits(logits: Any, scale: float, cap: float | None, xp: Any) -> Any:
     """cap * tanh(scale * logits / cap), or scale * logits without a soft cap, in place. [R, V] -> [R, V]
 
-    The soft cap is that of Gemma 2 (Gemma Team, arXiv 2408.00118, section 2).
+    The soft cap is Gemma 2's (Gemma Team, arXiv 2408.00118, section 2).
     """
     if scale != 1:
         logits *= scale

@@ -23,9 +23,9 @@ class Routing(NamedTuple):
     """The experts chosen for T tokens: T k rows, sorted by expert and then by token."""
 
     experts: Any
-    """[T, k]: of each token, the likeliest first"""
+    """[T, k]: each token's experts, likeliest first"""
     weights: Any
-    """[T, k] float32: of each choice in the token's sum"""
+    """[T, k] float32: each choice's weight in the token's sum"""
     rows: Any
     """[T, k]: the row of each choice"""
     tokens: Any
@@ -33,16 +33,16 @@ class Routing(NamedTuple):
     starts: Any
     """[X + 1]: expert e has the rows starts[e] : starts[e + 1]"""
     present: Any = None
-    """The numbers of the experts that have rows, then -1, of a backend that reads them on its device"""
+    """Numbers of the experts that have rows, then -1; only on a backend that reads them on its device"""
 
     @property
     def used(self) -> float:
-        """Number of experts that some token chose; of a routing without numbers the expected one."""
+        """Number of experts that some token chose; its expectation if the routing has no numbers."""
         return int((self.starts[1:] > self.starts[:-1]).sum())
 
 
 def route(logits: Any, k: int, xp: Any, *, normalised: bool) -> Routing:
-    """Choose the k likeliest experts of each token; of equal ones the first.
+    """Choose the k likeliest experts of each token; the first among equals.
 
     Args:
         logits: [T, X] float32, not modified
@@ -69,7 +69,7 @@ def route(logits: Any, k: int, xp: Any, *, normalised: bool) -> Routing:
 def route_cost(T: int, X: int, k: int, *, normalised: bool) -> Cost:
     """Softmax's four FLOPs for each logit (difference, exponential, sum, division); two for each weight normalised.
 
-    The logits are read; of each choice the expert, weight, row and token are written, and of each expert the start.
+    It reads the logits; it writes each choice's expert, weight, row and token, and each expert's start.
     """
     flops = 4 * T * X + 2 * T * k * normalised
     return Cost(flops, 4 * T * X, T * k * (3 * INDEX_BYTES + 4) + INDEX_BYTES * (X + 1))
@@ -81,7 +81,7 @@ def linear_experts(x: Any, matrix_of: Callable[[int], Any], starts: Any, xp: Any
     Args:
         x: [T k, in], sorted by expert
         matrix_of: the matrix [out, in] of an expert's number; called for those that have rows
-        starts: [X + 1], of a `Routing`, in the host's memory
+        starts: [X + 1], a `Routing`'s starts in the host's memory
         xp: the array module
         out: [T k, out], filled and returned
     """
@@ -98,11 +98,11 @@ def linear_experts_cost(
 
     Args:
         rows: T k
-        inputs: of each expert
-        outputs: of each expert
-        expert_bytes: of one expert's stored matrix
+        inputs: input width of each expert
+        outputs: output width of each expert
+        expert_bytes: size of one expert's stored matrix
         used: experts that have rows, or their expected number
-        number_bytes: of an activation
+        number_bytes: size of an activation
     """
     read = number_bytes * rows * inputs + round(used * expert_bytes)
     return Cost(2 * rows * inputs * outputs, read, number_bytes * rows * outputs)
@@ -113,7 +113,7 @@ def combine(y: Any, routing: Routing, residual: Any | None, xp: Any, out: Any) -
 
     Args:
         y: [T k, E], sorted by expert
-        routing: of the T tokens
+        routing: routing of the T tokens
         residual: [T, E] or None; not modified
         xp: the array module
         out: [T, E], filled and returned

@@ -53,7 +53,7 @@ def uniform(seed: ArrayLike, sequence: ArrayLike, position: ArrayLike, purpose: 
     """One uniform number in (0, 1) for each key, float32; the arguments broadcast against each other.
 
     Args:
-        seed: of the request, in [0, 2**64).
+        seed: the request's seed, in [0, 2**64).
         sequence: index of the sequence within its request, in [0, 2**32).
         position: index of the token within its sequence, prompt included, in [0, 2**32).
         purpose: which of the draws at this position, in [0, 2**32).
@@ -73,8 +73,8 @@ def fold_in(seed: int, index: int) -> int:
     Named after JAX's function. Of n prompts two share a seed with probability n**2 / 2**65.
 
     Args:
-        seed: of the list, in [0, 2**64)
-        index: of the prompt in the list, in [0, 2**32)
+        seed: the list's seed, in [0, 2**64)
+        index: index of the prompt in the list, in [0, 2**32)
     """
     if index == 0:
         return seed  # a prompt alone and the first of a list draw the same

@@ -75,7 +75,7 @@ class Quantized:
         return self.values.nbytes + self.scales.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
 
     def each(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> "Quantized":
-        """A matrix of which every array is changed alike, such as the order of its rows."""
+        """A matrix with the same change to each of its arrays, such as the order of its rows."""
         offsets = None if self.offsets is None else change(self.offsets)
         return Quantized(change(self.values), change(self.scales), self.inputs, offsets)
 
@@ -100,16 +100,16 @@ def quantize(weight: Any, bits: int, group: int = 32) -> Quantized:
     round_groups = round_to_8_bits if bits == 8 else round_to_4_bits
     rows = max(1, CHUNK // max(1, groups * group))
     for start in range(0, outputs, rows):
-        part = np.zeros((min(rows, outputs - start), groups * group), np.float32)
-        part[:, :inputs] = weight[start : start + rows]
-        if not max(part.max(initial=0), -part.min(initial=0)) < LARGEST:  # or NaN
+        block = np.zeros((min(rows, outputs - start), groups * group), np.float32)
+        block[:, :inputs] = weight[start : start + rows]
+        if not max(block.max(initial=0), -block.min(initial=0)) < LARGEST:  # or NaN
             raise ParameterError(
                 f"weights to be quantised must be finite and below {LARGEST:,}; this matrix has others"
             )
-        across = np.ascontiguousarray(part.reshape(-1, group).T)  # [rows, in'] -> [G, rows x groups]: long inner loops
-        part_scales, q = round_groups(across)
-        scales[start : start + rows] = part_scales.reshape(-1, groups)
-        values[start : start + rows] = (q if bits == 8 else pack(q)).T.reshape(len(part), -1)
+        across = np.ascontiguousarray(block.reshape(-1, group).T)  # [rows, in'] -> [G, rows x groups]: long inner loops
+        block_scales, q = round_groups(across)
+        scales[start : start + rows] = block_scales.reshape(-1, groups)
+        values[start : start + rows] = (q if bits == 8 else pack(q)).T.reshape(len(block), -1)
     return Quantized(values, scales, inputs)
 
 

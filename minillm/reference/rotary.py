@@ -77,7 +77,7 @@ def angles(positions: Any, frequencies: Any, growth: Any, xp: Any) -> Any:
     Args:
         positions: [T]
         frequencies: [r / 2], or two rows [2, r / 2]
-        growth: [T] or None; of two rows the number of each token's
+        growth: [T] or None; with two rows of frequencies, each token's row number
         xp: the array module
 
     Returns:

@@ -154,10 +154,11 @@ def sample(
         NumericalError: a row has NaN or +inf, or only -inf.
     """
     _check(logits, xp)
-    each = [np.broadcast_to(one, len(logits)).tolist() for one in (uniforms, temperature, top_k, top_p, min_p)]
+    parameters = (uniforms, temperature, top_k, top_p, min_p)
+    columns = [np.broadcast_to(parameter, len(logits)).tolist() for parameter in parameters]
     tokens = [
         _sample_row(scale(row, t), u, k, p, m, xp) if np.float32(t) > 0 else int(row.argmax())
-        for row, u, t, k, p, m in zip(logits, *each, strict=True)
+        for row, u, t, k, p, m in zip(logits, *columns, strict=True)
     ]
     drawn: NDArray[np.int64] = xp.asarray(tokens, xp.int64)
     return drawn

@@ -29,7 +29,7 @@ def encode_sources(
     Args:
         backend: that runs the encoder
         cache: in which each sequence has reserved its own and its source's pages
-        sequences: of a decoder pass; several may have the same source
+        sequences: sequences of a decoder pass; several may have the same source
         encode: runs the encoder over sources, and returns whether its result is finite (`encoded`)
 
     Raises:

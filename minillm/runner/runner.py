@@ -57,7 +57,7 @@ class Runner:
         layers: range | None = None,
         adapters: Mapping[str, AdapterWeights] | None = None,
     ) -> None:
-        """`layers`, by default all, are those that are run, which `cache` must hold; `adapters` those of sequences."""
+        """`layers` are run, by default all, and `cache` must hold them; `adapters` are the adapters of sequences."""
         self.model = model
         self.cache = cache
         self.backend = backend
@@ -124,11 +124,11 @@ class Runner:
         if self.model.config.encoder_layers:
             encode_sources(self.backend, self.cache, sequences, self.encode)
         batch = Batch.of(sequences, counts, self.cache.page_size)
-        wanted = [span.stop - 1 for span in batch.spans] if rows is None else rows
-        output, finite = self._run(self.backend, batch, wanted, draws, x)
+        logit_rows = [span.stop - 1 for span in batch.spans] if rows is None else rows
+        output, finite = self._run(self.backend, batch, logit_rows, draws, x)
         if not finite:
             checking = CheckingBackend(self.backend)
-            self._run(checking, batch, wanted, x=x)  # once more
+            self._run(checking, batch, logit_rows, x=x)  # once more
             raise checking.found or NumericalError(
                 "NaN or infinity among the logits; computed once more, every operation was finite"
             )
