@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "Analysis":
-    """The analysis that the command line asks for; `hardware` is that of `args.hardware`, if it is known already.
+    """The analysis that the command line asks for; `hardware` is `args.hardware`, if it is known already.
 
     Raises:
         ModelError: the model or its config.json cannot be found.
@@ -134,22 +134,22 @@ def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "An
     from ..measure.accounting.storage import storage_for
     from ..parallel import Parallel
 
-    found = find_model_config(args.model, args.revision)
-    quantization = found.quantization
+    checkpoint = find_model_config(args.model, args.revision)
+    quantization = checkpoint.quantization
     if quantization is not None:
         quantization.check_dtype(args.dtype)
-    kept = (found.kept or args.dtype) if args.dtype == "auto" else args.dtype
-    generates = found.config.output == "tokens"
+    weight_dtype = (checkpoint.kept or args.dtype) if args.dtype == "auto" else args.dtype
+    generates = checkpoint.config.output == "tokens"
     if args.context is not None and not generates:
         raise ParameterError(f"--context is for a decode step, and {args.model} generates nothing: leave it out")
-    fitting = max(1, min(PROMPT_LENGTH, found.config.max_positions - generates))
+    fitting = max(1, min(PROMPT_LENGTH, checkpoint.config.max_positions - generates))
     prompt_length = fitting if args.prompt_length is None else args.prompt_length
     return Analysis(
-        config=found.config,
+        config=checkpoint.config,
         storage=storage_for(
-            kept,
+            weight_dtype,
             args.cache_dtype,
-            checkpoint=found.dtype,
+            checkpoint=checkpoint.dtype,
             on_cpu=args.hardware == THIS,
             group=quantization.group if quantization is not None else 32,
             keeps_vocabulary=quantization is not None and quantization.keeps_vocabulary and args.dtype == "auto",
@@ -304,20 +304,22 @@ def report(model: str, analysis: "Analysis", width: int | None = None) -> list[s
     for table in tables(analysis):
         lines += ["", *table.lines(width)]
     lines += ["", *notes(analysis)]
-    return [part for line in lines for part in wrapped(line, width)]
+    return [folded for line in lines for folded in wrapped(line, width)]
 
 
 def tables(analysis: "Analysis") -> list[Table]:
     """Parameters, memory, and the operations of both phases."""
     work = analysis.workload
-    found = [
+    analysis_tables = [
         _parameters(analysis),
         _memory(analysis),
         _operations(f"prefill, {work.batch} x {work.prompt_length} tokens", analysis.prefill),
     ]
     if analysis.generates:
-        found.append(_operations(f"decode, {work.batch} x 1 token at context {work.decode_context}", analysis.decode))
-    return found
+        analysis_tables.append(
+            _operations(f"decode, {work.batch} x 1 token at context {work.decode_context}", analysis.decode)
+        )
+    return analysis_tables
 
 
 def _parameters(analysis: "Analysis") -> Table:
@@ -341,13 +343,13 @@ def _memory(analysis: "Analysis") -> Table:
     rows = [
         ["weights", *map(bytes_text, weights.values())],
         ["cache, a token", *map(bytes_text, cache.values())],
-        [f"cache, {work.batch} x {work.decode_context}", *(bytes_text(positions * one) for one in cache.values())],
+        [f"cache, {work.batch} x {work.decode_context}", *(bytes_text(positions * size) for size in cache.values())],
     ]
-    each = [
+    activations = [
         f"{bytes_text(activation_bytes(analysis.config, analysis.storage, phase.tokens, work.batch))} in {name}"
         for name, phase in analysis.phases.items()
     ]
-    return Table(["memory", *weights], rows, note=f"activations: {', '.join(each)}")
+    return Table(["memory", *weights], rows, note=f"activations: {', '.join(activations)}")
 
 
 def _operations(title: str, phase: "Phase") -> Table:
@@ -355,18 +357,18 @@ def _operations(title: str, phase: "Phase") -> Table:
     head = ("operation", "times", "FLOPs", "read", "written", "FLOP/byte", "bound", "floor", "share", "fusion saves")
     rows = [
         [
-            one.name,
-            str(one.calls),
-            number_text(one.flops),
-            bytes_text(one.bytes_read),
-            bytes_text(one.bytes_written),
-            f"{one.intensity:.2f}",
-            one.bound,
-            seconds_text(one.seconds),
-            f"{one.seconds / phase.seconds:.1%}",
-            bytes_text(one.fusion_saves),
+            operation.name,
+            str(operation.calls),
+            number_text(operation.flops),
+            bytes_text(operation.bytes_read),
+            bytes_text(operation.bytes_written),
+            f"{operation.intensity:.2f}",
+            operation.bound,
+            seconds_text(operation.seconds),
+            f"{operation.seconds / phase.seconds:.1%}",
+            bytes_text(operation.fusion_saves),
         ]
-        for one in (*phase.operations, phase.total)
+        for operation in (*phase.operations, phase.total)
     ]
     rate = f"{phase.tokens / phase.seconds:,.0f} tokens/s"
     note = f"at best {seconds_text(phase.seconds)}, {rate}; the ridge lies at {phase.ridge:.0f} FLOP/byte"
@@ -392,16 +394,16 @@ def notes(analysis: "Analysis") -> list[str]:
     lines = [fits]
     if config.num_experts:
         X, k = config.num_experts, config.experts_per_token
-        each = [f"{name} {experts_read(config, phase.tokens):.4g}" for name, phase in phases.items()]
+        experts = [f"{name} {experts_read(config, phase.tokens):.4g}" for name, phase in phases.items()]
         most = min(X, work.batch * k)
         lines.append(
             f"a token uses {k} of {X} experts, {number_text(active_parameter_count(config))} of "
             f"{number_text(parameter_count(config))} parameters; experts read in each layer, if tokens choose at "
-            f"random: {', '.join(each)} (at most {most})"
+            f"random: {', '.join(experts)} (at most {most})"
         )
     sizes = {name: phase.message_bytes for name, phase in phases.items()}
     if parallel.tensor > 1:
-        each = [
+        messages = [
             f"{name} {bytes_text(phase.message_bytes)} each, {bytes_text(analysis.all_reduce_bytes(phase))} in all"
             for name, phase in phases.items()
         ]
@@ -409,9 +411,11 @@ def notes(analysis: "Analysis") -> list[str]:
         more = " (three in the decoder's)" if config.encoder_layers else ""
         lines.append(
             f"tensor parallelism over {parallel.tensor}: {counts} all-reduces, two a layer{more} and the embedding's; "
-            f"{', '.join(each)}"
+            f"{', '.join(messages)}"
         )
     if parallel.pipeline > 1:
-        each = [f"{name} {bytes_text(size)}" for name, size in sizes.items()]
-        lines.append(f"pipeline parallelism over {parallel.pipeline}: from each stage to the next in {', '.join(each)}")
+        transfers = [f"{name} {bytes_text(size)}" for name, size in sizes.items()]
+        lines.append(
+            f"pipeline parallelism over {parallel.pipeline}: from each stage to the next in {', '.join(transfers)}"
+        )
     return lines

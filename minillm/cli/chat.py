@@ -110,7 +110,7 @@ class Chat:
     ) -> None:
         """Args:
         conversation: with the model
-        fields: of `GenerationConfig`; `/set` changes them
+        fields: fields of `GenerationConfig`; `/set` changes them
         name: the model's, for the banner
         show_stats: print statistics after each answer
         """
@@ -134,7 +134,7 @@ class Chat:
         """Take each line of standard input as a message or a command, until it ends. An error ends the chat.
 
         Raises:
-            MinillmError: of the first message or command that fails.
+            MinillmError: the first message or command that fails.
         """
         while (line := _read_line()) is not None:
             if line.strip() and not self._handle(line):
@@ -160,7 +160,7 @@ class Chat:
                 note(str(error))
 
     def _toolbar(self) -> str:
-        """The line below the prompt: as much as fits, of which the name is the least."""
+        """The line below the prompt: the name, and more as far as it fits."""
         used, holds = self.conversation.used_tokens, self.engine.context
         rate = f" · {self._rate:.0f} tokens/s" if self._rate else ""
         numbers = f"{used:,} of {holds:,} tokens{rate}"
@@ -173,8 +173,8 @@ class Chat:
             self._print(self.conversation.ask(line, self.asked))
             return True
         word, _, rest = line[1:].partition(" ")
-        found = ((method, arguments) for names, method, arguments, _ in COMMANDS if word in names.split())
-        command = next(found, None)
+        commands = ((method, arguments) for names, method, arguments, _ in COMMANDS if word in names.split())
+        command = next(commands, None)
         if command is None:
             raise UsageError(f"no command /{word}: /help lists them; a message may begin with a space and then a /")
         method, arguments = command

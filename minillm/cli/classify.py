@@ -47,13 +47,13 @@ def run(args: argparse.Namespace) -> None:
             options = {"top_k": top_k, "function": args.function, "truncate": args.truncate, "lora": args.lora}
             results: Any = engine.classify(block, **options)
             with bars_aside():
-                for text, found in zip(block, results, strict=True):
-                    labels = [{"label": label.label, "score": label.score} for label in found.labels]
+                for text, result in zip(block, results, strict=True):
+                    labels = [{"label": label.label, "score": label.score} for label in result.labels]
                     if args.json:
-                        one = {"text": text} if isinstance(text, str) else {"text": text[0], "text_pair": text[1]}
-                        show(as_json(one | {"labels": labels}))
+                        source = {"text": text} if isinstance(text, str) else {"text": text[0], "text_pair": text[1]}
+                        show(as_json(source | {"labels": labels}))
                     else:
-                        show("  ".join(f"{label.label} {label.score:.4f}" for label in found.labels))
+                        show("  ".join(f"{label.label} {label.score:.4f}" for label in result.labels))
 
 
 def _pair(line: str) -> tuple[str, str]:

@@ -80,13 +80,13 @@ def run(args: argparse.Namespace) -> None:
                 "compare.html",
                 model=args.model or "the model inside minillm",
                 prompt=prompt,
-                results=[(one, numbers(one)) for one in outcomes],
+                results=[(outcome, numbers(outcome)) for outcome in outcomes],
                 candidates=max(map(len, tree.steps)),
                 beams=max(sum(candidate.beam is not None for candidate in step) for step in tree.steps),
                 drawing=draw_tree(tree, tokenizer),
             )
         if args.json:
-            print(as_json({"prompt": prompt, "results": [_as_dict(one, tokenizer) for one in outcomes]}))
+            print(as_json({"prompt": prompt, "results": [_as_dict(outcome, tokenizer) for outcome in outcomes]}))
         else:
             title(prompt, number, len(prompts))
             print("\n".join(_table(outcomes, terminal_width() or WIDTH)))
@@ -120,11 +120,11 @@ def numbers(outcome: "Outcome") -> dict[str, str]:
 
 def _table(outcomes: list["Outcome"], width: int) -> list[str]:
     """The lines of each strategy: its numbers, its settings, beside them or below, then its text."""
-    rows = [[one.variant.name, *numbers(one).values()] for one in outcomes]
-    settings = ["settings", *(one.variant.settings for one in outcomes)]
+    rows = [[outcome.variant.name, *numbers(outcome).values()] for outcome in outcomes]
+    settings = ["settings", *(outcome.variant.settings for outcome in outcomes)]
     folded = Table(["strategy", *numbers(outcomes[0])], rows).folded(width)
     beside = max(len(lines[-1]) for lines in folded) + 2 + max(map(len, settings)) <= width
-    texts = ["", *(as_json(one.text) for one in outcomes)]
+    texts = ["", *(as_json(outcome.text) for outcome in outcomes)]
     shown = []
     for lines, text, below in zip(folded, settings, texts, strict=True):
         if beside:

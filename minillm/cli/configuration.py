@@ -49,8 +49,8 @@ def settings(actions: Sequence[argparse.Action], words: Sequence[str], convert: 
     """Values from the environment and the file, by the `dest` of each flag.
 
     Args:
-        actions: of the parser
-        words: of the command line, which may name the file
+        actions: the parser's actions
+        words: words of the command line, which may name the file
         convert: by the parser
 
     Raises:
@@ -75,7 +75,7 @@ def settings(actions: Sequence[argparse.Action], words: Sequence[str], convert: 
 
 
 def _warn_of_misspelt(known: Mapping[str, argparse.Action]) -> None:
-    """One line for each variable of the environment that is nearly that of a flag."""
+    """One line for each environment variable that is nearly a flag's."""
     for variable in sorted(os.environ):
         name = variable.removeprefix(PREFIX).lower()
         if variable.startswith(PREFIX) and name not in known and (near := get_close_matches(name, known, 1, CLOSE)):
@@ -109,7 +109,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _words_of(action: argparse.Action, value: object, where: str) -> list[str] | bool:
-    """A value of a file as the words of the command line; of a flag without a value, whether it is set."""
+    """A file's value as words of the command line; for a flag without a value, whether it is set."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise UsageError(f"{where}: expected true or false, found {shown(value)}")
@@ -117,10 +117,10 @@ def _words_of(action: argparse.Action, value: object, where: str) -> list[str] |
     if isinstance(value, dict) and repeats(action):  # NAME = "VALUE" below [model]
         value = [f"{name}={path}" for name, path in value.items()]
     values = value if isinstance(value, list) and repeats(action) else [value]
-    if not values or not all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in values):
+    if not values or not all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in values):
         expected = "a text, or a list of them" if repeats(action) else "a text or a number"
         raise UsageError(f"{where}: expected {expected}, found {shown(value)}")
-    return [str(one) for one in values]
+    return [str(item) for item in values]
 
 
 def _words_in(action: argparse.Action, value: str, where: str) -> list[str] | bool:

@@ -149,7 +149,7 @@ class Conversation:
         room = min(fields.get("max_new_tokens") or ANSWER_ROOM, ANSWER_ROOM, context // 4)
         longest, forgotten = context - room, self.forgotten
         while True:
-            following = [i for i, each in enumerate(self.messages) if i > forgotten and each.role == "user"]
+            following = [i for i, message in enumerate(self.messages) if i > forgotten and message.role == "user"]
             try:
                 ids = self._encode_all(self.messages[forgotten:])
             except _TooLongError:
@@ -236,7 +236,7 @@ class Conversation:
         write_file(path, json.dumps({"system": self.system, "messages": said}, ensure_ascii=False, indent=1) + "\n")
 
     def load(self, path: Path) -> None:
-        """Replace the conversation by that of a file which `save` has written, or a list of messages.
+        """Replace the conversation by a file's, which `save` has written or which is a list of messages.
 
         Raises:
             UsageError: it cannot be read, or is no conversation. The one before stays.
@@ -255,7 +255,7 @@ class Conversation:
                 f'{path}: expected {{"system": ..., "messages": [...]}} as /save writes it: a message of the user, '
                 "then an answer, in turns"
             )
-        messages = [Message(each["role"], each["content"]) for each in told]
+        messages = [Message(entry["role"], entry["content"]) for entry in told]
         for i, message in enumerate(messages):
             text = f"\n{message.content}" if i and message.role == "user" else message.content
             message.token_ids = self._encode(text, begin=not i)
@@ -275,8 +275,8 @@ class _TooLongError(PromptError):
 def _is_conversation(messages: Any) -> bool:
     """True for a list of the user's messages and answers in turns."""
     return isinstance(messages, list) and all(
-        isinstance(each, dict)
-        and each.get("role") == ("assistant" if i % 2 else "user")
-        and isinstance(each.get("content"), str)
-        for i, each in enumerate(messages)
+        isinstance(message, dict)
+        and message.get("role") == ("assistant" if i % 2 else "user")
+        and isinstance(message.get("content"), str)
+        for i, message in enumerate(messages)
     )

@@ -52,12 +52,12 @@ def run(args: argparse.Namespace) -> None:
     vectors = []
     with load_engine(args, any_task=True, prefix_cache=False) as engine:
         for block in each_block(texts, "embedding", counted=False):
-            found = engine.embed(block, **options)
+            embeddings = engine.embed(block, **options)
             if args.output is not None:
-                vectors.append(found)
+                vectors.append(embeddings)
                 continue
             with bars_aside():
-                for text, vector in zip(block, found, strict=True):  # str: as few digits as float32 needs
+                for text, vector in zip(block, embeddings, strict=True):  # str: as few digits as float32 needs
                     show(as_json({"text": text, "embedding": [float(str(value)) for value in vector]}))
     if args.output is not None:
         array = np.concatenate(vectors)  # blocks of [N, E] -> [N, E]

@@ -161,9 +161,9 @@ def _print_stats(engine: "Engine", first_token: float | None) -> None:
     for name, seconds, more in rows:
         _tell(f"{name:<12}{seconds:>8.3f} s   ", more)
     _tell(f"{'prompts':<12}", f"{stats.prompt_tokens} tokens, {stats.cached_tokens} found in the cache")
-    for rank, held in enumerate(() if engine.ranks is None else engine.ranks.weights):
-        layers = f"layers {held.first_layer} to {held.stop_layer - 1}"
-        _tell(f"{f'rank {rank}':<12}", f"{held.bytes / 2**20:.1f} MiB of weights, {layers}")
+    for rank, share in enumerate(() if engine.ranks is None else engine.ranks.weights):
+        layers = f"layers {share.first_layer} to {share.stop_layer - 1}"
+        _tell(f"{f'rank {rank}':<12}", f"{share.bytes / 2**20:.1f} MiB of weights, {layers}")
     cache = engine.runner.cache
     used, cached = cache.num_pages - cache.free_pages, cache.cached_pages
     pages = f"{used} used, {cached} cached, {cache.free_pages - cached} free, of {cache.page_size} positions"

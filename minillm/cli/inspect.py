@@ -157,7 +157,7 @@ def _draw(path: Path, engine: "Engine", ids: list[int], layer: int, head: int, m
         size=size,
         labels=labels,
         longest=LONGEST,
-        images=[base64.b64encode(map_image(each)).decode() for each in pixels],
+        images=[base64.b64encode(map_image(head_pixels)).decode() for head_pixels in pixels],
         stops=colour_stops(),
         ticks=[(f"{tick:g}", tick**POWER) for tick in TICKS],
     )

@@ -71,8 +71,8 @@ def serve(level: str, form: str, *, quiet: bool) -> None:
     """Set the log of a server.
 
     Args:
-        level: of `LEVELS`, the least that is shown
-        form: of `FORMATS`
+        level: one of `LEVELS`, the least that is shown
+        form: one of `FORMATS`
         quiet: no line for each request
     """
     for handler in _handlers():

@@ -70,9 +70,9 @@ def run(args: argparse.Namespace) -> None:
     from ..measure.accounting.hardware import find_hardware
 
     own = cache_folder().with_name("models")  # where scripts/fetch_smollm2.py puts its model
-    found = sorted(places(dict.fromkeys([*([own] if own.is_dir() else []), *args.folders])))
-    hardware = find_hardware(args.hardware) if found or args.hardware != "this" else None
-    entries = [describe(name, path, problem, args.hardware, hardware) for name, path, problem in found]
+    checkpoints = sorted(places(dict.fromkeys([*([own] if own.is_dir() else []), *args.folders])))
+    hardware = find_hardware(args.hardware) if checkpoints or args.hardware != "this" else None
+    entries = [describe(name, path, problem, args.hardware, hardware) for name, path, problem in checkpoints]
     if args.json:
         for entry in entries:
             print(as_json(asdict(entry)))
@@ -112,7 +112,7 @@ def places(folders: Iterable[Path]) -> Iterator[tuple[str, Path, str]]:
 
 
 def _gguf_files(folder: Path) -> list[Path]:
-    """The GGUF files of a folder; of those that hold one model together the first."""
+    """The GGUF files of a folder; only the first where several hold one model."""
     from ..formats.gguf.file import all_shards
 
     return sorted(path for path in folder.glob("*.gguf") if path.is_file() and path.name == all_shards(path.name)[0])
@@ -135,7 +135,7 @@ def describe(name: str, path: Path, problem: str, machine: str, hardware: "Hardw
 
 
 def _bytes_in(folder: Path) -> int:
-    """Bytes of a folder's files; of links, of what they point to."""
+    """Bytes of a folder's files; a link counts as its target."""
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) if folder.is_dir() else 0
 
 
@@ -204,7 +204,7 @@ def report(entries: list[Entry], hardware: "Hardware", width: int | None) -> lis
     note = f"tokens/s: predicted for one sequence, at best, on {source}"
     problems = [f"{entry.name} does not run: {entry.problem}" for entry in entries if entry.problem]
     lines = [*Table(head, rows, note=note).lines(width), *(["", *problems] if problems else [])]
-    return [part for line in lines for part in wrapped(line, width)]
+    return [folded for line in lines for folded in wrapped(line, width)]
 
 
 def _rate(rate: float) -> str:

@@ -53,7 +53,7 @@ def add_model_options(
     """Add options for the model and its execution.
 
     Args:
-        parser: of the command
+        parser: the command's parser
         dtypes: the default of a command that takes several
         several: whether the command takes several models
         parallel: whether several processes may share a model
@@ -226,7 +226,7 @@ def load_engine(
 
 
 def make_engine(args: argparse.Namespace, *, prompts: int = 1, sequences: int = 1, **options: Any) -> "Engine":
-    """As `load_engine`, on each rank, of a model for any task."""
+    """As `load_engine`, on each rank, with a model for any task."""
     from ..engine.engine import Engine
 
     return Engine(
@@ -353,7 +353,7 @@ TEXTS_AT_ONCE = 64
 
 
 def add_text_options(parser: argparse.ArgumentParser) -> Any:
-    """Add options for texts, of which a command takes many. Returns their group."""
+    """Add options for many texts. Returns their group."""
     group = parser.add_argument_group("texts", "A text on each line of standard input by default.")
     group.add_argument("text", nargs="?", metavar="TEXT", help="one text, in quotes")
     group.add_argument(
@@ -381,9 +381,9 @@ def read_texts(args: argparse.Namespace) -> list[str]:
     for name in args.file or ["-"]:
         text = _standard_input("texts, one on each line") if name == "-" else decode(Path(name).read_bytes, name)
         texts += [text] if args.whole else re.split("\r\n|\r|\n", text)  # splitlines knows ten other ends of lines
-    if not (found := [text for text in texts if text.strip()]):
+    if not (nonempty := [text for text in texts if text.strip()]):
         raise PromptError("there is no text: give one in quotes, --file, or lines on standard input")
-    return found
+    return nonempty
 
 
 def each_block(texts: Sequence[T], title: str, *, counted: bool = True) -> Iterator[list[T]]:

@@ -47,20 +47,20 @@ def text_alone() -> Iterator[None]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
-    root, held = logging.getLogger(), _Held()
-    handlers, root.handlers = root.handlers, [held]
+    root, handler = logging.getLogger(), _Held()
+    handlers, root.handlers = root.handlers, [handler]
     logging.captureWarnings(True)
     try:
         yield
     finally:
         logging.captureWarnings(False)
         root.handlers = handlers
-        for record in held.records:
+        for record in handler.records:
             root.handle(record)
 
 
 def read_first(pieces: Iterator[T]) -> Iterator[T]:
-    """The same pieces, of which the first is made at once; a bar shows how much of its prompt is computed."""
+    """The same pieces, the first made at once; a bar shows how much of its prompt is computed."""
     with work(PROMPT, None, "tokens"):
         first = next(pieces, None)
     return chain(() if first is None else (first,), pieces)
@@ -214,16 +214,19 @@ class Table(NamedTuple):
                 places = [max(widths[i::count]) for i in range(count)]
                 if beside + sum(places) + 2 * count <= width:
                     break
-        found = []
+        folded = []
         for label, *cells in rows:
             groups = [cells[i : i + count] for i in range(0, len(cells), count)]
-            below = ["".join(f"  {_right(*one)}" for one in zip(group, places, strict=False)) for group in groups]
+            below = [
+                "".join(f"  {_right(cell, columns)}" for cell, columns in zip(group, places, strict=False))
+                for group in groups
+            ]
             above = [] if beside else wrapped(label, width)
             if beside:
                 start = label + " " * (first - columns_of(label))
                 below = [start + "".join(below[:1]), *(" " * first + line for line in below[1:])]
-            found.append([*above, *(line.rstrip() for line in below if line.strip())])
-        return found
+            folded.append([*above, *(line.rstrip() for line in below if line.strip())])
+        return folded
 
 
 def _right(cell: str, width: int) -> str:

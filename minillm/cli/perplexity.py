@@ -60,13 +60,13 @@ def run(args: argparse.Namespace) -> None:
     dtypes = [word.strip() for word in args.dtype.split(",")]
     for dtype in dtypes:
         check_dtype(dtype)  # all of them, before the first model is loaded
-    wanted = list(dict.fromkeys(["float32", *dtypes]))
+    compared = list(dict.fromkeys(["float32", *dtypes]))
     if not leads(args):
-        for dtype in wanted:
+        for dtype in compared:
             with _load(args, dtype):
                 pass  # computes its share here
         return
-    measured = _measure(args, wanted, _text(args))
+    measured = _measure(args, compared, _text(args))
     rows = chain([next(measured)], measured)  # a model that has no perplexity is refused before the table's head
     width = terminal_width()
     if not args.json:

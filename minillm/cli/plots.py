@@ -29,7 +29,7 @@ COLOURS |= {"raised": "#fffffe"}  # white, apart from any other white
 """A page gives them other values in its dark mode, as CSS variables of these names"""
 INK, SOFT, LINE, PREFILL, DECODE, PAPER = COLOURS.values()
 HIDDEN = "#c9c5bb"
-"""Hatching of what the mask of attention hides"""
+"""Hatching where attention's mask hides"""
 STYLE = {
     "text.parse_math": False,  # a dollar sign in a model's name or in a token begins no formula
     "svg.fonttype": "none",  # text stays text: it can be selected and searched, and takes little space
@@ -117,7 +117,8 @@ LINE_INCHES = 0.17
 def marks_of(phase: "Phase", close: float = CLOSE) -> list[list["Operation"]]:
     """The operations with FLOPs, grouped into marks of similar intensity, in descending order of intensity."""
     marks: list[list[Operation]] = []
-    for operation in sorted((one for one in phase.operations if one.flops), key=lambda one: -one.intensity):
+    counted = [operation for operation in phase.operations if operation.flops]
+    for operation in sorted(counted, key=lambda operation: -operation.intensity):
         if marks and marks[-1][0].intensity < close * operation.intensity:
             marks[-1].append(operation)
         else:
@@ -138,7 +139,9 @@ def draw_roofline(figure: Any, analysis: "Analysis", title: str = "", inches: fl
 
     phases, bandwidth = analysis.phases, analysis.hardware.bandwidth
     peak, ridge = analysis.prefill.peak, analysis.prefill.ridge
-    intensities = [one.intensity for phase in phases.values() for one in phase.operations if one.flops]
+    intensities = [
+        operation.intensity for phase in phases.values() for operation in phase.operations if operation.flops
+    ]
     least, most = min(*intensities, ridge), max(*intensities, ridge)
     beside = (most / least) ** (MARGIN / (1 - 2 * MARGIN))  # the axis is logarithmic
     edges = [least / beside, ridge, most * beside]
@@ -159,7 +162,7 @@ def draw_roofline(figure: Any, analysis: "Analysis", title: str = "", inches: fl
     axis.minorticks_off()
     axis.tick_params(labelsize=size)
     axis.grid()
-    axis.plot(edges, [min(peak, one * bandwidth) for one in edges], color=INK, linewidth=1.8)
+    axis.plot(edges, [min(peak, edge * bandwidth) for edge in edges], color=INK, linewidth=1.8)
     axis.vlines(ridge, 0, peak, color=SOFT, linewidth=0.9, linestyle="--")
     if title:
         figure.suptitle(textwrap.fill(title, 110), fontsize=11)
@@ -175,7 +178,7 @@ def draw_roofline(figure: Any, analysis: "Analysis", title: str = "", inches: fl
         for number, (group, lines) in enumerate(marks, 1):
             intensity = group[0].intensity
             point = intensity, min(peak, intensity * bandwidth)
-            area = 30 + 270 * sum(one.seconds for one in group) / phases[name].seconds
+            area = 30 + 270 * sum(operation.seconds for operation in group) / phases[name].seconds
             axis.scatter(*point, s=area, color=colour, alpha=0.55, marker=shape, zorder=3 + (side > 0))
             away = side * ((30 + 270) ** 0.5 / 2 + 0.7 * size)  # clear of the largest mark
             style = {"color": colour, "fontsize": size, "ha": "center", "va": "center"}
@@ -217,10 +220,10 @@ def draw_profile(figure: Any, profile: "Profile", title: str) -> None:
     figure.set_size_inches(8.5 * len(phases), height)
     body, foot = figure.subfigures(2, height_ratios=[height - 0.6, 0.6])
     parts = body.subfigures(1, len(phases), squeeze=False, wspace=0.06)[0]
-    for part, (name, phase) in zip(parts, phases.items(), strict=True):
-        above, below = part.subplots(2, height_ratios=[0.3 * bars, 2])
+    for panel, (name, phase) in zip(parts, phases.items(), strict=True):
+        above, below = panel.subplots(2, height_ratios=[0.3 * bars, 2])
         rate = f"{phase.tokens / phase.seconds:,.0f} tokens/s"
-        part.suptitle(f"{name}: {1e3 * phase.seconds / len(phase.steps):.2f} ms a step, {rate}", fontsize=11)
+        panel.suptitle(f"{name}: {1e3 * phase.seconds / len(phase.steps):.2f} ms a step, {rate}", fontsize=11)
         _draw_operations(above, phase)
         _draw_layers(below, phase)
     body.suptitle(textwrap.fill(title, 80 * len(phases)))
@@ -239,7 +242,9 @@ def draw_profile(figure: Any, profile: "Profile", title: str) -> None:
 
 def _draw_operations(axis: Any, phase: "Profile") -> None:
     """A bar for each operation, with a line at its floor; beside it, in columns, its time and the ratio of both."""
-    bars = [(one.name, one.seconds, one.floor, PLACES[one.place]) for one in phase.operations]
+    bars = [
+        (operation.name, operation.seconds, operation.floor, PLACES[operation.place]) for operation in phase.operations
+    ]
     bars += [("between operations", max(0.0, phase.between_operations), 0.0, OUTSIDE)]
     bars += [("scheduler, strategy", phase.around, 0.0, OUTSIDE)]
     scale = 1e3 / len(phase.steps)
@@ -258,7 +263,7 @@ def _draw_operations(axis: Any, phase: "Profile") -> None:
     axis.set_ylim(len(bars) - 0.4, -0.6)
     axis.set_xlim(0, 1.05 * scale * max(max(seconds, floor) for _, seconds, floor, _ in bars))
     axis.set_xlabel("ms a step")
-    for place in dict.fromkeys(one.place for one in phase.operations):
+    for place in dict.fromkeys(operation.place for operation in phase.operations):
         axis.barh(0, 0, color=PLACES[place], label=place)
     axis.barh(0, 0, color=OUTSIDE, label="outside operations")
 
@@ -266,11 +271,11 @@ def _draw_operations(axis: Any, phase: "Profile") -> None:
 def _draw_layers(axis: Any, phase: "Profile") -> None:
     """A bar for each layer, with a line at its floor."""
     scale, names = 1e3 / len(phase.steps), []
-    for i, one in enumerate(phase.layers):
-        place: Place = "embedding" if one.layer is None else "head" if one.layer == phase.num_layers else "layers"
-        names.append(str(one.layer) if place == "layers" else place)
-        axis.bar(i, scale * one.seconds, color=PLACES[place], width=0.8)
-        axis.hlines(scale * one.floor, i - 0.45, i + 0.45, color=INK, linewidth=2)
+    for i, layer in enumerate(phase.layers):
+        place: Place = "embedding" if layer.layer is None else "head" if layer.layer == phase.num_layers else "layers"
+        names.append(str(layer.layer) if place == "layers" else place)
+        axis.bar(i, scale * layer.seconds, color=PLACES[place], width=0.8)
+        axis.hlines(scale * layer.floor, i - 0.45, i + 0.45, color=INK, linewidth=2)
     axis.set_xticks(range(len(names)), names, fontsize=7, rotation=90)
     axis.set(xlabel="layer", ylabel="ms a step")
 
@@ -373,12 +378,12 @@ def draw_attention(
         other.axis("off") if number is None else other.imshow(pixels[number], **look)
         other.set(xticks=[], yticks=[])
         other.set_title("" if number is None else f"head {number}", fontsize=7, pad=2)
-    for each in (axis, *small[: len(others)]):
-        each.patch.set(facecolor=PAPER, edgecolor=HIDDEN, hatch="////", linewidth=0)
+    for drawn in (axis, *small[: len(others)]):
+        drawn.patch.set(facecolor=PAPER, edgecolor=HIDDEN, hatch="////", linewidth=0)
     bar = left.colorbar(image, ax=axis, shrink=0.5, ticks=TICKS, format="%g", location="right")
     bar.set_label("attention weight; hatched: hidden by the mask", fontsize=8)
     bar.ax.tick_params(labelsize=8)
-    each = f"; a pixel: the largest of {size} x {size}" if size > 1 else ""
+    pooling = f"; a pixel: the largest of {size} x {size}" if size > 1 else ""
     figure.suptitle(
-        f"Layer {layer}: how much each token (row) looks at each token before it (column){each}", fontsize=11
+        f"Layer {layer}: how much each token (row) looks at each token before it (column){pooling}", fontsize=11
     )

@@ -83,19 +83,19 @@ def run(args: argparse.Namespace) -> None:
     backend = engine.runner.backend
     hardware = probe_with(backend, args.threads) if args.hardware == THIS else find_hardware(args.hardware)
     options = {"repeat": args.repeat, "max_new_tokens": args.new_tokens, "eos_token_id": ()}
-    found = profile(engine, prompts, hardware=hardware, **options)
+    measured = profile(engine, prompts, hardware=hardware, **options)
     model = args.shape or args.model or "the model inside minillm"
     work = f"{args.batch} prompt{'s' if args.batch > 1 else ''} of {args.prompt_length} tokens, {args.new_tokens} new"
     rank = "" if engine.ranks is None else f" (rank 0 of {engine.ranks.parallel.devices})"
     title = f"{model} on {backend.name}{rank}, {work}"
     if args.trace is not None:
-        write_file(args.trace, trace(found, title))
+        write_file(args.trace, trace(measured, title))
     if args.png is not None:
-        write_figure(args.png, draw_profile, profile=found, title=title)
+        write_figure(args.png, draw_profile, profile=measured, title=title)
     if args.json:
-        print(as_json(as_dict(found, title)))
+        print(as_json(as_dict(measured, title)))
     else:
-        print("\n".join(report(found, title, terminal_width())))
+        print("\n".join(report(measured, title, terminal_width())))
         for path in (args.trace, args.png):
             if path is not None:
                 print(f"written: {path}")
@@ -133,27 +133,27 @@ def _table(name: str, phase: "Profile") -> Table:
     steps = len(phase.steps)
 
     def row(label: str, seconds: float, floor: float = 0.0, calls: str = "") -> list[str]:
-        held = [f"{1e3 * floor / steps:.3f}", f"{seconds / floor:.2f}"] if floor else ["", ""]
-        return [label, calls, held[0], f"{round(1e3 * seconds / steps, 3) + 0.0:.3f}", held[1]]  # no "-0.000"
+        floor_ms, ratio = (f"{1e3 * floor / steps:.3f}", f"{seconds / floor:.2f}") if floor else ("", "")
+        return [label, calls, floor_ms, f"{round(1e3 * seconds / steps, 3) + 0.0:.3f}", ratio]  # no "-0.000"
 
     rows, place = [], None
-    for one in phase.operations:
-        if one.place != place:
-            place = one.place
+    for operation in phase.operations:
+        if operation.place != place:
+            place = operation.place
             rows.append([f"  {place} ({phase.num_layers})" if place == "layers" else f"  {place}"])
-        rows.append(row(f"    {one.name}", one.seconds, one.floor, f"{one.calls / steps:.4g}"))
-        if one.cost is not None:
-            rate, flow = one.cost.flops / one.seconds, (one.cost.bytes_read + one.cost.bytes_written) / one.seconds
+        rows.append(row(f"    {operation.name}", operation.seconds, operation.floor, f"{operation.calls / steps:.4g}"))
+        if (cost := operation.cost) is not None:
+            rate, flow = cost.flops / operation.seconds, (cost.bytes_read + cost.bytes_written) / operation.seconds
             rows[-1] += [f"{rate / 1e9:.2f}", f"{rate / phase.peak:.0%}"]
             rows[-1] += [f"{flow / 1e9:.2f}", f"{flow / phase.hardware.bandwidth:.0%}"]
-    calls = sum(one.calls for one in phase.operations)
+    calls = sum(operation.calls for operation in phase.operations)
     rows += [
         row("  operations", phase.in_operations, phase.floor, f"{calls / steps:.0f}"),
         row("  between operations (Python)", phase.between_operations),
         row("  scheduler, cache and strategy", phase.around),
         row("  the whole step", phase.seconds, phase.floor),
     ]
-    inner = [1e3 * one.seconds / steps for one in phase.layers if one.layer not in (None, phase.num_layers)]
+    inner = [1e3 * layer.seconds / steps for layer in phase.layers if layer.layer not in (None, phase.num_layers)]
     least, most = min(inner), max(inner)
     return Table(
         ("a step", "calls", "floor, ms", "measured", "ratio", "GFLOP/s", "share", "GB/s", "share"),
@@ -216,11 +216,16 @@ def as_dict(profile: "Profile", title: str) -> dict[str, Any]:
 
 def _phase_as_dict(phase: "Profile") -> dict[str, Any]:
     operations = []
-    for one in phase.operations:
-        found: dict[str, Any] = {"place": one.place, "name": one.name, "calls": one.calls, "seconds": one.seconds}
-        if one.cost is not None:
-            found |= {"floor": one.floor, "ratio": one.ratio, **one.cost._asdict()}
-        operations.append(found)
+    for operation in phase.operations:
+        entry: dict[str, Any] = {
+            "place": operation.place,
+            "name": operation.name,
+            "calls": operation.calls,
+            "seconds": operation.seconds,
+        }
+        if operation.cost is not None:
+            entry |= {"floor": operation.floor, "ratio": operation.ratio, **operation.cost._asdict()}
+        operations.append(entry)
     return {
         "steps": len(phase.steps),
         "tokens": phase.tokens,

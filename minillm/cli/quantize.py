@@ -71,19 +71,21 @@ def run(args: argparse.Namespace) -> None:
 def error_table(roundings: "list[Rounding]") -> list[str]:
     """A line for each kind of matrix and format: the relative error of all of them together, and of the worst one."""
     kinds: dict[tuple[str, str], list[Rounding]] = {}
-    for one in roundings:
-        name = re.sub(r"(?<=\.)\d+(?=\.)", "*", one.name.removesuffix(".weight"))
-        kinds.setdefault((name, one.format.name), []).append(one)
+    for rounding in roundings:
+        name = re.sub(r"(?<=\.)\d+(?=\.)", "*", rounding.name.removesuffix(".weight"))
+        kinds.setdefault((name, rounding.format.name), []).append(rounding)
     rows = []
     for (name, form), several in kinds.items():
-        error, norm = (math.fsum(getattr(one, part) for one in several) for part in ("squared_error", "squared_norm"))
-        worst = max(several, key=lambda one: one.error)
+        error, norm = (
+            math.fsum(getattr(rounding, field) for rounding in several) for field in ("squared_error", "squared_norm")
+        )
+        worst = max(several, key=lambda rounding: rounding.error)
         numbers = re.findall(r"(?<=\.)\d+(?=\.)", worst.name)
         which = ", ".join(f"{place} {number}" for place, number in zip(("layer", "expert"), numbers, strict=False))
         rows.append([name, str(len(several)), form, f"{math.sqrt(error / norm) if norm else 0:.2%}"])
         rows[-1] += [f"{worst.error:.2%}" + f" in {which}" * bool(which)] * (len(several) > 1)
     if not rows:
         return ["every weight is written as it was, or exactly"]
-    worst = max(roundings, key=lambda one: one.error)
+    worst = max(roundings, key=lambda rounding: rounding.error)
     table = Table(("matrices", "number", "format", "error", "worst"), rows)
     return [*table.lines(), "", f"{'error':<11} at most {worst.error:.2%}, in {worst.name}"]

@@ -232,14 +232,16 @@ def _names(args: argparse.Namespace) -> dict[str, str | None]:
 
 
 def _split(word: str | None) -> tuple[str, str | None]:
-    """NAME=PATH; without a name that of the file or folder, or the hub id."""
+    """Name and path of NAME=PATH; without a name, the file's or folder's name or the hub id."""
     if word is None:
         return "minillm", None
     name, equals, path = word.partition("=")
     if equals and name and path and not Path(word).exists():
         return name, path
-    found = Path(word)
-    return (found.resolve().stem if found.suffix == ".gguf" else found.resolve().name) if found.exists() else word, word
+    checkpoint = Path(word)
+    if not checkpoint.exists():
+        return word, word
+    return checkpoint.resolve().stem if checkpoint.suffix == ".gguf" else checkpoint.resolve().name, word
 
 
 def _load(args: argparse.Namespace, model: str | None) -> "Engine":
@@ -282,10 +284,10 @@ def _keys(args: argparse.Namespace) -> list[str]:
     keys = list(args.api_key or ())
     if args.api_key_file is not None:
         lines = decode(args.api_key_file.read_bytes, str(args.api_key_file)).splitlines()
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
+        stored_keys = [line.strip() for line in lines if line.strip()]
+        if not stored_keys:
             raise UsageError(f"{args.api_key_file} has no API key: expected one a line")
-        keys += found
+        keys += stored_keys
     if any(not key.isascii() or not key.isprintable() or not key.strip() for key in keys):
         raise UsageError("an API key should be of printable ASCII characters")
     return keys
@@ -298,10 +300,10 @@ def _about(name: str, engine: "Engine") -> str:
     matrices = [weight.data for weight in weights_of(engine.runner.model) if weight.data is not None]
     size = sum(matrix.nbytes for matrix in matrices)
     bits = 8 * size / sum(math.prod(matrix.shape) for matrix in matrices)
-    kept = "" if engine.config.bidirectional else f", KV cache {cache.num_pages * cache.page_size} tokens"
+    capacity = "" if engine.config.bidirectional else f", KV cache {cache.num_pages * cache.page_size} tokens"
     return (
         f"{name}: {engine.config.model_type}, weights {size / 2**20:.0f} MiB ({bits:.3g} bits each), "
-        f"context {engine.context} tokens{kept}"
+        f"context {engine.context} tokens{capacity}"
     )
 
 

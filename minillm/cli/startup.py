@@ -71,5 +71,5 @@ def tune_blas() -> None:
         cpu = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
         return
-    if "AuthenticAMD" in cpu and all(f"avx512{part}" in cpu for part in ("f", "dq", "bw", "vl", "cd")):
+    if "AuthenticAMD" in cpu and all(f"avx512{extension}" in cpu for extension in ("f", "dq", "bw", "vl", "cd")):
         os.environ.setdefault("OPENBLAS_CORETYPE", "SKYLAKEX")

@@ -88,6 +88,6 @@ def run(args: argparse.Namespace) -> None:
                     str(error).replace("src_lang", "--source").replace("tgt_lang", "--target")
                 ) from None
             with bars_aside():
-                for text, found in zip(block, results, strict=True):
-                    for one in found if isinstance(found, list) else [found]:
-                        show(as_json({"text": text} | one) if args.json else " ".join(one[args.key].splitlines()))
+                for text, outputs in zip(block, results, strict=True):
+                    for output in outputs if isinstance(outputs, list) else [outputs]:
+                        show(as_json({"text": text} | output) if args.json else " ".join(output[args.key].splitlines()))
