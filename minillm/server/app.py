@@ -50,13 +50,13 @@ def make_app(
     Args:
         engines: by the names of the models in requests; one alone is called "minillm". The first is the default. LoRA
             adapters of an engine are models under their own names
-        limits: of a request
+        limits: a request's limits
         max_waiting: requests that may wait in each engine's queue; further ones get status 429
         sampling: where the defaults of temperature, top_p etc. come from: OpenAI's API, or a checkpoint's
             generation_config.json, as far as it has them
-        keys: API keys, one of which a request needs; none: open to all
+        keys: API keys; a request needs one; none: open to all
         cors_origins: sites whose pages may use the server in a browser; "*" for all
-        tool_parser: format of tool calls, one of `minillm.text.chat.FORMATS`; by default that of each model's template
+        tool_parser: format of tool calls, one of `minillm.text.chat.FORMATS`; by default each model's template's
         routes: further ones
     """
     named = engines if isinstance(engines, Mapping) else {"minillm": engines}

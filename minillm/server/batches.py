@@ -131,7 +131,7 @@ def results_file(source: Path, target: Path) -> Iterator[TextIO]:
 
 
 def id_of(request: dict[str, Any]) -> str:
-    """The id of a request's result, which tells whether the result is that of this request."""
+    """The id of a request's result, which tells whether the result belongs to this request."""
     return f"batch_req_{hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:32]}"
 
 
@@ -150,7 +150,7 @@ def _failed(result: dict[str, Any]) -> bool:
 
 
 def _changed(result: dict[str, Any], request: dict[str, Any]) -> bool:
-    """Whether a result of ours is that of another request of the same name."""
+    """Whether a result of ours belongs to another request of the same name."""
     name = str(result.get("id"))
     return name.startswith("batch_req_") and name != id_of(request)
 

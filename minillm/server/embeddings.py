@@ -25,7 +25,7 @@ class EmbeddingsRequest(TextsRequest, kw_only=True):
     input: Any
     """A text, a list of texts, token ids, or a list of lists of token ids"""
     encoding_format: Literal["float", "base64"] = "float"
-    """base64: of the numbers as little-endian float32"""
+    """base64: the numbers as little-endian float32"""
     dimensions: int | None = None
     """Only so many leading numbers, for models trained for it"""
     normalize: bool | None = None

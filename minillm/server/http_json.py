@@ -80,8 +80,8 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
     form = "application/x-www-form-urlencoded"
     from_browser = "origin" in request.headers or "sec-fetch-site" in request.headers
     if declared != "application/json" and (from_browser or declared not in ("", form)):
-        found = f"found {declared!r}" if declared else "found none"
-        raise ApiError(f"the header Content-Type should be application/json, {found}", status=415)
+        actual = f"found {declared!r}" if declared else "found none"
+        raise ApiError(f"the header Content-Type should be application/json, {actual}", status=415)
     too_large = ApiError(
         f"the body is too large: this server allows {most} bytes",
         status=413,

@@ -83,7 +83,7 @@ class LegacyLogprobs:
     def next(
         self, token_ids: Sequence[int], logprobs: Sequence[float | None], top_logprobs: Sequence[TopLogProbs | None]
     ) -> dict[str, Any]:
-        """The log-probabilities of the next tokens: of each one, from the same place of four lists.
+        """The log-probabilities of the next tokens; each token has the same place in four lists.
 
         None for a prompt's first token, which has nothing before it. `text_offset` is where each token begins in the
         choice's text, in characters.

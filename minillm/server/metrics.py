@@ -1,4 +1,4 @@
-"""Prometheus metrics at /metrics. Where the meaning is that of one of vLLM's, so is the name, after the colon.
+"""Prometheus metrics at /metrics. A metric that means the same as one of vLLM's has its name, after the colon.
 
 Source: vLLM's documentation, "Production metrics"; the text format is Prometheus'. A histogram here is a list of
 counts, converted when it is asked for: an observation happens for each token, in the event loop.
@@ -83,7 +83,7 @@ class RequestMetrics:
 
     def __init__(self, metrics: ModelMetrics, prompt_tokens: int, arrived: float) -> None:
         """Args:
-        metrics: of its model
+        metrics: its model's
         prompt_tokens: length of the prompt
         arrived: when the request came, in seconds of `time.monotonic`
         """

@@ -61,8 +61,8 @@ class RequestMiddleware:
         """Args:
         app: answers the requests
         server: with the counts
-        keys: API keys, one of which a request needs
-        paths: of the routes, which metrics tell apart
+        keys: API keys; a request needs one
+        paths: paths of the routes, which metrics tell apart
         """
         self._app, self._server, self._keys, self._paths = app, server, keys, paths
 

@@ -173,7 +173,7 @@ def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
 def _length(options: Mapping[str, Any] | None, model: ServedModel) -> int | None:
     """The new tokens that the options allow, as far as they fit; None: as many as fit, as Ollama does it for 0, -1, -2.
 
-    A context beyond the model's is that of the model.
+    A context beyond the model's is cut to the model's.
     """
     lengths = {}
     for name in ("num_predict", "num_ctx"):
@@ -225,7 +225,7 @@ def _message(message: Any) -> Any:
 def _prompt(
     request: ServerRequest[ChatRequest], body: Mapping[str, Any], kind: str, use: ToolUse | None
 ) -> list[list[int]]:
-    """Token ids of the prompt; of /api/generate without a template the text as it is, if raw or if there is none."""
+    """Token ids of the prompt; /api/generate takes the text as it is if raw or without a template."""
     template = request.model.engine.chat_template
     if kind == "generate" and (body.get("raw") or template is None):
         if body.get("system"):

@@ -25,7 +25,7 @@ async def tags(http: Request) -> Response:
 
 
 async def running(http: Request) -> Response:
-    """Answer GET /api/ps: the models, all of which are loaded."""
+    """Answer GET /api/ps: the models; all are loaded."""
     server = Server.of(http)
     forever = {"expires_at": "9999-12-31T23:59:59Z"}
     cards = []

@@ -266,7 +266,7 @@ class _HalfClosed:
         self._sent += 1
 
     def write(self, data: bytes) -> None:
-        """Send the rest of a piece of the answer, of which the first bytes may have been sent."""
+        """Send the rest of a piece of the answer; its first bytes may have been sent."""
         sent, self._sent = self._sent, 0
         self._transport.write(data[sent:])
 

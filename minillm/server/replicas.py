@@ -66,7 +66,7 @@ def run_replicas(
         replicas: number of engines
         source: the input
         target: the output; what it has is kept
-        threads: of each engine; by default the replicas share the cores of the cluster evenly
+        threads: threads of each engine; by default the replicas share the cores of the cluster evenly
         gpu: whether each has a GPU of its own
 
     Raises:

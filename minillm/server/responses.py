@@ -205,8 +205,8 @@ def _content(where: str, content: Any) -> Any:
     for part in parts:
         if not is_text(part):
             kind = part.get("type") if isinstance(part, dict) else None
-            found = shown(part if kind in (None, *TEXT_PARTS) else kind)
-            raise ApiError(f"{where}: expected parts of the type input_text, found {found}", param="input")
+            actual = shown(part if kind in (None, *TEXT_PARTS) else kind)
+            raise ApiError(f"{where}: expected parts of the type input_text, found {actual}", param="input")
     return parts
 
 
@@ -243,8 +243,8 @@ def _format(text: Mapping[str, Any] | None) -> ResponseFormat | None:
     form = text.get("format") or {"type": "text"}
     wrong = text.keys() - {"format", "verbosity"}
     if wrong or not isinstance(form, dict) or not isinstance(form.get("type"), str):
-        found = shown(min(wrong) if wrong else form)
-        raise ApiError(f'text: expected {{"format": {{"type": ...}}}}, found {found}', param="text")
+        actual = shown(min(wrong) if wrong else form)
+        raise ApiError(f'text: expected {{"format": {{"type": ...}}}}, found {actual}', param="text")
     schema = {key: value for key, value in form.items() if key != "type"}
     return ResponseFormat(form["type"], schema or None)
 
@@ -328,7 +328,7 @@ class _Output:
 
 def _copy(value: dict[str, Any]) -> dict[str, Any]:
     """A copy of an item or a part, both of which grow on."""
-    return {key: [*part] if isinstance(part, list) else part for key, part in value.items()}
+    return {key: [*field] if isinstance(field, list) else field for key, field in value.items()}
 
 
 class _Answer(AnswerWriter):

@@ -25,7 +25,7 @@ _COUNTS = {"max_new_tokens", "max_length", "min_new_tokens", "min_length", "num_
 
 
 def server_defaults(checkpoint: Mapping[str, Any], sampling: Literal["openai", "checkpoint"]) -> dict[str, Any]:
-    """The fields of a request that sets none: of a checkpoint's own what belongs to the model.
+    """The fields of a request that sets none: what belongs to the model among a checkpoint's own.
 
     Its tokens that end, begin and are suppressed always count. Its lengths and searches never do. What shapes its
     sampling (temperature, top_p, repetition_penalty) counts if `sampling` says so, else OpenAI's defaults do.
@@ -54,11 +54,11 @@ class ServedModel:
         chat_sampling: Mapping[str, Any] | None = None,
     ) -> None:
         """Args:
-        name: of the model in requests
+        name: the model's name in requests
         aio: its engine
-        parent: of an adapter, the model's name
-        lora: of an adapter, its name in the engine
-        tool_parser: the format of tool calls; by default that of the model's chat template
+        parent: the model's name, if this is an adapter
+        lora: the adapter's name in the engine, if this is one
+        tool_parser: the format of tool calls; by default the chat template's
         max_waiting: requests with texts to embed or classify that may wait
         chat_sampling: generation fields with which the page samples
         """
@@ -109,7 +109,7 @@ class ServedModel:
         return f"fp_{hashlib.sha256(config.encode()).hexdigest()[:10]}"
 
     def encode(self, prompts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of prompts; of an empty one the beginning-of-sequence token.
+        """Token ids of prompts; the beginning-of-sequence token for an empty one.
 
         Raises:
             PromptError: as `Engine.add`.

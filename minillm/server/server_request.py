@@ -58,7 +58,7 @@ class ServerRequest(Generic[R]):
         server: with its limits and counts
         model: answers it
         asked: its fields
-        prefix: of the answer's id
+        prefix: prefix of the answer's id
         http: the request of HTTP
 
         Raises:
@@ -83,7 +83,7 @@ class ServerRequest(Generic[R]):
         Args:
             http: the request of HTTP
             endpoint: its fields
-            prefix: of the answer's id
+            prefix: prefix of the answer's id
 
         Raises:
             ApiError: its body is no valid request, or names a model that is not here or generates no text.
@@ -126,7 +126,7 @@ class ServerRequest(Generic[R]):
 
         Args:
             encode: returns the token ids of its prompts; called in a worker thread, for it may take milliseconds
-            count: of its prompts
+            count: number of its prompts
             default: new tokens if the request does not say; None: as many as the context holds
 
         Raises:
@@ -198,7 +198,7 @@ class ServerRequest(Generic[R]):
         return fields
 
     def _end_ids(self) -> tuple[int, ...]:
-        """The tokens that end the text, unless the request says others; in a conversation also those of turns."""
+        """The tokens that end the text, unless the request says others; in a conversation also those that end turns."""
         engine = self.model.engine
         return engine.turn_end_ids if isinstance(self.body, ChatRequest) else engine.eos_token_ids
 
@@ -290,7 +290,7 @@ async def until_gone(
     """Run `work`, and cancel it if the client leaves or is late.
 
     Args:
-        receive: of the request, whose body has been read
+        receive: the request's, whose body has been read
         work: to run
         late: True if the client does not take what is sent
         every: seconds between two times at which it is asked; None: never

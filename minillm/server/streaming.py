@@ -55,8 +55,8 @@ class StreamResponse(Response):
     ) -> None:
         """Args:
         request: submitted
-        writer: of the body
-        media_type: of the body
+        writer: writes the body
+        media_type: the body's
         """
         super().__init__(None, media_type=media_type, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]

@@ -107,7 +107,7 @@ class ChoicesAnswer(AnswerWriter, Generic[R]):
         return self._head + encode(choice) + self._tail
 
     def text_chunk(self, index: int, text: str) -> bytes:
-        """The chunk of a text and nothing else. `index`: of its choice."""
+        """The chunk of a text and nothing else. `index`: its choice's."""
         if index not in self._around:
             before, after = encode(self.text_choice(index, "TEXT")).split(b'"TEXT"')
             self._around[index] = self._head + before, after + self._tail
@@ -224,7 +224,7 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
     def __init__(self, request: ServerRequest[CompletionRequest]) -> None:
         super().__init__(request, "text_completion")
         self._begun: dict[int, LegacyLogprobs] = {}
-        """By the index of a choice of which something was written"""
+        """By the index of a choice that has begun"""
         self._scored_prompts: dict[int, _ScoredPrompt] = {}
         """By prompt: the log-probabilities of its tokens, which come once for all its results"""
         self._detailed = self._body.logprobs is not None or bool(self._body.return_token_ids)

@@ -1,6 +1,6 @@
 """The texts that wait to be embedded or classified by one model.
 
-Those of requests that wait at the same time are computed together, since one text alone leaves most of a machine idle.
+Texts of requests that wait at the same time are computed together, since one text alone leaves most of a machine idle.
 A request whose client has left takes its texts out of the queue.
 """
 
@@ -50,11 +50,11 @@ class TextQueue:
         Args:
             key: texts of other requests with an equal one may be computed in the same call
             compute: a result for each text of a list; called in a worker thread
-            texts: of the request
+            texts: the request's texts
 
         Raises:
             EngineStateError: the queue has ended: a server that drained waited long enough.
-            Exception: that of `compute`.
+            Exception: as `compute`.
         """
         loop = asyncio.get_running_loop()
         mine = [_Waiting(key, compute, text, loop.create_future()) for text in texts]

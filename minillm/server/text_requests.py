@@ -44,7 +44,7 @@ class TextsServerRequest:
         """Args:
         server: with its limits and counts
         model: computes the answer
-        prefix: of the answer's id
+        prefix: prefix of the answer's id
         http: the request of HTTP
         """
         self.model, self.limits = model, server.limits
@@ -145,7 +145,7 @@ async def read_request(http: Request, kind: type[S], prefix: str, endpoint: str)
     Args:
         http: the request of HTTP
         kind: its fields
-        prefix: of the answer's id
+        prefix: prefix of the answer's id
         endpoint: its path, which the model must have
 
     Raises:

@@ -14,7 +14,7 @@ from .state import Server
 
 
 class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    """/tokenize (vLLM): of a text, or of a conversation."""
+    """/tokenize (vLLM): a text, or a conversation."""
 
     model: str | None = None
     prompt: str | None = None

@@ -129,7 +129,7 @@ def tool_use(asked: Translated[Any], model: ServedModel) -> ToolUse | None:
 
 
 def _choice(choice: Any, names: list[str]) -> tuple[str, list[str]]:
-    """Whether calls are forbidden ("none"), possible ("auto") or required, and of which functions."""
+    """Whether calls are forbidden ("none"), possible ("auto") or required, and the functions."""
     if choice is None:
         return "auto", names
     if choice in ("none", "auto", "required"):
