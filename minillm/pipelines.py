@@ -225,7 +225,7 @@ class TextGeneration(_Generating):
         self.check(options)
         options = self.options | options
         single = isinstance(inputs, str) or _is_chat(inputs)
-        texts = _texts([inputs] if single else inputs, "texts or conversations", lambda one: _is_chat(one))
+        texts = _texts([inputs] if single else inputs, "texts or conversations", lambda value: _is_chat(value))
         full, as_ids = options.pop("return_full_text", None), bool(options.pop("return_tensors", None))
         as_text = options.pop("return_text", None)
         if (full is not None and (as_ids or as_text is not None)) or (as_ids and as_text):
@@ -247,20 +247,20 @@ class TextGeneration(_Generating):
                 added = False  # the template has written the special tokens
             prompts.append(text if added and limit is None else self._encoded(text, added, limit))
         results = self._generate(prompts, options, progress)
-        found = []
+        outputs = []
         for text, generation in zip(texts, results, strict=True):
             records: list[dict[str, Any]] = []
-            for one in generation.completions:
+            for completion in generation.completions:
                 if as_ids:
-                    records.append({"generated_token_ids": generation.prompt_token_ids + one.token_ids})
+                    records.append({"generated_token_ids": generation.prompt_token_ids + completion.token_ids})
                 elif full is False:
-                    records.append({"generated_text": one.text})
+                    records.append({"generated_text": completion.text})
                 elif isinstance(text, str):
-                    records.append({"generated_text": text + one.text})
+                    records.append({"generated_text": text + completion.text})
                 else:
-                    records.append({"generated_text": _with_answer(text, one.text, continued)})
-            found.append(records)
-        return found[0] if single else found
+                    records.append({"generated_text": _with_answer(text, completion.text, continued)})
+            outputs.append(records)
+        return outputs[0] if single else outputs
 
     def _configured_prefix(self) -> str:
         prefix = _config_json(self.engine).get("prefix")
@@ -280,7 +280,7 @@ class TextGeneration(_Generating):
 
 def _is_chat(value: Any) -> bool:
     """Whether a value is a conversation: a list of messages, each a mapping with a role."""
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(one, Mapping) for one in value)
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(message, Mapping) for message in value)
 
 
 def _continues(messages: Sequence[Mapping[str, Any]], continued: bool | None) -> bool:
@@ -329,10 +329,10 @@ class Text2Text(_Generating):
         encode, configured = self._reader(options, limit)
         prompts = [encode(text) for text in texts]
         results = self._generate(prompts, options, progress, **configured)
-        found = [[{self.KEY: one.text} for one in generation.completions] for generation in results]
+        outputs = [[{self.KEY: completion.text} for completion in result.completions] for result in results]
         if single:
-            return found[0]
-        return [records[0] for records in found] if all(len(records) == 1 for records in found) else found
+            return outputs[0]
+        return [records[0] for records in outputs] if all(len(records) == 1 for records in outputs) else outputs
 
     def _reader(
         self, options: dict[str, Any], limit: int | None
@@ -349,8 +349,8 @@ class Text2Text(_Generating):
     def _configured(self, task: str) -> dict[str, Any]:
         """The fields that config.json has for a task."""
         tasks = _config_json(self.engine).get("task_specific_params")
-        found = tasks.get(task) if isinstance(tasks, dict) else None
-        return dict(found) if isinstance(found, dict) else {}
+        options = tasks.get(task) if isinstance(tasks, dict) else None
+        return dict(options) if isinstance(options, dict) else {}
 
 
 class Summarization(Text2Text):
@@ -391,9 +391,9 @@ class Translation(Text2Text):
             if not (source and target):
                 raise ParameterError("src_lang and tgt_lang belong together here: give both, or neither")
             direction = f"translation_{source}_to_{target}"
-            if found := self._configured(direction):
-                prefix = str(found.pop("prefix", None) or "")
-                return lambda text: self._cut(prefix + text, limit), found
+            if configured := self._configured(direction):
+                prefix = str(configured.pop("prefix", None) or "")
+                return lambda text: self._cut(prefix + text, limit), configured
             if explicit != [None, None]:
                 raise ParameterError(self._unknown(direction))
         return super()._reader(options, limit)
@@ -427,16 +427,16 @@ class Translation(Text2Text):
 
 def _languages(tokenizer: Tokenizer) -> Mapping[str, int]:
     """The tokens of an mBART's languages, by their codes; empty if there are none."""
-    found = tokenizer.languages
-    return found or {token: i for token, i in tokenizer.added_ids.items() if _LANGUAGE.fullmatch(token)}
+    codes = tokenizer.languages
+    return codes or {token: i for token, i in tokenizer.added_ids.items() if _LANGUAGE.fullmatch(token)}
 
 
 def _language(name: str, codes: Mapping[str, int]) -> int:
     """The token of a language: its own name, or the only one that begins with it."""
-    found = [name] if name in codes else [code for code in codes if code.strip("_").split("_")[0] == name]
-    if len(found) == 1:
-        return codes[found[0]]
-    hint = f"it has {listed(found or codes, 300)}"
+    matches = [name] if name in codes else [code for code in codes if code.strip("_").split("_")[0] == name]
+    if len(matches) == 1:
+        return codes[matches[0]]
+    hint = f"it has {listed(matches or codes, 300)}"
     raise ParameterError(f"language {shown(name)} is not one of this model's: {hint}")
 
 
@@ -477,17 +477,17 @@ class TextClassification(Pipeline):
             raise ParameterError("return_all_scores and top_k exclude each other: give one")
         single = isinstance(inputs, str | Mapping)
         texts = [inputs] if single else _texts(inputs, 'texts, or of {"text", "text_pair"}', _is_pair)
-        found = self.engine.classify(
+        classifications = self.engine.classify(
             [text if isinstance(text, str) else _pair(text) for text in texts],
             top_k=1 if "top_k" not in options and not all_scores else options.get("top_k"),
             function=chosen,
             truncate=_truncates(options),
             progress=progress,
         )
-        assert isinstance(found, list)
+        assert isinstance(classifications, list)
         records: list[Any] = []
-        for one in found:
-            labels = sorted(one.labels, key=lambda label: label.index) if all_scores else one.labels
+        for result in classifications:
+            labels = sorted(result.labels, key=lambda label: label.index) if all_scores else result.labels
             records.append([{"label": label.label, "score": label.score} for label in labels])
         if "top_k" not in options and not all_scores:
             records = [record[0] for record in records]
@@ -532,9 +532,9 @@ class FeatureExtraction(Pipeline):
         single = isinstance(inputs, str)
         texts = _texts([inputs] if single else inputs, "texts")
         states = self.engine.hidden_states(texts, truncate=_truncates(options), progress=progress)
-        arrays = [each[None] for each in states]  # [T, E] -> [1, T, E]
-        found = arrays if options.get("return_tensors") else [each.tolist() for each in arrays]
-        return found[0] if single else found
+        arrays = [state[None] for state in states]  # [T, E] -> [1, T, E]
+        outputs = arrays if options.get("return_tensors") else [array.tolist() for array in arrays]
+        return outputs[0] if single else outputs
 
 
 TASKS: dict[str, type[Pipeline]] = {
@@ -552,7 +552,7 @@ TASKS: dict[str, type[Pipeline]] = {
 # --- texts in ---------------------------------------------------------------------------------------------------------
 
 
-def _texts(inputs: Any, expected: str, also: Callable[[Any], bool] = lambda one: False) -> list[Any]:
+def _texts(inputs: Any, expected: str, also: Callable[[Any], bool] = lambda value: False) -> list[Any]:
     """The members of a list of inputs.
 
     Raises:
@@ -560,9 +560,9 @@ def _texts(inputs: Any, expected: str, also: Callable[[Any], bool] = lambda one:
     """
     if not isinstance(inputs, list | tuple):
         raise PromptError(f"expected a text or a list of {expected}, found {shown(inputs)}")
-    for one in inputs:
-        if not (isinstance(one, str) or also(one)):
-            raise PromptError(f"expected a list of {expected}, found {shown(one)} in it")
+    for member in inputs:
+        if not (isinstance(member, str) or also(member)):
+            raise PromptError(f"expected a list of {expected}, found {shown(member)} in it")
     return list(inputs)
 
 

@@ -34,7 +34,7 @@ Turn = Callable[[], AbstractContextManager[None]]
 Text = Prompt | EncodedText
 """A text to embed: text, its token ids, or what `Engine.encode` made of it"""
 Pair = tuple[str, str]
-"""Two texts of which one is judged with the other, as rerankers do: a query and a document"""
+"""Two texts that are judged together, as rerankers do: a query and a document"""
 
 MOST_SEQUENCES = 64
 """Texts of a pass at most"""
@@ -130,7 +130,7 @@ class TextPasses:
         if isinstance(text, EncodedText):
             encoded = self._checked(text)
         elif isinstance(text, str) or _is_pair(text):
-            first, *more = [text] if isinstance(text, str) else [str(each) for each in text]
+            first, *more = [text] if isinstance(text, str) else [str(member) for member in text]
             encoded = self._encoded(first, more[0] if more else None, prompt, truncate=truncate)
         else:
             if prompt:
@@ -183,8 +183,8 @@ class TextPasses:
 
     def _given_ids(self, ids: Any, *, truncate: bool) -> list[int]:
         is_series = isinstance(ids, Sequence) or (isinstance(ids, np.ndarray) and ids.ndim > 0)
-        kept = ids[: self.context] if truncate and is_series else ids
-        return encode_prompt(kept, None, replace(self.config, max_positions=self.context), begin=False)
+        limited = ids[: self.context] if truncate and is_series else ids
+        return encode_prompt(limited, None, replace(self.config, max_positions=self.context), begin=False)
 
     def _prompt_tokens(self, prompt: str) -> int:
         """Leading tokens that a prompt makes: all but a special one at its end."""
@@ -266,16 +266,16 @@ class TextPasses:
             return rows[0] if score is None else score(rows[0])  # [V] -> [1]
 
         results = self._run(texts, True, self._judged, logits_of, "classifying", lora)
-        found = []
+        classifications = []
         for text, logits in zip(texts, results, strict=True):
             scores = SCORES[chosen](logits)
             order = np.argsort(-scores, kind="stable")[:top_k].tolist()
             labels = [Label(names[i], float(scores[i]), i) for i in order]
-            found.append(Classification(labels, logits, len(text.token_ids)))
-        return found
+            classifications.append(Classification(labels, logits, len(text.token_ids)))
+        return classifications
 
     def _judged(self, text: EncodedText) -> range:
-        """The position whose hidden state the head reads: the first of an encoder, of a decoder the last.
+        """The position whose hidden state the head reads: an encoder's first, a decoder's last.
 
         As in transformers, a padding token at the end of a classified text does not count.
         """
@@ -294,7 +294,7 @@ class TextPasses:
         self,
         texts: Sequence[EncodedText],
         head: bool,
-        wanted: Callable[[EncodedText], range],
+        positions_of: Callable[[EncodedText], range],
         finish: Callable[[int, NDArray[np.float32]], NDArray[np.float32]],
         title: str,
         lora: str | None,
@@ -304,7 +304,7 @@ class TextPasses:
         Args:
             texts: N of them
             head: run the model's head; else the results are hidden states
-            wanted: the positions of a text whose results are wanted
+            positions_of: a text's positions whose results are wanted
             finish: makes a text's result from its number and these rows [k, W], which are a copy
             title: for the report of progress
             lora: the adapter that computes them
@@ -315,9 +315,10 @@ class TextPasses:
             for pack in self._packs(texts, order):
                 sequences = [self._sequence(texts[i], lora) for i in pack]
                 with self._lock:
-                    rows = self._pass(self._runner_for(sequences, head), sequences, [wanted(texts[i]) for i in pack])
-                for i, found in zip(pack, rows, strict=True):
-                    results[i] = finish(i, found)
+                    positions = [positions_of(texts[i]) for i in pack]
+                    rows = self._pass(self._runner_for(sequences, head), sequences, positions)
+                for i, result_rows in zip(pack, rows, strict=True):
+                    results[i] = finish(i, result_rows)
                 progress.advance(len(pack))
         return results
 
@@ -343,29 +344,29 @@ class TextPasses:
 
     def _runner_for(self, sequences: Sequence[TokenSequence], head: bool) -> Runner:
         """A runner whose cache holds these texts."""
-        found = self._runners.get(head)
+        text_runner = self._runners.get(head)
         runner = self._runner
         size = runner.backend.memory.page_size
         pages = sum(-(-len(sequence.token_ids) // size) for sequence in sequences)
-        if found is None or found.cache.num_pages < pages:
-            pages = max(pages, -(-self._budget // size), 0 if found is None else 2 * found.cache.num_pages)
+        if text_runner is None or text_runner.cache.num_pages < pages:
+            pages = max(pages, -(-self._budget // size), 0 if text_runner is None else 2 * text_runner.cache.num_pages)
             with self._turn():
-                found = self._runners[head] = runner.over_texts(pages, head=head)
-        found.backend = runner.backend  # another one may have been put in its place since
-        return found
+                text_runner = self._runners[head] = runner.over_texts(pages, head=head)
+        text_runner.backend = runner.backend  # another one may have been put in its place since
+        return text_runner
 
     def _pass(
-        self, runner: Runner, sequences: Sequence[TokenSequence], wanted: Sequence[range]
+        self, runner: Runner, sequences: Sequence[TokenSequence], positions: Sequence[range]
     ) -> list[NDArray[np.float32]]:
         """The results at some positions of texts that share a pass, or of one in chunks. [k, W] each"""
-        parts: list[list[NDArray[np.float32]]] = [[] for _ in sequences]
+        chunks_of_texts: list[list[NDArray[np.float32]]] = [[] for _ in sequences]
         try:
             while any(sequence.pending for sequence in sequences):
                 counts = [sequence.pending for sequence in sequences]
                 if not self.config.bidirectional and sum(counts) > self._budget:
                     counts = [min(self._budget, counts[0])]  # one long text
                 spans, rows, start = [], list[int](), 0
-                for sequence, count, places in zip(sequences, counts, wanted, strict=True):
+                for sequence, count, places in zip(sequences, counts, positions, strict=True):
                     first = max(places.start, sequence.cached)
                     here = range(first, max(first, min(places.stop, sequence.cached + count)))
                     spans.append(len(here))
@@ -373,13 +374,13 @@ class TextPasses:
                     start += count
                 with self._turn():
                     output = runner.forward(sequences, counts, rows=rows)
-                    found = np.array(runner.backend.chooser.to_host(output.logits), np.float32)  # [R, W], a copy
+                    results = np.array(runner.backend.chooser.to_host(output.logits), np.float32)  # [R, W], a copy
                 stops = np.cumsum(spans).tolist()
-                for part, stop, count in zip(parts, stops, spans, strict=True):
-                    part.append(found[stop - count : stop])
+                for chunks, stop, count in zip(chunks_of_texts, stops, spans, strict=True):
+                    chunks.append(results[stop - count : stop])
         finally:
             runner.cache.clear()
-        return [part[0] if len(part) == 1 else np.concatenate(part) for part in parts]
+        return [chunks[0] if len(chunks) == 1 else np.concatenate(chunks) for chunks in chunks_of_texts]
 
 
 def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -409,7 +410,7 @@ def _is_count(value: object) -> bool:
 
 def _is_pair(value: Any) -> bool:
     """Whether a value is a pair of texts rather than a list of two."""
-    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(each, str) for each in value)
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(member, str) for member in value)
 
 
 def is_one_text(value: Any, *, pairs: bool) -> bool:

@@ -52,7 +52,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class LogitScore:
-    """The score of a text by a causal LM's logits of the next token: of "yes", less that of "no"."""
+    """The score of a text by a causal LM: the next token's logit of "yes" minus its logit of "no"."""
 
     true_token_id: int
     false_token_id: int | None = None
@@ -115,7 +115,7 @@ class EmbeddingSettings:
             raise UnsupportedModelError(self.refused)
 
     def labels(self, own: tuple[str, ...]) -> tuple[str, ...]:
-        """Names of the labels that texts are scored for; empty if they are not. `own`: those of the model's head."""
+        """Names of the labels that texts are scored for, if any. `own`: the labels of the model's head."""
         return own if self.logit_score is None else ("LABEL_0",)
 
     def prompt_text(self, prompt: str | None, name: str | None) -> str:
@@ -146,7 +146,7 @@ class EmbeddingSettings:
         """The steps after pooling: projections, the first `dimensions` of the result, normalisation. [N, E] -> [N, W]
 
         Fewer dimensions than the model's suit models trained for it (Kusupati et al., "Matryoshka representation
-        learning", arXiv 2205.13147). Those of the checkpoint's `truncate_dim` are cut after its normalisation, as in
+        learning", arXiv 2205.13147). Vectors are cut to the checkpoint's `truncate_dim` after its normalisation, as in
         sentence-transformers, so that such vectors have a length of 1 only if the call asks for it.
 
         Raises:
@@ -188,6 +188,6 @@ def normalized(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 def pooled(hidden: NDArray[np.float32], pooling: Pooling, skipped: int = 0) -> NDArray[np.float32]:
     """One vector of a text's hidden states; `skipped` leading ones do not count in the mean. [T, E] -> [E]
 
-    For "cls" and "last" the states are those of this token alone.
+    For "cls" and "last" the states are this token's alone.
     """
     return np.asarray(hidden[skipped:].mean(axis=0) if pooling == "mean" else hidden[0])

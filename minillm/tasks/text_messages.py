@@ -25,7 +25,7 @@ class TextMessages:
     def encode(self, texts: Sequence[str], prompt: str, limit: int) -> EncodedText:
         """Token ids of a text or a pair of texts, at most `limit`.
 
-        Those of a text that is too long end as the template ends texts, over what they would end with.
+        A text that is too long ends as the template ends texts, in place of its last tokens.
 
         Raises:
             PromptError: the template writes no pairs, or refuses these.
@@ -46,10 +46,10 @@ class TextMessages:
         """The tokens that follow texts, whatever they are: two conversations have them in common."""
         if not self._how.keep_end:
             return []
-        one, other = (self._ids([filler] * count, prompt) for filler in ("0", "1 2 3 4"))
-        shorter = min(len(one), len(other))
-        same = next((i for i in range(shorter) if one[-1 - i] != other[-1 - i]), shorter)
-        return one[len(one) - same :] if same < shorter else []
+        zeros, digits = (self._ids([filler] * count, prompt) for filler in ("0", "1 2 3 4"))
+        shorter = min(len(zeros), len(digits))
+        same = next((i for i in range(shorter) if zeros[-1 - i] != digits[-1 - i]), shorter)
+        return zeros[len(zeros) - same :] if same < shorter else []
 
     @cached_property
     def _writes_pairs(self) -> bool:
