@@ -6,7 +6,7 @@ file, and every text in it is escaped. Text has the notebook's own colours, shad
 dark ones both do. Where styles are removed (untrusted notebooks, some viewers) the plain text stays: alternatives are
 in attributes, which only the style sheet draws.
 
-`tokens.css` has the rule of the shade, which is also that of the server's page.
+`tokens.css` has the rule of the shade, which the server's page has too.
 """
 
 import codecs
@@ -75,9 +75,9 @@ def view_tokens(
 
     Args:
         token_ids: the tokens
-        token_bytes: of each token, possibly a part of a character; empty without a tokenizer
-        logprobs: of each token
-        top: of each token, the most likely ones in its place
+        token_bytes: each token's bytes (may split a character); empty without a tokenizer
+        logprobs: each token's log-probability
+        top: the most likely tokens in each token's place
         tokenizer: names the tokens; without it they have numbers
     """
     name = "#{}".format if tokenizer is None else tokenizer.token
@@ -93,7 +93,7 @@ def view_tokens(
 
 
 def results_html(results: Iterable[tuple[Sequence[TokenView], Sequence[TokenView], str]]) -> str:
-    """Texts: of each the tokens that were given, those that were generated, and a line that says more."""
+    """Texts: each one's given tokens, its generated tokens, and a line that says more."""
     parts = []
     for given, generated, note in results:
         rows = max((len(_card(token).splitlines()) for token in (*given, *generated)), default=0)

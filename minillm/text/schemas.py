@@ -22,7 +22,7 @@ from ..errors import ParameterError, shown
 logger = logging.getLogger("minillm")
 
 LIMIT_LINE = "// numbers of at most {} digits\n"
-"""The first line of a grammar whose numbers are those of JSON, and limited: see `decoding.number_limit`"""
+"""The first line of a grammar with JSON's numbers, limited: see `decoding.number_limit`"""
 USUAL_DIGITS = 16
 """Most digits of a number's integral and decimal part, as in llama.cpp's grammars of JSON schemas"""
 
@@ -44,7 +44,7 @@ _ONE = frozenset(
         *("propertyNames", "unevaluatedItems", "unevaluatedProperties"),
     )
 )
-"""Keywords whose value is a schema; of `items` it may be a list of them"""
+"""Keywords whose value is a schema; for `items` it may be a list of schemas"""
 _MANY = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 _REST = {
@@ -70,7 +70,7 @@ class _InexactError(ValueError):
 
 
 def digits_in(text: str) -> int:
-    """The most digits that numbers under a schema need: those of the longest number in its text, at least 16."""
+    """The most digits that numbers under a schema need: as many as the longest number in its text, at least 16."""
     return max(USUAL_DIGITS, max(map(len, re.findall("[0-9]+", text)), default=0))
 
 
@@ -81,7 +81,7 @@ def exact(schema: Any, name: str) -> Any:
 
     Args:
         schema: any JSON
-        name: of the schema, for errors
+        name: the schema's name, for errors
 
     Raises:
         ParameterError: a number cannot be held: the message names its keyword.
@@ -100,7 +100,7 @@ def loosened(schema: Mapping[str, Any]) -> dict[str, Any]:
     The keywords left out are named in the log, each once.
 
     Args:
-        schema: of an object or of a value; "x-guidance" says `lenient`
+        schema: an object's or a value's; "x-guidance" says `lenient`
     """
     text, left_out = _loosened(json.dumps(schema))
     for name in left_out:
@@ -120,15 +120,15 @@ def _mapped(schema: Any, edit: Edit) -> Any:
     """A copy in which each schema is edited, outer ones before those in them."""
     if not isinstance(schema, Mapping):
         return schema
-    return {key: _below(key, value, lambda part: _mapped(part, edit)) for key, value in edit(dict(schema)).items()}
+    return {key: _below(key, value, lambda child: _mapped(child, edit)) for key, value in edit(dict(schema)).items()}
 
 
 def _below(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
     """The value of a keyword, with the schemas in it changed."""
     if key in _NAMED and isinstance(value, Mapping):
-        return {name: change(part) for name, part in value.items()}
+        return {name: change(child) for name, child in value.items()}
     if (key in _MANY or key == "items") and isinstance(value, list):
-        return [change(part) for part in value]
+        return [change(child) for child in value]
     return change(value) if key in _ONE else value
 
 
@@ -162,8 +162,8 @@ def _check(keyword: str, value: Any) -> None:
 
 def _check_values(keyword: str, value: Any) -> None:
     if isinstance(value, Mapping | list):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            _check_values(keyword, part)
+        for member in value.values() if isinstance(value, Mapping) else value:
+            _check_values(keyword, member)
     elif _is_number(value) and not _is_held(value):
         reason = "is a number that llguidance cannot hold exactly: declare it as a string, or leave it out"
         raise _InexactError(keyword, value, reason)
@@ -326,7 +326,9 @@ class _Loosening:
 
     def _without_unheld(self, node: dict[str, Any]) -> dict[str, Any]:
         """The schema without keywords with which it does not compile, whatever is in them."""
-        node = {key: _below(key, value, lambda part: part if _is_schema(part) else True) for key, value in node.items()}
+        node = {
+            key: _below(key, value, lambda child: child if _is_schema(child) else True) for key, value in node.items()
+        }
         if "$ref" in node and not self._resolves(node["$ref"]):
             self.left_out.add("$ref")
             node = _without(node, "$ref")
@@ -341,10 +343,10 @@ class _Loosening:
         """Whether a reference is a pointer into the schema."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return False
-        part: Any = self._root
+        node: Any = self._root
         for key in reference.split("/")[1:]:
-            part = part.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
-        return _is_schema(part)
+            node = node.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(node, Mapping) else None
+        return _is_schema(node)
 
     def _holds(self, schema: Any) -> bool:
         """Whether llguidance compiles a schema; it says then which keywords it left out."""
@@ -375,7 +377,7 @@ def _is_schema(value: Any) -> bool:
 def _own(node: Mapping[str, Any]) -> dict[str, Any]:
     """A schema with nothing in the schemas in it, and without references."""
     return {
-        key: _below(key, value, lambda part: True if isinstance(part, Mapping) else part)
+        key: _below(key, value, lambda child: True if isinstance(child, Mapping) else child)
         for key, value in node.items()
         if key not in ("$ref", "$defs", "definitions")
     }

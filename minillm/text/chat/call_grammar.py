@@ -46,7 +46,7 @@ def call_grammar(
         content: a JSON schema of content, if not any text
 
     Raises:
-        ParameterError: the format, or llguidance, cannot hold what a strict tool's schema says, or that of content.
+        ParameterError: the format, or llguidance, cannot hold what a strict tool's or the content's schema says.
     """
     digits = digits_in(json.dumps([content, *(tool["function"].get("parameters") for tool in tools)]))
     return LIMIT_LINE.format(digits) + _rules(form, tools, added_ids, required=required, single=single, content=content)
@@ -66,11 +66,11 @@ def _rules(
     bodies = []
     for i, tool in enumerate(tools):
         function = tool["function"]
-        held = required or function.get("strict")
+        constrained = required or function.get("strict")
         if form.unmarked:
-            bodies.append(_function(i, function, bool(held), rules))
+            bodies.append(_function(i, function, bool(constrained), rules))
             continue
-        schema = function.get("parameters", _NO_PARAMETERS) if held else {}
+        schema = function.get("parameters", _NO_PARAMETERS) if constrained else {}
         rules.append(f"args_{i}: {_held(schema | {'type': 'object'}, function)}")
         bodies.append(_body(form, function["name"], f"args_{i}"))
     rules.append(f"body: {' | '.join(bodies)}")
@@ -117,10 +117,10 @@ def _body(form: CallFormat, name: str, arguments: str) -> str:
     return f'{json.dumps(text)} {arguments} "}}"'
 
 
-def _function(i: int, function: Mapping[str, Any], held: bool, rules: list[str]) -> str:
+def _function(i: int, function: Mapping[str, Any], constrained: bool, rules: list[str]) -> str:
     """A call of tool number `i` as XML; rules for its values are added to `rules`."""
     name, schema, strict = function["name"], function.get("parameters", _NO_PARAMETERS), function.get("strict")
-    properties, wanted = properties_of(schema), schema.get("required")
+    properties, required = properties_of(schema), schema.get("required")
     begin, end = json.dumps(f"<function={name}>\n"), '"</function>"'
     if not properties and schema.get("additionalProperties") is not False:
         if strict:
@@ -129,15 +129,15 @@ def _function(i: int, function: Mapping[str, Any], held: bool, rules: list[str])
     unwritable = next((key for key in properties if not key or set(key) & set("<>\n")), None)
     if strict and unwritable is not None:
         raise ParameterError(f"tools: {name}: this model's calls cannot have a parameter named {shown(unwritable)}")
-    if not held or unwritable is not None:
+    if not constrained or unwritable is not None:
         return f"{begin} any* {end}"
     parameters = []
-    for j, (key, one) in enumerate(properties.items()):
-        value = _value(f"value_{i}_{j}", resolved(one, schema), function, rules)
-        if value is None and strict and (more := _unheld(one, schema)):
+    for j, (key, parameter_schema) in enumerate(properties.items()):
+        value = _value(f"value_{i}_{j}", resolved(parameter_schema, schema), function, rules)
+        if value is None and strict and (more := _unheld(parameter_schema, schema)):
             raise ParameterError(f"tools: {name} is strict: this model's calls cannot hold {more} of {shown(key)}")
         parameter = f'{json.dumps(f"<parameter={key}>")} {value or "value"} "\\n"'
-        parameters.append(parameter if isinstance(wanted, list) and key in wanted else f"({parameter})?")
+        parameters.append(parameter if isinstance(required, list) and key in required else f"({parameter})?")
     return " ".join([begin, *parameters, end])
 
 
@@ -146,7 +146,7 @@ def _value(rule: str, schema: Mapping[str, Any], function: Mapping[str, Any], ru
     root = function["parameters"]
     types = types_of(schema, root)
     if types and "string" not in types:
-        defined = {part: root[part] for part in ("$defs", "definitions") if part in root}
+        defined = {name: root[name] for name in ("$defs", "definitions") if name in root}
         rules.append(f"{rule}: {_held(defined | dict(schema), function)}")
         return f'"\\n" {rule} "\\n</parameter>"'
     values = schema.get("enum", [schema.get("const")])

@@ -18,7 +18,7 @@ _VALUE_ENDS = ("\n</parameter>", "</parameter>")
 NO_SCHEMAS: Mapping[str, Schema] = MappingProxyType({})
 
 Scan = Generator[None, str, str]
-"""Reads characters, the first of which is its argument; returns the first character that it has not used."""
+"""Reads characters, the first as its argument; returns the first character that it has not used."""
 
 
 def read_calls(
@@ -35,9 +35,9 @@ def read_calls(
     Args:
         text: the model's answer
         form: the format of calls
-        names: of the tools that the model was offered
+        names: names of the tools that the model was offered
         single: read one call at most, and nothing after it
-        schemas: of the tools' parameters, by the tools' names; needed where values are plain text (qwen3-coder)
+        schemas: schemas of the tools' parameters, by tool name; needed where values are plain text (qwen3-coder)
         cut: the text does not end by itself (a limit of length, a stop string): see `CallParser.finish`
     """
     answer, parser = Answer(), CallParser(form, names, single=single, schemas=schemas)
@@ -74,9 +74,9 @@ class CallParser:
 
         Args:
             form: the format of calls
-            names: of the tools that the model was offered
+            names: names of the tools that the model was offered
             single: report one call at most, and nothing after it
-            schemas: of the tools' parameters, by the tools' names: they say the types of values that are plain text
+            schemas: schemas of the tools' parameters, by tool name: they say the types of values that are plain text
         """
         self._form = form
         self._names = names
@@ -118,11 +118,11 @@ class CallParser:
             cut: the text does not end by itself, so what may be the beginning of a call or of its marker is one
         """
         if not self.done:
-            held = self._raw + self._pending
+            rest = self._raw + self._pending
             if self._begun and not self._complete:
                 self._argue(self._pending)
             elif not self._within_call(cut):
-                self._write(held if not self._after_call or held.strip(_BETWEEN) else "")
+                self._write(rest if not self._after_call or rest.strip(_BETWEEN) else "")
         self._pending, self.done = "", True
         return self._taken()
 
@@ -136,7 +136,7 @@ class CallParser:
         return (cut or self._after_call) and bool(text) and self._state in (self._start, self._content)
 
     def _taken(self) -> list[Delta]:
-        """The deltas since the last call of this, those of one kind joined."""
+        """The deltas since the last call, neighbours of one kind joined."""
         joined: list[Delta] = []
         for delta in self._deltas:
             last = joined[-1] if joined else None
@@ -334,7 +334,7 @@ class CallParser:
         return (yield from _skip(c))
 
     def _named(self, c: str) -> Generator[None, str, None]:
-        """`name[CALL_ID]...[ARGS]{...}`, of which all but name and arguments may be missing."""
+        """`name[CALL_ID]...[ARGS]{...}`; all but name and arguments may be missing."""
         self._begin_call()
         name = ""
         while c not in "[{ \t\r\n":
@@ -432,14 +432,14 @@ class CallParser:
         """Plain text up to `</parameter>`, given to `take` as it comes; a line break after and before the tags is not
         part of it.
         """
-        held = yield
-        if held == "\n":
-            held = ""
-        while held not in _VALUE_ENDS:
-            while held and not any(end.startswith(held) for end in _VALUE_ENDS):
-                take(held[0])
-                held = held[1:]
-            held += yield
+        buffer = yield
+        if buffer == "\n":
+            buffer = ""
+        while buffer not in _VALUE_ENDS:
+            while buffer and not any(end.startswith(buffer) for end in _VALUE_ENDS):
+                take(buffer[0])
+                buffer = buffer[1:]
+            buffer += yield
 
     # --- the call at hand ---------------------------------------------------------------------------------------------
 
@@ -494,8 +494,8 @@ def _space(c: str) -> Scan:
     return c
 
 
-def _string(c: str, found: list[str], expected: Collection[str] | None = None) -> Scan:
-    """A JSON string, whose value is appended to `found`. It is given up where it differs from all that are expected."""
+def _string(c: str, strings: list[str], expected: Collection[str] | None = None) -> Scan:
+    """A JSON string; its value is appended to `strings`. It is given up where it differs from all expected ones."""
     if c != '"':
         raise _NotACallError
     text = c
@@ -507,7 +507,7 @@ def _string(c: str, found: list[str], expected: Collection[str] | None = None) -
         elif expected is not None and not any(value.startswith(text[1:]) for value in expected):
             raise _NotACallError
     try:
-        found.append(json.loads(f'{text}"', strict=False))
+        strings.append(json.loads(f'{text}"', strict=False))
     except ValueError:
         raise _NotACallError from None
     return (yield from _space((yield)))
@@ -515,22 +515,22 @@ def _string(c: str, found: list[str], expected: Collection[str] | None = None) -
 
 def _one_of(c: str, *expected: str) -> Scan:
     """One of some texts, which is returned."""
-    found = c
-    while found not in expected:
-        if not any(text.startswith(found) for text in expected):
+    prefix = c
+    while prefix not in expected:
+        if not any(text.startswith(prefix) for text in expected):
             raise _NotACallError
-        found += yield
-    return found
+        prefix += yield
+    return prefix
 
 
 def _up_to(end: str) -> Scan:
     """A name in one line, up to the character that ends it, which is left out."""
-    found = ""
+    name = ""
     while (c := (yield)) != end:
         if c in "<\n":
             raise _NotACallError
-        found += c
-    return found
+        name += c
+    return name
 
 
 def _skip(c: str) -> Scan:

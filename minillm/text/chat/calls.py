@@ -71,8 +71,8 @@ class CallFormat:
 
 
 FORMATS: dict[str, CallFormat] = {
-    one.name: one
-    for one in (
+    form.name: form
+    for form in (
         CallFormat("hermes", "<tool_call>", "</tool_call>", separator="\n"),
         CallFormat("llama3", separator="; ", arguments="parameters", openings=("<|python_tag|>",)),
         CallFormat("mistral", "[TOOL_CALLS]", lists=True, short_ids=True),

@@ -18,15 +18,15 @@ Schema = Mapping[str, Any]
 
 def properties_of(schema: Schema) -> Mapping[str, Any]:
     """The schemas of an object's keys; none if the schema does not name them at its top."""
-    found = schema.get("properties")
-    return found if isinstance(found, Mapping) else {}
+    properties = schema.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
 
 
 def types_of(schema: Any, root: Schema, depth: int = 0) -> frozenset[str]:
     """The types of JSON that a schema admits: "string", "number", ...; empty if it does not say.
 
     Args:
-        schema: of a value
+        schema: a value's schema
         root: the schema in which its references are looked up
         depth: alternatives followed so far
     """
@@ -43,10 +43,11 @@ def types_of(schema: Any, root: Schema, depth: int = 0) -> frozenset[str]:
         return frozenset(_type_of(value) for value in values)
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            each = [types_of(one, root, depth + 1) for one in schema[key]]
-            return frozenset().union(*each) if all(each) else frozenset()
-    parts = [types_of(one, root, depth + 1) for one in schema["allOf"]] if isinstance(schema.get("allOf"), list) else []
-    said = [part for part in parts if part]
+            alternatives = [types_of(alternative, root, depth + 1) for alternative in schema[key]]
+            return frozenset().union(*alternatives) if all(alternatives) else frozenset()
+    members = schema.get("allOf")
+    parts = [types_of(member, root, depth + 1) for member in members] if isinstance(members, list) else []
+    said = [types for types in parts if types]
     return said[0].intersection(*said[1:]) if said else frozenset()
 
 
@@ -56,18 +57,18 @@ def is_text(types: frozenset[str]) -> bool:
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
-    """JSON of a value: of one of the types if the text reads as such, else of the text."""
-    found = text.strip()
-    found = _PYTHON.get(found, found)
+    """A value as JSON: of one of the types if the text reads as such, else the text."""
+    literal = text.strip()
+    literal = _PYTHON.get(literal, literal)
     try:
-        value = json.loads(found, parse_constant=_refused)
+        value = json.loads(literal, parse_constant=_refused)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     kind = _type_of(value)
     if kind == "number" and "number" not in types and "integer" in types and math.isfinite(value) and value % 1 == 0:
         return str(int(value))  # 3.0
     if kind in types or (kind == "integer" and "number" in types):
-        return found
+        return literal
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -83,8 +84,8 @@ def resolved(schema: Any, root: Schema) -> Schema:
         if not isinstance(reference, str):
             break
         schema = root if reference.startswith("#") else None
-        for part in reference.split("/")[1:]:
-            schema = schema.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
+        for key in reference.split("/")[1:]:
+            schema = schema.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
     return schema if isinstance(schema, Mapping) else {}
 
 

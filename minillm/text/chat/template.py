@@ -134,7 +134,7 @@ class ChatTemplate:
         return {kind: frozenset(words) for kind, words in self._ask(None).items()}
 
     def _checked(self, variables: Any) -> dict[str, Any]:
-        """The user's variables as plain values, all of which the template must use."""
+        """The user's variables as plain values; the template must use all of them."""
         if not isinstance(variables, Mapping):
             raise ParameterError(f"chat_template_kwargs should be a dict of variables, found {shown(variables)}")
         refuse_documents(variables)
@@ -213,9 +213,9 @@ def _mark_end(message: dict[str, Any]) -> None:
 
 def _cut_at_mark(text: str) -> str:
     """The text before the mark, stripped at the end if the template trims messages."""
-    found = text.count(_MARK.rstrip())
-    if found != 1:
-        how = "leaves out the end of the last message" if found == 0 else "writes the last message more than once"
+    count = text.count(_MARK.rstrip())
+    if count != 1:
+        how = "leaves out the end of the last message" if count == 0 else "writes the last message more than once"
         raise PromptError(f"the chat template {how}: it cannot be continued")
     end = text.index(_MARK.rstrip())
     return text[:end] if text.startswith(_MARK, end) else text[:end].rstrip()

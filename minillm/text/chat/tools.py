@@ -122,10 +122,10 @@ def _read_call(where: str, call: Any) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:
-            found = json.loads(arguments or "{}")
+            parsed = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            found = None
-        arguments = found if isinstance(found, dict) else arguments
+            parsed = None
+        arguments = parsed if isinstance(parsed, dict) else arguments
     elif not isinstance(arguments, Mapping):
         raise PromptError(f"{where}: arguments should be JSON text or an object, found {shown(arguments)}")
     return dict(call) | {"function": function | {"arguments": arguments}}

@@ -33,9 +33,9 @@ def complete(
 
     Args:
         backend: gets the tokens
-        folder: of the checkpoint
+        folder: the checkpoint's folder
         settings: as `read_settings` returns them
-        rows: of the model's embedding; 0 if unknown
+        rows: rows of the model's embedding; 0 if unknown
         strict: refuse a token whose id would not be the one that the files say; else warn
 
     Returns:

@@ -82,7 +82,7 @@ class Tokenizer:
             role_ids: id of each named special token ("bos_token", "eos_token") that exists.
             model_vocab_size: rows of the model's LM head. Often padded beyond the vocabulary: the extra ids can be
                 generated and decode to nothing.
-            languages: of an mBART, which puts the token of a text's language beside it.
+            languages: an mBART's, which puts the token of a text's language beside it.
             manner: what its settings change around encoding and decoding.
             fresh: number of its last ids that the vocabulary has from its settings.
         """
@@ -212,7 +212,7 @@ class Tokenizer:
             second: text of a pair
             limit: tokens at most
             ended: put the EOS token after it, if `add_eos_token` of tokenizer_config.json is set, even where
-                tokenizer.json adds none: a model whose vector of a text is that of its last token was trained so.
+                tokenizer.json adds none: a model that represents a text by its last token was trained so.
 
         Raises:
             PromptError: as `encode`; or a pair for a tokenizer that has no rule for pairs.
@@ -229,14 +229,14 @@ class Tokenizer:
             rest = inside if limit is None else self.cut(inside, limit - len(before) - len(after))
             ids = [*before, *rest, *after]
             return EncodedText(ids, [0] * len(ids), len(rest) < len(inside))
-        lengths = [len(part) for part in parts]
+        lengths = [len(encoding) for encoding in parts]
         if limit is not None:
             special = int(self._call("num_special_tokens_to_add", second is not None)) + len(end)
-            for part, length in zip(parts, _fitting(lengths, max(0, limit - special)), strict=True):
-                part.truncate(length, direction="left" if self._manner.cuts_left else "right")
+            for encoding, length in zip(parts, _fitting(lengths, max(0, limit - special)), strict=True):
+                encoding.truncate(length, direction="left" if self._manner.cuts_left else "right")
         whole = self._call("post_process", *parts)
         types = [*whole.type_ids, *(0 for _ in end)] if self._manner.typed else [0] * (len(whole.ids) + len(end))
-        return EncodedText([*whole.ids, *end], types, [len(part) for part in parts] != lengths)
+        return EncodedText([*whole.ids, *end], types, [len(encoding) for encoding in parts] != lengths)
 
     @cached_property
     def _lacks_end(self) -> bool:
@@ -261,11 +261,11 @@ class Tokenizer:
         if len(text) > 4 * self._longest_token * limit:
             return True
         _check_text(text)
-        found = 0
+        count = 0
         for first in range(0, len(text), _PIECE):
             piece = text[first : first + _PIECE]
-            found += len(self._call("encode", piece, add_special_tokens=False).ids)
-            if found > 2 * limit:
+            count += len(self._call("encode", piece, add_special_tokens=False).ids)
+            if count > 2 * limit:
                 return True
         return False
 

@@ -318,7 +318,7 @@ def frame(
         template.insert(0 if role == "bos_token" else len(template), token)
         special_tokens.append((token, role_ids[role]))
     if special_tokens:
-        second = ["$B" if part == "$A" else template[-1] for part in template]  # <s> A </s> </s> B </s>
+        second = ["$B" if symbol == "$A" else template[-1] for symbol in template]  # <s> A </s> </s> B </s>
         pair = [*template, *second] if len(template) == 3 else None
         backend.post_processor = processors.TemplateProcessing(
             single=template, pair=pair, special_tokens=special_tokens

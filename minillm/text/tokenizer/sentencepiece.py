@@ -45,7 +45,7 @@ class SentencePieceTokenizer:
 
     Attributes:
         tokens: a `tokenizers.Tokenizer` that has the ids, the special and added tokens, and the decoder. Its own model
-            only finds the text between added tokens. Methods that are not defined here are those of `tokens`.
+            only finds the text between added tokens. Methods that are not defined here are `tokens`' own.
         roles: text of "bos_token", "eos_token", "pad_token" and "unk_token", where the model has them.
     """
 
@@ -60,7 +60,7 @@ class SentencePieceTokenizer:
             renumber: the checkpoint's tokens for the model's pieces; None: they are the pieces, with the same ids.
 
         Raises:
-            RuntimeError, ValueError: of the package: the file is not a SentencePiece model, or is broken.
+            RuntimeError, ValueError: from the package: the file is not a SentencePiece model, or is broken.
             CheckpointError: the file cannot be read.
             UnsupportedModelError: the package is not installed, or the model has rules of its own for decoded text.
         """
@@ -131,20 +131,20 @@ class SentencePieceTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """Token ids of a text: added tokens spelled out in it, and SentencePiece's for the parts between them."""
         ids: list[int] = []
-        found = self.tokens.encode(text, add_special_tokens=add_special_tokens)
-        for token_id, (begin, end) in zip(found.ids, found.offsets, strict=True):
-            part = text[begin:end]
+        encoded = self.tokens.encode(text, add_special_tokens=add_special_tokens)
+        for token_id, (begin, end) in zip(encoded.ids, encoded.offsets, strict=True):
+            segment = text[begin:end]
             # `tokens` calls a part unknown, or what it is called if it happens to be one piece
-            if token_id in self._added and (token_id != self._unknown_id or part.strip() == self._unknown):
+            if token_id in self._added and (token_id != self._unknown_id or segment.strip() == self._unknown):
                 ids.append(token_id)
                 continue
-            code = self._codes.match(part) if self._codes is not None else None
+            code = self._codes.match(segment) if self._codes is not None else None
             if code is not None:
                 found_code = self.tokens.token_to_id(code.group())
                 ids.append(self._unknown_id if found_code is None else found_code)
-                part = part[code.end() :]
-            prefixed = begin == 0 or self._legacy or (part.startswith(" ") and self._removes_extra_spaces)
-            ids += [self._ids[i] for i in (self._prefixed if prefixed else self._bare).encode(part)]
+                segment = segment[code.end() :]
+            prefixed = begin == 0 or self._legacy or (segment.startswith(" ") and self._removes_extra_spaces)
+            ids += [self._ids[i] for i in (self._prefixed if prefixed else self._bare).encode(segment)]
         return Encoded(ids)
 
     def to_str(self) -> str:
@@ -157,8 +157,10 @@ class SentencePieceTokenizer:
             model |= {"type": "Unigram", "vocab": entries}
         else:
             pieces = [piece for i, piece in enumerate(self._pieces) if piece in vocab and not processor.is_byte(i)]
-            kept = {piece: vocab[piece] for piece in pieces if vocab[piece] not in self._added}
-            merges = merges_by_score(kept, [scores.get(token, 0.0) for token in sorted(vocab, key=lambda t: vocab[t])])
+            ordinary = {piece: vocab[piece] for piece in pieces if vocab[piece] not in self._added}
+            merges = merges_by_score(
+                ordinary, [scores.get(token, 0.0) for token in sorted(vocab, key=lambda t: vocab[t])]
+            )
             model |= {"type": "BPE", "vocab": vocab, "merges": merges, "fuse_unk": True}
         spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
         whole = json.loads(self.tokens.to_str()) | {"model": model, "normalizer": spaces}
@@ -175,7 +177,7 @@ def merges_by_score(pieces: Mapping[str, int], scores: Sequence[float] | NDArray
 
     Args:
         pieces: text and id of each piece that merges may make or take
-        scores: of all ids
+        scores: scores of all ids
     """
     texts, numbers = list(pieces), np.fromiter(pieces.values(), np.intp, len(pieces))
     if too_long := [row for row, text in enumerate(texts) if len(text) > _LONGEST]:
@@ -185,7 +187,7 @@ def merges_by_score(pieces: Mapping[str, int], scores: Sequence[float] | NDArray
         rows = {piece: row for row, piece in enumerate(texts)}
         every = ((piece, cut) for piece in texts for cut in range(1, len(piece)))
         parts = ((rows[piece], rows.get(piece[:cut]), rows.get(piece[cut:])) for piece, cut in every)
-        splits = np.array([part for part in parts if None not in part], np.intp).reshape(-1, 3).T
+        splits = np.array([triple for triple in parts if None not in triple], np.intp).reshape(-1, 3).T
     whole, left, right = splits
     gained = np.asarray(scores, np.float64)[numbers[whole]] if texts else np.empty(0)
     order = np.lexsort((numbers[right], numbers[left], -gained))

@@ -68,7 +68,7 @@ class Languages(NamedTuple):
     def of(
         cls, kind: str, backend: "tokenizers.Tokenizer", settings: Mapping[str, Any], role_ids: Mapping[str, int]
     ) -> "Languages | None":
-        """Those of a tokenizer class, if it has some that the vocabulary has.
+        """A tokenizer class's language codes, if it has some that the vocabulary has.
 
         Raises:
             CheckpointError: `src_lang` is none of them, or there is no end-of-sequence token.
@@ -111,12 +111,12 @@ class Vocabulary(NamedTuple):
 
 def find_model(folder: Path, kind: str) -> Path | None:
     """The SentencePiece file of a folder with one of these tokenizers, None if there is none."""
-    wanted = {
+    candidates = {
         PIECES_FILE: kind in ("PegasusTokenizer", "T5Tokenizer"),
         BPE_FILE: kind in CODES or kind == "XLMRobertaTokenizer",
         MARIAN_FILE: True,
     }
-    return next((folder / name for name, fits in wanted.items() if fits and (folder / name).exists()), None)
+    return next((folder / name for name, fits in candidates.items() if fits and (folder / name).exists()), None)
 
 
 def vocabulary_of(path: Path, kind: str, settings: Mapping[str, Any], pieces: Sequence[str]) -> Vocabulary:

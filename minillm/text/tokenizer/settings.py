@@ -78,7 +78,7 @@ class Manner(NamedTuple):
     """Changes that the settings make after encoding and before decoding."""
 
     ends_embedded: bool = False
-    """`add_eos_token` is set: of tokenizer.json, which then decides for prompts, only texts to embed are meant"""
+    """`add_eos_token` is set; for a tokenizer.json, which decides for prompts, it applies only to texts to embed"""
     cuts_left: bool = False
     """A text that is too long loses its beginning"""
     typed: bool = True

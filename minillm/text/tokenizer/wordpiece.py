@@ -1,6 +1,6 @@
 """WordPiece tokenizers of BERT and DistilBERT from a vocab.txt, the layout before there was a tokenizer.json.
 
-A word is split into the longest pieces of the vocabulary, of which all but the first begin with "##" (Devlin et al.,
+A word is split into the longest pieces of the vocabulary; all but the first begin with "##" (Devlin et al.,
 arXiv 1810.04805, section 3). Words are what white space, punctuation and Chinese characters leave; text is lower-cased
 unless tokenizer_config.json says otherwise. A text becomes [CLS] text [SEP], a pair [CLS] first [SEP] second [SEP].
 """
@@ -35,7 +35,7 @@ def read_wordpiece(path: Path, kind: str, settings: Mapping[str, Any]) -> "token
     """The tokenizer of a vocab.txt.
 
     Args:
-        path: of the file
+        path: path of the file
         kind: the checkpoint's tokenizer class
         settings: tokenizer_config.json
 
@@ -64,7 +64,7 @@ def read_wordpiece(path: Path, kind: str, settings: Mapping[str, Any]) -> "token
     backend.normalizer = normalizers.BertNormalizer(**options)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
-    backend.add_special_tokens([AddedToken(each, special=True) for each in named.values() if each in vocab])
+    backend.add_special_tokens([AddedToken(token, special=True) for token in named.values() if token in vocab])
     return backend
 
 
@@ -90,7 +90,7 @@ def _named(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _text(token: Any) -> str:
     """A token in the settings: its text, or an object with it."""
-    found = token.get("content") if isinstance(token, Mapping) else token
-    if not isinstance(found, str):
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(text, str):
         raise CheckpointError(f"a special token should be text, found {token!r:.60}")
-    return found
+    return text
