@@ -76,7 +76,7 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
 
 
 def config_of(raw: Mapping[str, Any]) -> ModelConfig:
-    """The configuration in a config.json: of the family that it names, with what its head computes.
+    """The configuration in a config.json, of the family that it names, with what its head computes.
 
     Raises:
         CheckpointError, UnsupportedModelError: as the family's `read_config`, and `heads.read_head`.
@@ -98,7 +98,7 @@ def build_model(
     layers: range | None = None,
     **options: Any,
 ) -> Decoder:
-    """A model from tensors by name; options and errors are those of `sources.build_from`. `layers`: as `load_model`."""
+    """A model from tensors by name; options and errors as `sources.build_from`. `layers`: as `load_model`."""
     if layers is not None:
         options["holds"] = partial(stage_holds, config, family_named(config.model_type).NAMES, layers)
     return sources.build_from(build_of(config), config, tensors, backend, **options)

@@ -19,7 +19,7 @@ class Model(Protocol):
 
     @property
     def config(self) -> ModelConfig:
-        """Its sizes: those of this rank, if several share it."""
+        """Its sizes: this rank's, if several share it."""
 
     def forward(
         self, backend: Backend, batch: Batch, cache: Pages, *, layers: range | None = None, x: Any = None
@@ -33,19 +33,19 @@ class Model(Protocol):
         """The language model head. [R, W] -> [R, V]"""
 
 
-def weight_paths(part: Any, path: str = "") -> Iterator[tuple[str, Weight]]:
+def weight_paths(component: Any, path: str = "") -> Iterator[tuple[str, Weight]]:
     """Every weight of a model or of one of its components, with the fields that lead to it.
 
     A path is "layers.3.attention.qkv". A weight in two places, as a tied head, comes once for each.
     """
-    if isinstance(part, Weight):
-        yield path, part
-    elif isinstance(part, tuple):
-        for i, item in enumerate(part):
+    if isinstance(component, Weight):
+        yield path, component
+    elif isinstance(component, tuple):
+        for i, item in enumerate(component):
             yield from weight_paths(item, f"{path}.{i}")
-    elif is_dataclass(part):
-        for field in fields(part):
-            yield from weight_paths(getattr(part, field.name), f"{path}.{field.name}" if path else field.name)
+    elif is_dataclass(component):
+        for field in fields(component):
+            yield from weight_paths(getattr(component, field.name), f"{path}.{field.name}" if path else field.name)
 
 
 def weights_of(model: Any) -> list[Weight]:

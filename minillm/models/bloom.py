@@ -5,7 +5,7 @@
     logits = norm(x) W_lm
 
 Positions enter by ALiBi: each head subtracts its slope times the distance between query and key from a score. So there
-is no position table, and a text may be longer than those of training.
+is no position table, and a text may be longer than in training.
 """
 
 import math

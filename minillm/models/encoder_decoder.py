@@ -45,7 +45,7 @@ class EncoderDecoder(Decoder):
         Args:
             backend: the backend
             batch: each source as a sequence, whole, in its own pages
-            cache: of the decoder; the encoder's layers use layer 0 of the sources' pages before that is overwritten
+            cache: the decoder's; the encoder's layers use layer 0 of the sources' pages before that is overwritten
 
         Returns:
             The encoder's result. [T] -> [T, E]

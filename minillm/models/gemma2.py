@@ -94,7 +94,7 @@ def read_config(raw: Mapping[str, Any]) -> GemmaConfig:
 
 
 def read_gemma(fields: Fields, model_type: str, **own: Any) -> GemmaConfig:
-    """Read the fields that Gemma 2 and 3 share; `own` are those of `GemmaConfig` that each reads itself.
+    """Read the fields that Gemma 2 and 3 share; `own` are the fields of `GemmaConfig` that each reads itself.
 
     Raises:
         As `read_config`.

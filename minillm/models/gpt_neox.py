@@ -75,20 +75,20 @@ def _read_rotary(fields: Fields, head_dim: int) -> RotaryConfig:
     """Partial rotary position embedding, from the table of transformers 5 or from the older field names."""
     table = rope_table(fields)
     old = {"rope_theta": ("rotary_emb_base", BASE), "partial_rotary_factor": ("rotary_pct", ROTARY_SHARE)}
-    found = {}
+    values = {}
     for name, (older, default) in old.items():
-        found[name] = table.number(name, fields.number(older, default))
-        if fields.number(name, found[name]) != found[name]:  # transformers 4 writes both names
+        values[name] = table.number(name, fields.number(older, default))
+        if fields.number(name, values[name]) != values[name]:  # transformers 4 writes both names
             raise CheckpointError(
-                f"{fields.source}: {name} should be {found[name]:g} as {older} or the rotary table has it, "
+                f"{fields.source}: {name} should be {values[name]:g} as {older} or the rotary table has it, "
                 f"found {fields.raw[name]}"
             )
-    share = found["partial_rotary_factor"]
+    share = values["partial_rotary_factor"]
     if share > 1:
         raise CheckpointError(
             f"{fields.source}: partial_rotary_factor (or rotary_pct) should be above 0 and at most 1, found {share}"
         )
-    return read_rotary(fields, int(head_dim * share), fields.size("max_position_embeddings"), base=found["rope_theta"])
+    return read_rotary(fields, int(head_dim * share), fields.size("max_position_embeddings"), base=values["rope_theta"])
 
 
 NAMES = Names(

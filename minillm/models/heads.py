@@ -19,7 +19,7 @@ from .sources import Build, Weights
 
 CLASSIFIER = "ForSequenceClassification"
 PLAIN = ("Model", "ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM")
-"""Endings of an encoder's architecture of which the hidden states are read, and the heads are not"""
+"""Endings of an encoder's architecture whose hidden states are read, but not its heads"""
 MOST_LABELS = 2**20
 
 
@@ -66,7 +66,7 @@ def _labels(fields: Fields) -> tuple[str, ...]:
     named = fields.get("id2label", {})
     if not named:
         return tuple(f"LABEL_{i}" for i in range(fields.size("num_labels", 2, most=MOST_LABELS)))
-    if set(named) != {str(i) for i in range(len(named))} or not all(isinstance(each, str) for each in named.values()):
+    if set(named) != {str(i) for i in range(len(named))} or not all(isinstance(label, str) for label in named.values()):
         raise CheckpointError(
             f"{fields.source}: id2label should name the labels 0 to {len(named) - 1}, found {named!r:.80}"
         )
@@ -74,7 +74,7 @@ def _labels(fields: Fields) -> tuple[str, ...]:
 
 
 def _score_function(fields: Fields, labels: int) -> ScoreFunction:
-    """The function from logits to scores: sentence-transformers' of a reranker, else that of transformers' pipeline."""
+    """The function from logits to scores: sentence-transformers' for a reranker, else as in transformers' pipeline."""
     named = read_score_function(fields)
     if named is not None:
         return named

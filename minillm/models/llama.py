@@ -100,7 +100,7 @@ def read_kin(
         rotated: whether each layer rotates queries and keys; None: all do
         head_dim: D if config.json has none; None: E / H
         tied_head: whether the head is tied if config.json does not say
-        base: of rotary embedding if config.json has none
+        base: the rotary embedding's if config.json has none
         rotary: rotary embedding if the family reads it itself
         **switches: fields of `kind` in which the family differs from Llama
 

@@ -15,7 +15,7 @@ __all__ = ["NAMES", "build", "read_config"]
 def read_config(raw: Mapping[str, Any]) -> BartConfig:
     """MarianMT's configuration from config.json; errors as of `bart.read_config`.
 
-    `decoder_vocab_size` is that of a second vocabulary, which share_encoder_decoder_embeddings refuses.
+    `decoder_vocab_size` sizes a second vocabulary, which share_encoder_decoder_embeddings refuses.
     """
     special = {"eos_token_id": 0, "decoder_start_token_id": 58100}
     return read(raw, "marian", special, pre_norm=False, embedding_norm=False, learned_positions=False, final_norm=False)

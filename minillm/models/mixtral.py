@@ -29,10 +29,10 @@ MOST_EXPERTS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertConfig(LlamaConfig):
-    """Llama's fields and those of the experts."""
+    """Llama's fields and the experts'."""
 
     expert_size: int
-    """F of an expert; `intermediate_size` is that of layers with one MLP"""
+    """F of an expert; `intermediate_size` is F of layers with one MLP"""
     normalised: bool
     """The weights of a token's experts sum to one"""
     sparse: tuple[bool, ...]
@@ -79,7 +79,7 @@ def read_experts(
         chosen: k if config.json has none
         width: the field that has F
         default_width: F if config.json has none
-        sparse: of each layer, whether it has experts; None: all have
+        sparse: whether each layer has experts; None: all have
 
     Raises:
         CheckpointError: one is invalid, or each token has more experts than there are.

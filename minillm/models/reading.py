@@ -23,18 +23,18 @@ def merge_names(raw: Mapping[str, Any], other_names: Mapping[str, str]) -> dict[
     """
     merged = dict(raw)
     for name, other in other_names.items():
-        found = merged.pop(other, None)
+        value = merged.pop(other, None)
         if merged.get(name) is None:
-            merged[name] = found
-        elif found is not None and found != merged[name]:
+            merged[name] = value
+        elif value is not None and value != merged[name]:
             raise CheckpointError(
-                f"config.json: {name} is {merged[name]!r:.60} and {other}, its other name, {found!r:.60}: leave one out"
+                f"config.json: {name} is {merged[name]!r:.60} and {other}, its other name, {value!r:.60}: leave one out"
             )
     return merged
 
 
 def read_heads(fields: Fields, width: str = "hidden_size", heads: str = "num_attention_heads") -> dict[str, int]:
-    """H heads that share E: K = H, and D = E / H. The fields of `ModelConfig`, from those of these names.
+    """H heads that share E: K = H, and D = E / H. The fields of `ModelConfig`, from these fields of config.json.
 
     Raises:
         CheckpointError: one is missing or invalid, or E is not a multiple of H.
@@ -100,8 +100,8 @@ def read_activation(fields: Fields, name: str, default: str) -> str:
     Raises:
         UnsupportedModelError: it is not supported; the message lists those that are.
     """
-    found = fields.get(name, default)
-    return ALIASES[found] if found in ALIASES else fields.choice(name, default, tuple(ACTIVATIONS))
+    activation = fields.get(name, default)
+    return ALIASES[activation] if activation in ALIASES else fields.choice(name, default, tuple(ACTIVATIONS))
 
 
 def refuse_experts(fields: Fields) -> None:

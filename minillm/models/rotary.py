@@ -50,7 +50,7 @@ class RotaryConfig:
     frequencies: tuple[float, ...]
     """[r / 2], radians from one position to the next"""
     base: float = BASE
-    """Theta, of which the frequencies are powers"""
+    """Theta; the frequencies are its powers"""
     scale: float = 1.0
     """Factor of cosines and sines"""
     stretch: Stretch | None = None
@@ -140,10 +140,10 @@ def refuse_partial(fields: Fields) -> None:
     Raises:
         UnsupportedModelError: `partial_rotary_factor` is not 1.
     """
-    for found in (fields, *(Fields(fields.get(name, {}), f"{fields.source}, {name}") for name in TABLES)):
-        if (share := found.get("partial_rotary_factor", 1.0)) != 1:
+    for table in (fields, *(Fields(fields.get(name, {}), f"{fields.source}, {name}") for name in TABLES)):
+        if (share := table.get("partial_rotary_factor", 1.0)) != 1:
             raise UnsupportedModelError(
-                f"{found.source}: partial_rotary_factor is {share}; in this family minillm runs 1"
+                f"{table.source}: partial_rotary_factor is {share}; in this family minillm runs 1"
             )
 
 
@@ -228,8 +228,8 @@ _FACTORS = ("short_factor", "long_factor")
 def _factors(scaling: Fields, name: str, count: int) -> NDArray[np.float32]:
     """A list of `count` positive numbers."""
     listed = scaling.get(name, [])
-    numbers = [each for each in listed if isinstance(each, int | float) and not isinstance(each, bool)]
-    if len(numbers) != count or len(listed) != count or not all(1 / _MOST < each < _MOST for each in numbers):
+    numbers = [number for number in listed if isinstance(number, int | float) and not isinstance(number, bool)]
+    if len(numbers) != count or len(listed) != count or not all(1 / _MOST < number < _MOST for number in numbers):
         raise CheckpointError(
             f"{scaling.source}: {name} should be {count} numbers above 0, one for each pair of rotated numbers, "
             f"found {len(listed)}: {listed!s:.40}"

@@ -49,7 +49,7 @@ def rotated_layers(fields: Fields) -> tuple[bool, ...]:
     Despite its name the list has 1 for layers that rotate, and 0 for those that do not.
 
     Raises:
-        CheckpointError: another entry, or fewer entries than layers. Those of further layers have no effect.
+        CheckpointError: another entry, or fewer entries than layers. Further entries have no effect.
     """
     layers, interval = read_layers(fields), fields.size("no_rope_layer_interval", 4)
     listed = fields.get("no_rope_layers", [(i + 1) % interval != 0 for i in range(layers)])

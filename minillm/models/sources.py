@@ -92,7 +92,7 @@ class Weights:
                 writes; else in the order of the family's published checkpoints, and gains of norms less their offset
             rank: whose share to take
             ranks: how many share the model
-            holds: whether a parameter is needed here, by its name; others, as those of other stages, have no data
+            holds: whether a parameter is needed here, by its name; others, such as other stages', have no data
             progress: counts the numbers that are prepared
             on_parameter: called for each matrix of projections and tables, with the tensors that this rank has of it
         """
@@ -108,9 +108,9 @@ class Weights:
 
     def at(self, prefix: str) -> "Weights":
         """The same source, for names that begin with `prefix` and a dot."""
-        part = copy.copy(self)
-        part._prefix = f"{self._prefix}{prefix}."
-        return part
+        child = copy.copy(self)
+        child._prefix = f"{self._prefix}{prefix}."
+        return child
 
     def share(self, count: int, units: int | None = None) -> slice:
         """This rank's part of `count` rows, columns or heads.
@@ -144,7 +144,7 @@ class Weights:
         """A projection [outputs, inputs]; "NAME.weight" and "NAME.bias" in the checkpoint.
 
         Args:
-            name: of the projection
+            name: the projection's name
             outputs: its rows; several tensors that become one projection: the rows of each, by name
             inputs: its columns
             bias: whether it has one
@@ -162,13 +162,13 @@ class Weights:
         biases: list[Tensor] = []
         parts, first = outputs if isinstance(outputs, Mapping) else {name: outputs}, 0
         place = {"blocks": blocks if isinstance(blocks, int) else 1, "heads": heads, "transposed": transposed}
-        for i, (part, rows) in enumerate(parts.items()):
+        for i, (stem, rows) in enumerate(parts.items()):
             within = units if units is None or len(parts) == 1 else units[i : i + 1]
             order: dict[str, Any] = {"split": split, "blocks": blocks, "heads": heads, "units": within}
-            matrix = self._tensors(f"{part}.weight", (rows, inputs), **order, transposed=transposed)
-            self._listen(part, name, matrix, outputs=rows, inputs=inputs, first=first, **place)
+            matrix = self._tensors(f"{stem}.weight", (rows, inputs), **order, transposed=transposed)
+            self._listen(stem, name, matrix, outputs=rows, inputs=inputs, first=first, **place)
             tensors += matrix
-            biases += self._tensors(f"{part}.bias", (rows,), **order) if bias else []
+            biases += self._tensors(f"{stem}.bias", (rows,), **order) if bias else []
             first += rows
         if split == "inputs" and self.rank:
             biases = []
@@ -180,7 +180,7 @@ class Weights:
         """One projection [outputs, inputs] of each of `count` experts.
 
         Args:
-            name: of the projection
+            name: the projection's name
             outputs: the tensors that become one projection, with the rows of each; `*` stands for the expert's number:
                 "mlp.experts.*.up_proj" is "mlp.experts.3.up_proj.weight" in the checkpoint
             inputs: its columns
@@ -191,10 +191,10 @@ class Weights:
         for expert, tensors in enumerate(experts):
             first = 0
             for pattern, rows in outputs.items():
-                part = pattern.replace("*", str(expert))
-                matrix = self._tensors(f"{part}.weight", (rows, inputs), split=split)
+                stem = pattern.replace("*", str(expert))
+                matrix = self._tensors(f"{stem}.weight", (rows, inputs), split=split)
                 place = {"outputs": rows, "inputs": inputs, "first": first}
-                self._listen(part, f"{name}.{expert}", matrix, **place, is_expert=True)
+                self._listen(stem, f"{name}.{expert}", matrix, **place, is_expert=True)
                 tensors += matrix
                 first += rows
         if not self._holds(self._prefix + name):
@@ -206,7 +206,7 @@ class Weights:
     def table(
         self, name: str, rows: int, width: int, role: Role, *, bias: str | None = None, split: Split | None = None
     ) -> Weight:
-        """An embedding table or the LM head [rows, width]; of one with a row for each token a rank has some rows.
+        """An embedding table or the LM head [rows, width]; a rank has some of its rows if each token has one.
 
         `bias` is the name of a head's bias, which published checkpoints have as [1, rows]; `split` "inputs": a rank has
         some columns, as of a table with one for each head.
@@ -216,7 +216,7 @@ class Weights:
         if bias is not None and self._as_built:
             biases += self._tensors(bias, (rows,))
         elif bias is not None:
-            biases += [Rearranged(each, np.ravel) for each in self._tensors(bias, (1, rows))]
+            biases += [Rearranged(tensor, np.ravel) for tensor in self._tensors(bias, (1, rows))]
         first = None
         if self.ranks > 1 and role == "vocabulary":
             first, stop = vocabulary_share(rows, self.rank, self.ranks)
@@ -294,8 +294,8 @@ class Weights:
             heads = heads and heads // self.ranks
         if heads is not None:
             assert isinstance(blocks, int)
-            return [by_block(part, heads, blocks) for part in parts]
-        return [transpose(part) for part in parts] if transposed else parts
+            return [by_block(piece, heads, blocks) for piece in parts]
+        return [transpose(piece) for piece in parts] if transposed else parts
 
     def _listen(self, name: str, weight: str, tensors: Sequence[Tensor], **place: Any) -> None:
         self._on_parameter(Parameter(self._prefix + name, self._prefix + weight, **place), tensors)
@@ -339,8 +339,8 @@ def build_from(
     asked = _weights_of_shapes(shapes, ShapeBackend(), as_built=as_built, rank=rank, ranks=ranks, holds=holds)
     build(config, asked, ShapeBackend())
     check_tensors(tensors, shapes)
-    wanted = backend.loader.formats.projection
-    with work(verb if wanted is None else f"{verb} as {wanted.name}", asked.prepared, PARAMETERS) as progress:
+    form = backend.loader.formats.projection
+    with work(verb if form is None else f"{verb} as {form.name}", asked.prepared, PARAMETERS) as progress:
         options: dict[str, Any] = {"as_built": as_built, "rank": rank, "ranks": ranks, "holds": holds}
         weights = Weights(lambda name, shape: tensors[name], backend, progress=progress, **options)
         return build(config, weights, backend)
@@ -386,15 +386,15 @@ def _weights_of_shapes(shapes: Shapes, backend: ShapeBackend, **options: Any) ->
     return Weights(find, backend, **options)
 
 
-def check_tensors(stored: Mapping[str, Tensor], wanted: Shapes) -> None:
+def check_tensors(stored: Mapping[str, Tensor], required: Shapes) -> None:
     """Compare a checkpoint's tensors with those that the configuration requires."""
-    missing = [name for name in wanted if name not in stored]
+    missing = [name for name in required if name not in stored]
     if missing:
         raise CheckpointError(f"the checkpoint lacks {_some(missing)}, which its config.json asks for")
-    extra = [name for name in stored if name not in wanted]
+    extra = [name for name in stored if name not in required]
     if extra:
         raise CheckpointError(f"the checkpoint holds {_some(extra)}, which its config.json leaves no place for")
-    for name, shape in wanted.items():
+    for name, shape in required.items():
         if stored[name].shape != shape:
             raise CheckpointError(
                 f"tensor {name} should have shape {list(shape)} by config.json, found {list(stored[name].shape)}"
@@ -419,7 +419,7 @@ class Names:
     left_out: tuple[str, ...] = ()
     """Suffixes of tensors that are computed instead, such as masks and frequencies"""
     heads: tuple[str, ...] = ()
-    """Prefixes of tensors of heads, of which some checkpoints have more than is run"""
+    """Prefixes of heads' tensors; some checkpoints have more heads than are run"""
     renamed: tuple[tuple[str, str], ...] = ()
     """Older names of tensors: an ending, and what stands for it today"""
     other_parts: tuple[str, ...] = ()
@@ -428,7 +428,7 @@ class Names:
     head: str = "lm_head.weight"
     """The LM head; "lm_head.weight", transformers' name in memory, is read in every family"""
     copies: tuple[str, ...] = ()
-    """Other names of the embedding: of copies in an encoder and a decoder that share it"""
+    """Other names of the embedding: copies in an encoder and a decoder that share it"""
     zeros: str | None = None
     """A bias of logits, [1, V], which is zeros where a checkpoint lacks it"""
     head_decides: bool = False
@@ -493,7 +493,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def vocabulary_share(count: int, rank: int, ranks: int) -> tuple[int, int]:
-    """First row and stop of what a rank has of a table of `count` tokens; shares differ by one row at most."""
+    """First row and stop of a rank's share of a table of `count` tokens; shares differ by one row at most."""
     return rank * count // ranks, (rank + 1) * count // ranks
 
 

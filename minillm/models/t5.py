@@ -45,7 +45,7 @@ LONGEST = 4096
 all alike. Memory is planned by it."""
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_new", "silu": "silu", "swish": "silu"}
-"""Activation in `feed_forward_proj` -> its name here; that of "gated-gelu" is gelu_new."""
+"""Activation in `feed_forward_proj` -> its name here; "gated-gelu" has gelu_new."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ def buckets_of(distances: NDArray[np.int64], buckets: int, max_distance: int, *,
     """The bucket of each distance from query to key (section 2.1): small ones alone, larger ones by logarithm.
 
     Args:
-        distances: of the key after the query; negative if it is before
+        distances: distances of the key after the query; negative if it is before
         buckets: their number
         max_distance: from where on all are in the last one
         both: an encoder, half of whose buckets are for keys after the query; else those are in the first
@@ -156,7 +156,7 @@ def buckets_of(distances: NDArray[np.int64], buckets: int, max_distance: int, *,
 
 
 def bias_by_distance(config: T5Config, weights: Weights, backend: Backend, *, both: bool) -> Weight:
-    """The bias of a stack's scores by distance, -M to M, from that of each bucket. [buckets, H] -> [H, 2 M + 1]"""
+    """The bias of a stack's scores by distance, -M to M, from each bucket's. [buckets, H] -> [H, 2 M + 1]"""
     table = weights.table("relative_attention_bias", config.buckets, config.num_heads, "positions", split="inputs")
     distances = np.arange(-config.max_distance, config.max_distance + 1)
     rows = backend.xp.asarray(buckets_of(distances, config.buckets, config.max_distance, both=both))
