@@ -8,7 +8,7 @@ messages.py        what rank 0 tells the others
 ranks.py           a rank's place, and the agreement of all: models, versions, failures
 micro_batches.py   parts of a pass, on which stages work at the same time
 runner.py          a rank's part of a forward pass; rank 0 leads, the others follow
-logits.py          logits of which each rank has some; the choice of tokens from them
+logits.py          logits spread over the ranks; the choice of tokens from them
 
 Rank 0 takes the requests, and alone has scheduler, strategies and the books of the cache. Before each forward pass it
 tells the others the batch, which names the pages; they compute their part on pages of the same numbers. So nothing is

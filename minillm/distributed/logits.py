@@ -1,4 +1,4 @@
-"""Logits of which each rank of the last stage has some columns, and the choice of tokens from them.
+"""Logits whose columns the ranks of the last stage share, and the choice of tokens from them.
 
 With a pass each of these ranks sends the largest logits of every row: the most likely token needs one of each rank, and
 a draw among the k best k + 1 of each. Where a strategy needs all logits, they are fetched.
@@ -31,10 +31,10 @@ def largest(logits: Any, best: Sequence[int], first: int, chooser: Chooser) -> N
     """The largest logits of each row with their ids, best first, ties by ascending id. [R, V'] -> [sum of best, 2]
 
     Args:
-        logits: those of this rank
+        logits: this rank's logits
         best: how many of each row; a row with fewer columns ends with -inf. [R]
         first: id of the first column
-        chooser: of the logits' backend
+        chooser: the logits' backend's chooser
     """
     out = np.full((sum(best), 2), -np.inf)
     out[:, 1] = 0
@@ -126,16 +126,16 @@ class RankChooser(Chooser):
         filters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         if not isinstance(logits, RemoteRows):
             return self.inner.sample(logits, keys, **filters)
-        kept = np.broadcast_to(np.where(np.asarray(temperature) > 0, top_k, 1), len(logits)).tolist()
+        counts = np.broadcast_to(np.where(np.asarray(temperature) > 0, top_k, 1), len(logits)).tolist()
         candidates = [
-            _candidates(logits.source.best(row), k) for row, k in zip(logits.rows.tolist(), kept, strict=True)
+            _candidates(logits.source.best(row), k) for row, k in zip(logits.rows.tolist(), counts, strict=True)
         ]
-        found = [candidate for candidate in candidates if candidate is not None]
-        if len(found) < len(candidates):
+        complete = [candidate for candidate in candidates if candidate is not None]
+        if len(complete) < len(candidates):
             return self.host.sample(logits.fetch(), keys, **filters)
-        ids = np.unique(np.concatenate([candidate[:, 1] for candidate in found])).astype(np.int64)
-        scores = np.full((len(found), len(ids)), -np.inf, np.float32)  # the columns of all candidates, by their ids
-        for row, candidate in zip(scores, found, strict=True):
+        ids = np.unique(np.concatenate([candidate[:, 1] for candidate in complete])).astype(np.int64)
+        scores = np.full((len(complete), len(ids)), -np.inf, np.float32)  # the columns of all candidates, by their ids
+        for row, candidate in zip(scores, complete, strict=True):
             row[np.searchsorted(ids, candidate[:, 1])] = candidate[:, 0]
         return ids[np.asarray(self.host.sample(scores, keys, **filters))]
 
@@ -158,5 +158,5 @@ def _candidates(best: NDArray[np.float64], k: int) -> NDArray[np.float64] | None
     kth = np.sort(flat[:, 0])[::-1][k - 1]
     if best.shape[1] > 1 and (best[:, -1, 0] >= kth).any():
         return None
-    kept: NDArray[np.float64] = flat[flat[:, 0] >= kth]
-    return kept
+    candidates: NDArray[np.float64] = flat[flat[:, 0] >= kth]
+    return candidates

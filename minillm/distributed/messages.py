@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 from ..batch import Batch
 
 Task = Literal["tokens", "labels", "states"]
-"""Result of a pass: the next token's logits, of which each rank of the last stage has some; or of whole texts the
-logits of labels, or hidden states, of which each has all"""
+"""Result of a pass: the next token's logits, spread over the ranks of the last stage; or, for whole texts,
+logits of labels or hidden states, whole on each of these ranks"""
 
 
 class NewPages(NamedTuple):

@@ -22,7 +22,7 @@ def micro_batches(
     Of a model that is not `causal`, whose tokens see those after them, texts stay whole.
 
     Returns:
-        The parts, and the wanted rows in their order: numbers from 0 to R - 1. [R]
+        The parts, and the given rows in their order: numbers from 0 to R - 1. [R]
     """
     count, T = parallel.micro_batches_of(batch.num_tokens), batch.num_tokens
     cuts = {i * T // count for i in range(1, count)}
@@ -30,14 +30,14 @@ def micro_batches(
         if span.tree is not None or not causal:
             cuts = {span.start if span.start < cut < span.stop else cut for cut in cuts}
     bounds = sorted({0, *cuts, T})
-    wanted = np.asarray(rows, np.int64)
+    logit_rows = np.asarray(rows, np.int64)
     parts, order = [], []
     for first, stop in pairwise(bounds):
-        inside = np.flatnonzero((wanted >= first) & (wanted < stop))
+        inside = np.flatnonzero((logit_rows >= first) & (logit_rows < stop))
         order.append(inside)
-        parts.append(MicroBatch(part_of(batch, first, stop), tuple((wanted[inside] - first).tolist())))
+        parts.append(MicroBatch(part_of(batch, first, stop), tuple((logit_rows[inside] - first).tolist())))
     if len(parts) == 1:
-        parts = [MicroBatch(batch, tuple(wanted.tolist()))]
+        parts = [MicroBatch(batch, tuple(logit_rows.tolist()))]
     return tuple(parts), np.concatenate(order)
 
 

@@ -17,7 +17,7 @@ from ..errors import DeviceError, FollowedError, install, printable
 from .communicator import Communicator, Traffic
 
 STEP = 1
-"""Tag of messages from rank 0; that of arrays is 0"""
+"""Tag of messages from rank 0; arrays have tag 0"""
 PR_SET_PDEATHSIG = 1
 """Option of Linux's prctl: the signal that a process gets when its parent ends"""
 EAGER_SECONDS = 0.005
@@ -63,11 +63,11 @@ class MpiCommunicator(Communicator):
         return MpiCommunicator(self._comm.Split(members[0], self.rank), self.traffic)
 
     def copy(self) -> "MpiCommunicator":
-        """The same processes, whose messages are apart from those of this communicator, as for another model."""
+        """The same processes with messages apart from this communicator's, as for another model."""
         return MpiCommunicator(self._comm.Dup(), Traffic())
 
     def free(self) -> None:
-        """Free the communicator, of which an MPI library has a limited number (MPICH about 2,000)."""
+        """Free the communicator: an MPI library has a limited number of them (MPICH about 2,000)."""
         for request, _ in self._sent:
             request.Wait()
         self._sent = []
@@ -102,8 +102,8 @@ class MpiCommunicator(Communicator):
 
     def _send(self, x: Any, to: int) -> None:
         self._forget_sent()
-        kept = np.array(x)  # the stage goes on to the next micro-batch, in the same memory
-        self._sent.append((self._comm.Isend(kept, dest=to, tag=0), kept))
+        copied = np.array(x)  # the stage goes on to the next micro-batch, in the same memory
+        self._sent.append((self._comm.Isend(copied, dest=to, tag=0), copied))
 
     def _tell(self, message: bytes, to: int) -> None:
         from mpi4py import MPI
@@ -112,7 +112,7 @@ class MpiCommunicator(Communicator):
         self._comm.Send([message, MPI.BYTE], dest=to, tag=STEP)
 
     def _forget_sent(self) -> None:
-        self._sent = [(request, kept) for request, kept in self._sent if not request.Test()]
+        self._sent = [(request, copied) for request, copied in self._sent if not request.Test()]
 
 
 @cache

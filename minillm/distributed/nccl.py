@@ -12,10 +12,10 @@ from .communicator import Communicator
 
 
 class NcclCommunicator(Communicator):
-    """Processes that MPI connects, of which each has a GPU."""
+    """Processes that MPI connects; each has a GPU."""
 
     def __init__(self, processes: Communicator) -> None:
-        """Connect the devices, each of which its process has made the current one.
+        """Connect the devices; each process has made its own the current one.
 
         Raises:
             DeviceError: CuPy has no NCCL.
@@ -49,7 +49,7 @@ class NcclCommunicator(Communicator):
         return NcclCommunicator(self._processes.group(members))
 
     def free(self) -> None:
-        """Destroy NCCL's communicator, and free that of the processes."""
+        """Destroy NCCL's communicator, and free the processes'."""
         if self._devices is not None:
             self._devices.destroy()
         self._devices = None

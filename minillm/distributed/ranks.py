@@ -42,7 +42,7 @@ class Ranks:
     config: ModelConfig
     """Configuration of the whole model"""
     layers: range
-    """Those of this rank's stage"""
+    """Layers of this rank's stage"""
     width: int
     """W, numbers of a hidden state that the head multiplies"""
     weights: "tuple[Held, ...]"
@@ -101,7 +101,7 @@ class Ranks:
         return self.share_of(open_model(path).config)
 
     def share_of(self, config: ModelConfig) -> dict[str, Any]:
-        """As `share`, of a configuration."""
+        """As `share`, from a configuration."""
         self.config, self.layers = config, self._layers_of(config)
         return {"rank": self.group.rank, "ranks": self.group.size, "layers": self.layers}
 
@@ -142,13 +142,15 @@ class Ranks:
     def note_weights(self, model: Model) -> None:
         """Tell all ranks how much of the weights this one has."""
         own = sum(weight.nbytes for weight in weights_of(model))
-        self.weights = tuple(Held(*each) for each in self.world.all_gather((own, self.layers.start, self.layers.stop)))
+        self.weights = tuple(
+            Held(*share) for share in self.world.all_gather((own, self.layers.start, self.layers.stop))
+        )
 
     def check_equal(self, **values: Any) -> None:
         """Compare what all ranks must have alike: the checkpoint, the release of minillm, and other values by name.
 
         Raises:
-            RankError: a rank's value is not that of rank 0.
+            RankError: a rank's value is not rank 0's.
         """
         told = self.world.all_gather(self._compared | values)
         for rank, theirs in enumerate(told):
@@ -176,8 +178,10 @@ class Ranks:
         return replace(config, num_layers=len(self.layers))
 
 
-def _bytes_read(part: Any) -> int:
-    return sum(weight.nbytes for weight in weights_of(part) if weight.data is not None and weight.role != "positions")
+def _bytes_read(component: Any) -> int:
+    return sum(
+        weight.nbytes for weight in weights_of(component) if weight.data is not None and weight.role != "positions"
+    )
 
 
 def joined(parallel: Parallel | None, communicator: Communicator | None, device: str = "cpu") -> Ranks | None:
@@ -213,7 +217,7 @@ def _source_digest() -> str:
 
 
 def fingerprint(path: Path) -> str:
-    """A digest of a checkpoint: of its files' names and sizes, and of samples of their contents."""
+    """A digest of a checkpoint: its files' names and sizes, and samples of their contents."""
     digest = hashlib.sha256()
     files = [path] if path.is_file() else sorted(path.iterdir())
     for file in files:

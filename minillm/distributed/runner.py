@@ -60,8 +60,8 @@ class Part:
     def report(self, output: Output, best: Sequence[int], *, finite: bool) -> NDArray[np.float64]:
         """The largest logits of this rank, after a row that says whether all are finite. [1 + sum of best, 2]"""
         first = self.shares[self.ranks.group.rank][0]
-        found = largest(output.logits, best, first, self.backend.chooser)
-        return np.concatenate([[[finite, 0]], found])
+        largest_logits = largest(output.logits, best, first, self.backend.chooser)
+        return np.concatenate([[[finite, 0]], largest_logits])
 
 
 class RankRunner(Runner):
@@ -81,8 +81,8 @@ class RankRunner(Runner):
         if len(parts) == 1:
             return self._compute(backend, *parts[0])
         logits, hidden, all_finite = [], [], True
-        for part in parts:
-            output, finite = self._compute(backend, *part)
+        for micro_batch in parts:
+            output, finite = self._compute(backend, *micro_batch)
             all_finite = all_finite and finite
             if output.logits is not None:  # the next part takes their memory
                 logits.append(output.logits.copy())
@@ -103,8 +103,8 @@ class RankRunner(Runner):
 
     def _hidden(self, backend: Backend, tokens: int) -> Any:
         """Memory for what the stage before sends. -> [T, E]"""
-        if (kept := self._received.get(tokens)) is not None:
-            return kept
+        if (buffer := self._received.get(tokens)) is not None:
+            return buffer
         x = backend.xp.empty((tokens, self.model.config.hidden_size), backend.memory.activations.dtype)
         if tokens <= backend.memory.stage_tokens:
             self._received[tokens] = x
@@ -166,10 +166,10 @@ class MirroredPages:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pages, name)
 
-    def copy(self, source: int, target: int, part: slice) -> None:
+    def copy(self, source: int, target: int, positions: slice) -> None:
         """Copy some positions of a page to another, here and, before their next pass, on the other ranks."""
-        self._leader.pending.append(CopyPositions(self._number, source, target, part.start, part.stop))
-        self._pages.copy(source, target, part)
+        self._leader.pending.append(CopyPositions(self._number, source, target, positions.start, positions.stop))
+        self._pages.copy(source, target, positions)
 
 
 class LeadingRunner(RankRunner):
@@ -207,15 +207,15 @@ class LeadingRunner(RankRunner):
             self.leader.tell(Pass(self._number, parts, (), whole=False))
             self.leader.latest = None
             output, finite = self.compute(backend, parts)
-            found = output.logits
+            results = output.logits
             if not ranks.is_last:
                 width = len(self.model.config.labels) if self.task == "labels" else ranks.width
-                found = np.empty((len(order), width), np.float32)
-                ranks.world.receive(found, ranks.last[0])
-                finite = bool(np.isfinite(found).all())
+                results = np.empty((len(order), width), np.float32)
+                ranks.world.receive(results, ranks.last[0])
+                finite = bool(np.isfinite(results).all())
         if len(parts) > 1:
-            found = found[np.argsort(order, kind="stable")]
-        return Output(found, found), finite
+            results = results[np.argsort(order, kind="stable")]
+        return Output(results, results), finite
 
     def _run(
         self, backend: Backend, batch: Batch, rows: Any, draws: Sequence[Draw | None] = (), x: Any = None
@@ -244,11 +244,11 @@ class LeadingRunner(RankRunner):
         return Output(logits, hidden), results.finite
 
     def _collect_maps(self, recorder: AttentionRecorder, batch: Batch) -> None:
-        """Complete the attention maps of this rank's heads, and add those of other stages' layers."""
+        """Complete the attention maps of this rank's heads, and add the maps of other stages' layers."""
         ranks, [span] = self.part.ranks, batch.spans
         shape = span.stop - span.start, span.context_len
         for layer in sorted(recorder.wanted):
-            stage = next(i for i, held in enumerate(ranks.weights) if layer in held.layers) // ranks.parallel.tensor
+            stage = next(i for i, share in enumerate(ranks.weights) if layer in share.layers) // ranks.parallel.tensor
             parts = []
             for source in ranks.parallel.ranks_of(stage):
                 if source != ranks.rank:

@@ -104,9 +104,9 @@ def compare(
         engine: with a batch size large enough for the widest strategy
         prompt: text or token ids
         variants: the strategies
-        seed: of the sampling strategies
+        seed: the sampling strategies' seed
         progress: show a bar on a terminal or in a notebook
-        **fields: of `GenerationConfig`, for all of them
+        **fields: fields of `GenerationConfig`, for all of them
 
     Raises:
         As `Engine.generate`.
@@ -117,8 +117,8 @@ def compare(
         for variant in variants:
             comparing.note = variant.name
             comparing.advance(0)
-            wanted = fields | dict(variant.fields) | ({"seed": seed} if variant.fields.get("do_sample") else {})
-            outcomes.append(_outcome(engine, prompt, variant, wanted))
+            variant_fields = fields | dict(variant.fields) | ({"seed": seed} if variant.fields.get("do_sample") else {})
+            outcomes.append(_outcome(engine, prompt, variant, variant_fields))
             comparing.advance()
     return outcomes
 
@@ -151,7 +151,7 @@ def beam_tree(engine: Engine, prompt: Prompt, *, progress: bool = True, **fields
         engine: not busy
         prompt: text or token ids
         progress: show a bar on a terminal or in a notebook
-        **fields: of `GenerationConfig`, num_beams above 1 among them
+        **fields: fields of `GenerationConfig`, num_beams above 1 among them
     """
     tree = BeamTree()
     request = replace(engine.request(prompt, **fields), watch=tree.steps.append)

@@ -62,5 +62,5 @@ def relative_error(values: NDArray[np.float32], exact: NDArray[np.float32]) -> f
 def weight_bytes(engine: Engine) -> int:
     """Bytes of all weights in memory, of all ranks together; tied embeddings count once."""
     if engine.ranks is not None:
-        return sum(held.bytes for held in engine.ranks.weights)
+        return sum(share.bytes for share in engine.ranks.weights)
     return sum(weight.nbytes for weight in weights_of(engine.runner.model))

@@ -142,8 +142,8 @@ class Profile:
         for step in self.steps:
             for call in step.calls:
                 groups[self._place(call), call.name].append(call)
-        found = [self._sum(place, name, calls) for (place, name), calls in groups.items()]
-        return sorted(found, key=lambda one: PLACES.index(one.place))
+        operations = [self._sum(place, name, calls) for (place, name), calls in groups.items()]
+        return sorted(operations, key=lambda operation: PLACES.index(operation.place))
 
     def _place(self, call: Call) -> Place:
         if call.cost is None:
@@ -172,17 +172,17 @@ class Profile:
     @property
     def cost(self) -> Cost:
         """Total cost of all counted operations."""
-        return sum((one.cost for one in self.operations if one.cost is not None), Cost(0))
+        return sum((operation.cost for operation in self.operations if operation.cost is not None), Cost(0))
 
     @property
     def floor(self) -> float:
         """Sum of the floors of all operations, in seconds."""
-        return sum(one.floor for one in self.operations)
+        return sum(operation.floor for operation in self.operations)
 
     @property
     def in_operations(self) -> float:
         """Total seconds inside operations."""
-        return sum(one.seconds for one in self.operations)
+        return sum(operation.seconds for operation in self.operations)
 
     @property
     def between_operations(self) -> float:
@@ -277,10 +277,10 @@ def probe_with(backend: Backend, threads: int | None = None) -> Hardware:
     """
     if backend.name == "cuda":
         raise ParameterError(f"the probe is of the processor: name the GPU with --hardware, one of {', '.join(CHIPS)}")
-    found, arithmetic = probe(), _arithmetic(backend)
-    rate = max(found.rate(arithmetic), _product_rate(backend))
-    bandwidth = found.bandwidth if threads is None else read_bandwidth(threads)
-    return replace(found, rates={arithmetic: rate}, bandwidth=bandwidth)
+    probed, arithmetic = probe(), _arithmetic(backend)
+    rate = max(probed.rate(arithmetic), _product_rate(backend))
+    bandwidth = probed.bandwidth if threads is None else read_bandwidth(threads)
+    return replace(probed, rates={arithmetic: rate}, bandwidth=bandwidth)
 
 
 def _arithmetic(backend: Backend) -> str:

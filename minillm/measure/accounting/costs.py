@@ -77,8 +77,8 @@ def _model_of(config: ModelConfig, storage: Storage) -> tuple[ShapeBackend, Mode
 
 def shape_backend(storage: Storage) -> ShapeBackend:
     """The backend of shapes for these formats."""
-    kept = STORED_FORMATS[storage.weights]
-    weights = replace(WEIGHT_FORMATS[f"{kept.kind}{kept.bits}"], projection=kept).in_groups(storage.group)
+    form = STORED_FORMATS[storage.weights]
+    weights = replace(WEIGHT_FORMATS[f"{form.kind}{form.bits}"], projection=form).in_groups(storage.group)
     return ShapeBackend(
         replace(weights, vocabulary=None) if storage.keeps_vocabulary else weights,
         cache=CACHE_FORMATS.get(storage.cache) or FORMATS[storage.cache],

@@ -26,36 +26,36 @@ class Held(NamedTuple):
     parameters: int
     bytes: int
     active: int = 0
-    """Parameters that a token uses: of experts those of k; of all others, and of tables, all"""
+    """Parameters that a token uses: k experts of each layer; all others, tables included"""
 
 
 @lru_cache(maxsize=64)
 def parts_held(config: ModelConfig, storage: Storage) -> tuple[Held, ...]:
-    """Parameters and bytes of every place of the model that has some; those of a tied head are the embedding's."""
+    """Parameters and bytes of every place of the model that has some; a tied head's count as the embedding's."""
     backend = shape_backend(storage)
-    held: dict[str, Held] = {}
-    for path, found in weight_paths(shape_model(config, backend)):
-        weight = backend.loader.prepared.pop(found.name, None)  # None: a constant, or a tied head
+    parts: dict[str, Held] = {}
+    for path, placeholder in weight_paths(shape_model(config, backend)):
+        weight = backend.loader.prepared.pop(placeholder.name, None)  # None: a constant, or a tied head
         if weight is not None:
             place = place_of(path)
-            before = held.get(place, Held(place, 0, 0))
+            before = parts.get(place, Held(place, 0, 0))
             parameters = math.prod(weight.shape) + (0 if weight.bias is None else len(weight.bias))
             active = parameters
             if isinstance(weight.data, Experts):
                 active = parameters // config.num_experts * config.experts_per_token
             sums = before.parameters + parameters, before.bytes + weight.nbytes, before.active + active
-            held[place] = Held(place, *sums)
-    return tuple(held.values())
+            parts[place] = Held(place, *sums)
+    return tuple(parts.values())
 
 
 def parameter_count(config: ModelConfig) -> int:
     """Number of parameters; a tied head counts once, as the token embedding."""
-    return sum(held.parameters for held in parts_held(config, Storage()))
+    return sum(part.parameters for part in parts_held(config, Storage()))
 
 
 def active_parameter_count(config: ModelConfig) -> int:
-    """Number of parameters that one token uses: all but those of the experts that it does not choose."""
-    return sum(held.active for held in parts_held(config, Storage()))
+    """Number of parameters that one token uses: all but the experts that it does not choose."""
+    return sum(part.active for part in parts_held(config, Storage()))
 
 
 def experts_read(config: ModelConfig, tokens: int) -> float:
@@ -65,16 +65,16 @@ def experts_read(config: ModelConfig, tokens: int) -> float:
 
 def weights_bytes(config: ModelConfig, storage: Storage) -> int:
     """Bytes of all weights."""
-    return sum(held.bytes for held in parts_held(config, storage))
+    return sum(part.bytes for part in parts_held(config, storage))
 
 
 def looked_up(config: ModelConfig, storage: Storage | None = None) -> Held:
-    """Parameters and bytes of the tables of which a step reads only a row for each token.
+    """Parameters and bytes of the tables that a step reads by rows, one for each token.
 
     They are the positions, the token types, and the tokens where no head shares them.
     """
     names = ("embedding.positions", "embedding.types", "embedding.tokens")[: 2 if config.tied_head else 3]
-    tables = [held for held in parts_held(config, storage or Storage()) if held.name in names]
+    tables = [part for part in parts_held(config, storage or Storage()) if part.name in names]
     return Held("tables", sum(table.parameters for table in tables), sum(table.bytes for table in tables))
 
 

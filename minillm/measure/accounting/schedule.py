@@ -104,8 +104,8 @@ def generation(
         prompt_lengths: tokens of each prompt
         new_tokens: tokens generated after each
         use_cache: False: naive generation
-        width: sequences of each prompt after the first step: beams, none of which ends early, or samples
-        sources: of an encoder-decoder, the tokens of each source; the prompts are then what the decoder begins with
+        width: sequences of each prompt after the first step: beams (none ends early) or samples
+        sources: tokens of each source of an encoder-decoder; the prompts are then what the decoder begins with
     """
     read = list(sources) or [0] * len(prompt_lengths)
     for done in range(new_tokens):

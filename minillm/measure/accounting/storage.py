@@ -66,7 +66,7 @@ def storage_for(
     """The formats given, with "auto" resolved.
 
     Weights default to the checkpoint's format. On a CPU activations and cache are float32; elsewhere they are as wide
-    as the weights, at least 16 bits. Other `fields` are those of `Storage`.
+    as the weights, at least 16 bits. Other `fields` are `Storage`'s.
 
     Raises:
         ParameterError: a format is unknown.
