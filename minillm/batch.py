@@ -36,7 +36,7 @@ class TokenSequence:
     """Each token's type, in models that have some: which of two texts it is in (BERT)"""
     private: bool = False
     """True if it shares no pages with others of the same tokens"""
-    found: int = 0
+    reused: int = 0
     """Number of leading positions that others had computed"""
     tree: tuple[int, ...] = ()
     """Parent index of each of the last tokens among them, always smaller than its own; -1: the line before them"""
@@ -105,7 +105,7 @@ class Batch:
     adapters: tuple[str | None, ...] = field(default=(), kw_only=True)
     """Each sequence's LoRA adapter; empty if none has one"""
     sources: tuple[Span, ...] = field(default=(), kw_only=True)
-    """The same rows, with the pages of each sequence's source, all of which they see; empty without an encoder"""
+    """The same rows, with the pages of each sequence's source, fully visible to them; empty without an encoder"""
 
     @cached_property
     def over_sources(self) -> "Batch":
@@ -136,7 +136,7 @@ class Batch:
     def visible_pairs(self, window: int | None = None, *, causal: bool = True) -> int:
         """Pairs of a query and a key that it sees: p + 1 at position (or tree depth) p, at most the window.
 
-        If not causal, all of the context, or that of it within the window on either side.
+        If not causal, all of the context, or what is within the window on either side.
         """
         pairs = 0
         for span in self.spans:
@@ -184,10 +184,11 @@ class Batch:
         tokens[3] %= page_size
         if has_tree:
             tokens[1] = np.concatenate([span.positions() for span in spans])
+        adapters = [sequence.adapter for sequence in sequences]
         return cls(
             *(tokens[0], tokens[1], tokens[2], tokens[3]),
             tuple(spans),
-            adapters=tuple(each.adapter for each in sequences) if any(each.adapter for each in sequences) else (),
+            adapters=tuple(adapters) if any(adapters) else (),
             sources=tuple(sources),
             types=np.array(types, np.int64) if types else None,
         )

@@ -22,13 +22,13 @@ Output = Literal["tokens", "labels", "states"]
 ScoreFunction = Literal["softmax", "sigmoid", "none"]
 """Turns the logits of labels into scores"""
 SCORE_FUNCTIONS: dict[str, ScoreFunction] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
-"""Torch's names of them, by which sentence-transformers names that of a cross-encoder"""
+"""Torch's names of them, by which sentence-transformers names a cross-encoder's function"""
 T = TypeVar("T", int, float, bool, str, dict[str, Any], list[Any])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a transformer, of an encoder-decoder that of its decoder. Letters as in `layers/__init__.py`."""
+    """The shape of a transformer, or of an encoder-decoder's decoder. Letters as in `layers/__init__.py`."""
 
     model_type: str
     """Hugging Face's name of the family."""
@@ -74,7 +74,7 @@ class ModelConfig:
     bidirectional: bool = False
     """An encoder: each token attends to all of its text"""
     token_types: int = 0
-    """Token types, of which a text's tokens have the first and a second text's the second; 0: the model has none"""
+    """Token types: a text's tokens have the first, a second text's the second; 0: the model has none"""
     output: Output = "tokens"
     labels: tuple[str, ...] = ()
     """Names of the labels of a classification"""
@@ -217,8 +217,8 @@ def read_score_function(fields: Fields, name: str = "") -> ScoreFunction | None:
     """The function that sentence-transformers applies to a cross-encoder's logits; None if nothing is said.
 
     Args:
-        fields: of a file
-        name: the field that says it; by default those of config.json, newer and older
+        fields: a file's fields
+        name: the field that says it; by default config.json's, newer and older
 
     Raises:
         UnsupportedModelError: it is another one.

@@ -170,9 +170,9 @@ def shown(value: object) -> str:
 def listed(names: Iterable[str], width: int = 150) -> str:
     """Names for a message: as many as fit in `width` characters, and the number of the rest."""
     every = list(names)
-    kept = [name for i, name in enumerate(every) if len(", ".join(every[: i + 1])) <= width]
-    more = len(every) - len(kept)
-    return ", ".join(kept) + (f" and {more} more" if more else "")
+    fitting = [name for i, name in enumerate(every) if len(", ".join(every[: i + 1])) <= width]
+    more = len(every) - len(fitting)
+    return ", ".join(fitting) + (f" and {more} more" if more else "")
 
 
 def install(*extras: str) -> str:
@@ -191,8 +191,8 @@ def install(*extras: str) -> str:
         required = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:  # the package's folder was copied
         required = []
-    wanted = tuple(f"extra == {quote}{extra}{quote}" for extra in extras for quote in "'\"")
-    packages = [line.partition(";")[0].strip() for line in required if line.endswith(wanted)]
+    endings = tuple(f"extra == {quote}{extra}{quote}" for extra in extras for quote in "'\"")
+    packages = [line.partition(";")[0].strip() for line in required if line.endswith(endings)]
     return f"pip install {' '.join(map(repr, packages))}" if packages else f"install what its extra {extras[0]} lists"
 
 
@@ -202,9 +202,9 @@ def holdable(error: BaseException) -> BaseException:
     """
     if not isinstance(error, StopIteration | StopAsyncIteration):
         return error
-    found = RuntimeError(f"a function raised {type(error).__name__}")
-    found.__cause__ = error  # by hand, since a future raises it later
-    return found
+    substitute = RuntimeError(f"a function raised {type(error).__name__}")
+    substitute.__cause__ = error  # by hand, since a future raises it later
+    return substitute
 
 
 def one_line(record: logging.LogRecord) -> bool:

@@ -114,11 +114,11 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> dict[str, An
     """
 
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        members = dict(pairs)
+        if len(members) < len(pairs):
             [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
             raise CheckpointError(f"{where} has the key {key!r:.80} twice")
-        return found
+        return members
 
     try:
         text = data.decode("utf-8")

@@ -58,7 +58,7 @@ class Chooser:
     def sample(self, logits: Any, keys: Keys, *, temperature: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
         """Sample one token per row from its filtered distribution, with the uniform number of its key. [R, V] -> [R]
 
-        The parameters are those of all rows, or [R]. A temperature of 0 takes the row's most likely token.
+        Each parameter is one number for all rows, or [R]. A temperature of 0 takes the row's most likely token.
 
         Raises:
             NumericalError: a row has NaN or +inf, or only -inf.

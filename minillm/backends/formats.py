@@ -1,4 +1,4 @@
-"""Formats of numbers: of weights, of activations and of the K/V cache, each chosen on its own.
+"""Formats of weights, activations and the K/V cache, each chosen on its own.
 
 Users choose a format by its name; the tables below are the only place where a name becomes a format.
 """
@@ -20,7 +20,7 @@ _OFFSETS = {0: "", 8: " with zero points", 16: " with offsets"}
 
 @dataclass(frozen=True)
 class Format:
-    """How the numbers of a row are stored: each alone, or as integers of which a group shares a scale."""
+    """How the numbers of a row are stored: each alone, or as integers with a scale for each group."""
 
     kind: Literal["float", "bfloat", "int"]
     bits: int
@@ -62,17 +62,17 @@ class Format:
 FLOAT32, FLOAT16, BFLOAT16 = Format("float", 32), Format("float", 16), Format("bfloat", 16)
 INT8, INT4 = Format("int", 8, scale_bits=16, group=32), Format("int", 4, scale_bits=16, group=32)
 
-FORMATS = {each.name: each for each in (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4)}
+FORMATS = {form.name: form for form in (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4)}
 """Formats that a matrix is rounded to; those with scales are defined in `reference/quantize.py`."""
 
 INT4_OFFSETS, INT4_ZEROS = replace(INT4, offset_bits=16), replace(INT4, offset_bits=8)
-STORED_FORMATS = FORMATS | {each.name: each for each in (INT4_OFFSETS, INT4_ZEROS)}
+STORED_FORMATS = FORMATS | {form.name: form for form in (INT4_OFFSETS, INT4_ZEROS)}
 """Formats that a matrix of a checkpoint may be in, and keep"""
 
 CACHE_FORMATS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": Format("int", 8, scale_bits=32)}
 """Formats of the K/V cache; int8 has a scale for the vector of each position and head."""
 
-ACTIVATION_FORMATS = {each.name: each for each in (FLOAT32, FLOAT16)}
+ACTIVATION_FORMATS = {form.name: form for form in (FLOAT32, FLOAT16)}
 """Formats of results that NumPy computes with. Logits are always float32."""
 
 
@@ -98,18 +98,18 @@ class WeightFormats:
 
     def in_groups(self, group: int) -> "WeightFormats":
         """The same, with another number of weights that share a scale."""
-        each = (self.projection, self.vocabulary, self.positions)
-        return WeightFormats(*(form and (replace(form, group=group) if form.scale_bits else form) for form in each))
+        formats = (self.projection, self.vocabulary, self.positions)
+        return WeightFormats(*(form and (replace(form, group=group) if form.scale_bits else form) for form in formats))
 
 
 WEIGHT_FORMATS = {
     "auto": WeightFormats(None, None, None),
-    **{each.name: WeightFormats(each, each, each) for each in (FLOAT32, FLOAT16, BFLOAT16)},
+    **{form.name: WeightFormats(form, form, form) for form in (FLOAT32, FLOAT16, BFLOAT16)},
     "int8": WeightFormats(INT8, INT8, None),
     "int4": WeightFormats(INT4, INT8, None),
 }
 """The formats that a dtype stands for, as a user may ask for it. With 4-bit projections the vocabulary has 8 bits;
-position embeddings, of which few rows are read, and routers are not quantised."""
+position embeddings, which are read in few rows, and routers are not quantised."""
 
 Chosen = TypeVar("Chosen", Format, WeightFormats)
 

@@ -1,4 +1,4 @@
-"""The processes that share each layer, as a backend sees them: those of `distributed/`."""
+"""The processes that share each layer, as a backend sees them; `distributed/` has them."""
 
 from typing import Any, Protocol
 

@@ -61,7 +61,7 @@ class Tensor(Protocol):
         """This tensor and `other` as one, if their rows are contiguous in a file; else None."""
 
     def part(self, axis: int, first: int, stop: int) -> "Tensor":
-        """Rows (axis 0) or columns (axis 1) `first` to `stop`; of a file, the rest is not read."""
+        """Rows (axis 0) or columns (axis 1) `first` to `stop`; the rest of a file is not read."""
 
 
 class HugePages:
@@ -120,7 +120,7 @@ class Rearranged:
         return self.source.dtype
 
     def stored(self) -> Any:
-        """The stored data, reordered; of integers with scales, whose rows alone may change places, all arrays."""
+        """The stored data, reordered; with scales, all arrays alike, and only by rows."""
 
         def reordered(array: NDArray[Any]) -> NDArray[Any]:
             return np.ascontiguousarray(self.arrange(array))
@@ -147,14 +147,14 @@ class Rearranged:
         """None: reordered tensors are never adjacent in a file."""
 
     def part(self, axis: int, first: int, stop: int) -> "Rearranged":
-        """Rows or columns `first` to `stop` of the reordered tensor, of which all of `source` is read."""
+        """Rows or columns `first` to `stop` of the reordered tensor; all of `source` is read."""
         taken = (slice(None),) * axis + (slice(first, stop),)
         return Rearranged(self.source, lambda stored: self.arrange(stored)[taken])
 
 
 @dataclass(frozen=True, eq=False)
 class Shifted:
-    """A vector whose numbers are those of `source` plus a constant, in float32 however `source` is stored."""
+    """A vector, `source` plus a constant, in float32 however `source` is stored."""
 
     source: Tensor
     offset: float
@@ -206,7 +206,7 @@ class Loader:
         Args:
             weights: a format for each role, or the name of such formats in `WEIGHT_FORMATS`
             kept: the formats of a checkpoint that stay where `weights` names none; others become float32
-            order: of float32 projections [out, in] in memory. "C" is that of checkpoints, so files are mapped and not
+            order: memory order of float32 projections [out, in]. "C" is the checkpoints', so files are mapped and not
                 copied. "F" copies at load; a product with several rows of activations then runs faster.
             xp: the array module of constants
             empty: allocates matrices that are not mapped, by shape and dtype
@@ -231,15 +231,15 @@ class Loader:
         return Weight(name, self._gathered(tensors, self.formats.of(role)), bias, role)
 
     def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
-        """Convert one projection of several experts, each by `prepare`; of each expert the tensors that it becomes."""
+        """Convert one projection of several experts, each by `prepare`; `experts`: each expert's tensors."""
         if self.formats.projection is None and len({kept_format(tensors, self.kept) for tensors in experts}) > 1:
             same = kept_format((tensor for tensors in experts for tensor in tensors), self.kept)
             return Weight(name, Experts(tuple(self._gathered(tensors, same) for tensors in experts)))
         matrices = tuple(self.prepare(f"{name}.{i}", tensors).data for i, tensors in enumerate(experts))
         return Weight(name, Experts(matrices))
 
-    def _gathered(self, tensors: Sequence[Tensor], wanted: Format | None) -> Any:
-        return gather(tensors, wanted, self.order, self.kept, self.empty)
+    def _gathered(self, tensors: Sequence[Tensor], form: Format | None) -> Any:
+        return gather(tensors, form, self.order, self.kept, self.empty)
 
     def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
         """A weight of given values, which are in no checkpoint. [n]"""
@@ -303,30 +303,30 @@ class RandomTensor:
 
 def gather(
     tensors: Sequence[Tensor],
-    wanted: Format | None,
+    form: Format | None,
     order: Literal["C", "F"] = "C",
     kept: Collection[Format] = tuple(STORED_FORMATS.values()),
     empty: Callable[..., NDArray[Any]] = np.empty,
 ) -> Any:
     """Concatenate tensors along the first axis, as one array or `Quantized`.
 
-    Tensors stored in the wanted format are not converted, and stay mapped if they are contiguous in a file.
+    Tensors stored in that format are not converted, and stay mapped if they are contiguous in a file.
 
     Args:
         tensors: [out_i, in] each
-        wanted: the format; None: as they are stored
+        form: the format of the result; None: as they are stored
         order: memory order of float32; "F" is column-major
-        kept: the formats that stay where none is wanted; all others become float32
+        kept: the formats that stay where `form` is None; all others become float32
         empty: allocates the result, by shape and dtype, unless it is mapped or column-major
     """
-    if wanted is None:
-        wanted = kept_format(tensors, kept)
-    if wanted == FLOAT32:
+    if form is None:
+        form = kept_format(tensors, kept)
+    if form == FLOAT32:
         return join(tensors, order, empty)
     stored = {STORED_FORMATS.get(tensor.dtype) for tensor in tensors}
-    if stored <= {wanted} and (whole := in_one_piece(tensors)) is not None:
+    if stored <= {form} and (whole := in_one_piece(tensors)) is not None:
         return whole.stored()
-    return (_quantized if wanted.scale_bits else _narrowed)(tensors, wanted, empty)
+    return (_quantized if form.scale_bits else _narrowed)(tensors, form, empty)
 
 
 def kept_format(tensors: Iterable[Tensor], kept: Collection[Format]) -> Format:
@@ -335,8 +335,8 @@ def kept_format(tensors: Iterable[Tensor], kept: Collection[Format]) -> Format:
     float32 if there is none.
     """
     stored = {STORED_FORMATS.get(tensor.dtype) for tensor in tensors}
-    for form, held in (*((each, {each}) for each in kept), *WIDER.items()):
-        if form in kept and stored <= held:
+    for form, sources in (*((exact, {exact}) for exact in kept), *WIDER.items()):
+        if form in kept and stored <= sources:
             return form
     return FLOAT32
 
@@ -368,53 +368,53 @@ def join(
     return joined
 
 
-def _narrowed(tensors: Sequence[Tensor], wanted: Format, empty: Callable[..., NDArray[Any]]) -> NDArray[Any]:
+def _narrowed(tensors: Sequence[Tensor], form: Format, empty: Callable[..., NDArray[Any]]) -> NDArray[Any]:
     rows = sum(tensor.shape[0] for tensor in tensors)
-    out = empty((rows, *tensors[0].shape[1:]), wanted.dtype)
+    out = empty((rows, *tensors[0].shape[1:]), form.dtype)
     first = 0
     for tensor in tensors:
-        if STORED_FORMATS.get(tensor.dtype) == wanted:
+        if STORED_FORMATS.get(tensor.dtype) == form:
             tensor.read_into(out[first : first + tensor.shape[0]])
             first += tensor.shape[0]
             continue
         for chunk in tensor.chunks():
-            out[first : first + len(chunk)] = narrow(chunk, wanted)
+            out[first : first + len(chunk)] = narrow(chunk, form)
             first += len(chunk)
             tick()
     return out
 
 
-def _quantized(tensors: Sequence[Tensor], wanted: Format, empty: Callable[..., NDArray[Any]]) -> Quantized:
+def _quantized(tensors: Sequence[Tensor], form: Format, empty: Callable[..., NDArray[Any]]) -> Quantized:
     rows, whole, first = sum(tensor.shape[0] for tensor in tensors), None, 0
-    ready = [STORED_FORMATS.get(tensor.dtype) == wanted for tensor in tensors]
+    ready = [STORED_FORMATS.get(tensor.dtype) == form for tensor in tensors]
     for tensor, already in zip(tensors, ready, strict=True):
-        parts: Iterable[Quantized]
+        blocks: Iterable[Quantized]
         if already:
-            parts = [tensor.stored()]
-        elif wanted in (INT8, INT4_ZEROS) and STORED_FORMATS.get(tensor.dtype) == INT4:
-            parts = [(widened if wanted == INT8 else with_zeros)(tensor.stored())]
+            blocks = [tensor.stored()]
+        elif form in (INT8, INT4_ZEROS) and STORED_FORMATS.get(tensor.dtype) == INT4:
+            blocks = [(widened if form == INT8 else with_zeros)(tensor.stored())]
         else:
-            assert not wanted.offset_bits  # such matrices are only kept
-            parts = (quantize(chunk, wanted.bits, wanted.group) for chunk in tensor.chunks())
-        for part in parts:
+            assert not form.offset_bits  # such matrices are only kept
+            blocks = (quantize(chunk, form.bits, form.group) for chunk in tensor.chunks())
+        for block in blocks:
             if not all(ready):  # those that are ready may have larger groups
-                part = _regrouped(part, wanted.group)
+                block = _regrouped(block, form.group)
             if whole is None:
-                whole = part.each(lambda array: empty((rows, array.shape[1]), array.dtype))
-            whole.values[first : first + part.shape[0]] = part.values
-            whole.scales[first : first + part.shape[0]] = part.scales
+                whole = block.each(lambda array: empty((rows, array.shape[1]), array.dtype))
+            whole.values[first : first + block.shape[0]] = block.values
+            whole.scales[first : first + block.shape[0]] = block.scales
             if whole.offsets is not None:
-                whole.offsets[first : first + part.shape[0]] = part.offsets
-            first += part.shape[0]
+                whole.offsets[first : first + block.shape[0]] = block.offsets
+            first += block.shape[0]
             tick()
     assert whole is not None  # no model has a matrix without rows
     return whole
 
 
-def _regrouped(part: Quantized, group: int) -> Quantized:
+def _regrouped(matrix: Quantized, group: int) -> Quantized:
     """The same weights in smaller groups, or in the same."""
-    groups, times = -(-part.inputs // group), part.group // group
-    values = part.values[:, : groups * group * part.bits // 8]
-    scales = np.repeat(part.scales, times, axis=1)[:, :groups]
-    offsets = None if part.offsets is None else np.repeat(part.offsets, times, axis=1)[:, :groups]
-    return Quantized(values, scales, part.inputs, offsets)
+    groups, times = -(-matrix.inputs // group), matrix.group // group
+    values = matrix.values[:, : groups * group * matrix.bits // 8]
+    scales = np.repeat(matrix.scales, times, axis=1)[:, :groups]
+    offsets = None if matrix.offsets is None else np.repeat(matrix.offsets, times, axis=1)[:, :groups]
+    return Quantized(values, scales, matrix.inputs, offsets)

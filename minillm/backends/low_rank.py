@@ -30,7 +30,7 @@ AdapterWeights = Mapping[str, LowRankWeight]
 def adapted(
     backend: Backend, adapters: Mapping[str, AdapterWeights], batch: Batch, rows: Sequence[int]
 ) -> tuple[Backend, Backend]:
-    """Backends for a batch with adapters: of its layers [T], and of the head [R], which gets some of the rows."""
+    """Backends for a batch with adapters: for its layers [T], and for the head [R], which gets some of the rows."""
     pairs = zip(batch.spans, batch.adapters, strict=True)
     names = [name for span, name in pairs for _ in range(span.start, span.stop)]
     return AdaptedBackend(backend, adapters, names), AdaptedBackend(backend, adapters, [names[row] for row in rows])
@@ -39,7 +39,7 @@ def adapted(
 class AdaptedBackend(WrappedBackend):
     """Adds to each projection what the adapters of its rows change.
 
-    Every other operation is that of the wrapped backend, in which observers see the products and the additions apart.
+    Every other operation is the wrapped backend's, in which observers see the products and the additions apart.
     """
 
     only_looks = True  # texts of different adapters share no pages in any case
@@ -67,7 +67,7 @@ class AdaptedBackend(WrappedBackend):
         """activation(x W^T + b + (x A^T) B^T) + residual, with the A and B of each row. [T, in] -> [T, out]"""
         parts = [(rows, adapter.get(weight.name)) for rows, adapter in self._groups]
         if self._numbers is None:
-            parts = [part for part in parts if part[1] is not None]
+            parts = [(rows, change) for rows, change in parts if change is not None]
         if all(change is None for _, change in parts):
             return self.inner.linear(x, weight, activation=activation, residual=residual)
         y = self.inner.linear(x, weight)  # [T, in] -> [T, out]

@@ -143,12 +143,12 @@ class MemoryUse(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DecodeStep:
-    """A step of N sequences with one new token each, of which the host need not know the tokens."""
+    """A step of N sequences with one new token each; the host need not know the tokens."""
 
     token_ids: IntArray
     """[N]; -1 - r stands for the token chosen from row r of the pass before, which is read on the device"""
     positions: IntArray
-    """[N], of these tokens"""
+    """[N], positions of these tokens"""
     pages: IntArray
     """[N, B]: each sequence's pages, in order; what follows them is not read"""
     draws: NDArray[Any]

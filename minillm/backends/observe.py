@@ -1,7 +1,7 @@
 """Wraps a backend and reports each operation to an observer: to check, count or time a forward pass.
 
 An observer derives from `WrappedBackend` and overrides `observe`, and `before` if it needs the start of an operation.
-The operations are those of `COSTS`; loader, memory and chooser are the wrapped backend's own.
+The operations are `COSTS`' keys; loader, memory and chooser are the wrapped backend's own.
 
 - `CheckingBackend` finds where NaN or infinity begins.
 - `CountingBackend` counts what actually ran: every operation's FLOPs and bytes, by operation and layer, from the shapes
@@ -63,7 +63,9 @@ class WrappedBackend(Backend):
 def _reported(operation: str) -> Callable[..., Any]:
     parameters = list(signature(getattr(Backend, operation)).parameters.values())[1:]  # without self
     names = [parameter.name for parameter in parameters]
-    defaults = {each.name: each.default for each in parameters if each.default is not Parameter.empty}
+    defaults = {
+        parameter.name: parameter.default for parameter in parameters if parameter.default is not Parameter.empty
+    }
     weight = next((name for name in names if name in ("weight", "table")), "")
 
     def call(self: WrappedBackend, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +95,7 @@ def put_between(runner: Runs, wrapped: Wrapped) -> Iterator[Wrapped]:
     """Make a runner use a wrapped backend inside the `with` block, and restore its own afterwards.
 
     Unless the wrapper says that it `only_looks`, what is computed in the block takes over no keys and values of other
-    texts, and none takes over those of the block.
+    texts, and none takes over the block's.
     """
     inner = runner.backend
     runner.backend = wrapped
@@ -108,20 +110,20 @@ class CheckingBackend(WrappedBackend):
 
     only_looks = True
 
-    found: NumericalError | None = None
+    error: NumericalError | None = None
     """The error of the first number that is not finite; not raised, since other ranks may wait for the rest"""
 
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
         """Note the first number that is not finite."""
-        if self.found is not None:
+        if self.error is not None:
             return
         results = result if isinstance(result, tuple) else () if result is None else (result,)
-        if all(np.isfinite(self.chooser.to_host(each)).all() for each in results):
+        if all(np.isfinite(self.chooser.to_host(array)).all() for array in results):
             return
         where = "before the first layer" if self.layer is None else f"in layer {self.layer}"
         weights = [w.name for w in (weight, *arguments.values()) if isinstance(w, Weight)]
         what = f"{operation} with {' and '.join(weights)}" if weights else operation
-        self.found = NumericalError(
+        self.error = NumericalError(
             f"NaN or infinity {where}, made by {what}: the weights hold such a value or their numbers outgrow float32"
         )
 

@@ -1,4 +1,4 @@
-"""The operations of the model, by default those of `reference/`. Layers call these methods, never an array library.
+"""The operations of the model, by default `reference/`'s. Layers call these methods, never an array library.
 
 A backend overrides those it has a faster implementation of, so a missing kernel never blocks a feature. The rest is
 done by the objects it carries: `loader` (weights), `memory` (results, cache, recording), `chooser` (tokens).
@@ -32,7 +32,7 @@ class Backend:
     replays = True
     """Whether a forward pass may be replayed by the memory; otherwise its operations are called each time"""
     changes_results = False
-    """Whether results may differ from those of the model: keys and values are then shared with no other text"""
+    """Whether results may differ from the model's: keys and values are then shared with no other text"""
     rank, ranks = 0, 1
     group: Group | None = None
     """The processes that share each layer (tensor parallelism), this one's number among them, and how many they are"""

@@ -58,22 +58,22 @@ class Pages:
     def layer(self, layer: int) -> tuple[Any, Any]:
         """One layer's keys and values, in a form that kernels and the reference take. 2 x [pages, K, P, D]"""
         touch()
-        held = 0 if self.shared else layer - self.first_layer
+        index = 0 if self.shared else layer - self.first_layer
         if isinstance(self.keys, StoredVectors):
-            return self.keys.layer(held), self.values.layer(held)
-        return self.keys[held], self.values[held]
+            return self.keys.layer(index), self.values.layer(index)
+        return self.keys[index], self.values[index]
 
-    def copy(self, source: int, target: int, part: slice) -> None:
+    def copy(self, source: int, target: int, positions: slice) -> None:
         """Copy some positions of a page to the same places of another, in all layers."""
         for stored in (self.keys, self.values):
             for array in (stored.data, stored.scales) if isinstance(stored, StoredVectors) else (stored,):
                 if array is not None:
-                    array[:, target, :, part] = array[:, source, :, part]
+                    array[:, target, :, positions] = array[:, source, :, positions]
 
 
 @dataclass(frozen=True, eq=False)
 class StoredVectors:
-    """Keys or values, [L, pages, K, P, D] or those of one layer."""
+    """Keys or values of all layers [L, pages, K, P, D], or of one layer."""
 
     data: NDArray[Any]
     """float32, uint16 (bfloat16) or int8"""

@@ -44,7 +44,7 @@ def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
 
 
 def _default_backend() -> str:
-    """The backend that "auto" stands for: that of MINILLM_BACKEND, else the kernels in C, else NumPy.
+    """The backend that "auto" stands for: MINILLM_BACKEND's, else the kernels in C, else NumPy.
 
     A warning says why the kernels cannot run, which includes how to get a compiler.
     """

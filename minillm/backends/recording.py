@@ -163,12 +163,12 @@ class Sealed(np.lib.mixins.NDArrayOperatorsMixin):
         return len(self.inside)
 
     def __getitem__(self, index: Any) -> Any:
-        if not all(isinstance(part, _INDICES) for part in (index if isinstance(index, tuple) else (index,))):
+        if not all(isinstance(item, _INDICES) for item in (index if isinstance(index, tuple) else (index,))):
             touch()  # not a view
-        part = self.inside[index]
-        if not _is_array(part):
+        selected = self.inside[index]
+        if not _is_array(selected):
             touch()  # a number
-        return sealed(part)
+        return sealed(selected)
 
     def reshape(self, *shape: Any) -> Any:
         """A view of another shape; where numbers would have to be copied, the attempt to record ends."""

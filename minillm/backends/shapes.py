@@ -40,7 +40,7 @@ class _Buffer:
     def size(self) -> int:
         return self.nbytes
 
-    def __getitem__(self, part: slice) -> "_Buffer":
+    def __getitem__(self, index: slice) -> "_Buffer":
         return self
 
     def view(self, dtype: Any) -> "_Buffer":
@@ -54,7 +54,7 @@ class ShapeLoader(Loader):
     """Makes weights of the tensors' shapes; the tensors are not read."""
 
     def __init__(self, weights: WeightFormats, checkpoint: Format) -> None:
-        """Set the formats; `checkpoint` is that of matrices for which `weights` has none."""
+        """Set the formats; `checkpoint` is the format of matrices for which `weights` has none."""
         super().__init__(weights)
         self.checkpoint = checkpoint
         self.prepared: dict[str, Weight] = {}
@@ -88,7 +88,7 @@ class ShapeLoader(Loader):
 
 
 class ExpectedRouting(Routing):
-    """A routing of which only the shapes are known."""
+    """A routing with known shapes only."""
 
     @property
     def used(self) -> float:
@@ -110,7 +110,7 @@ class ShapeBackend(Backend):
         activations: Format = FLOAT32,
         checkpoint: Format = FLOAT32,
     ) -> None:
-        """Set the formats: of matrices, of keys and values, of results but logits, and of the checkpoint's matrices."""
+        """Set the formats of matrices, keys and values, results but logits, and the checkpoint's matrices."""
         memory = Memory(np, activations=activations, cache=cache)
         memory.arena = Arena(np, activations.dtype, lambda shape, dtype: _Buffer(shape[0], dtype))
         super().__init__(ShapeLoader(weights, checkpoint), memory)

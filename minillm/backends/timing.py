@@ -178,17 +178,17 @@ class TimingBackend(WrappedBackend):
         return calls
 
     def _all_noted(self) -> Iterator[_Noted]:
-        """All calls, including those of replayed passes."""
-        for one in self._noted:
-            if not isinstance(one, _Replay):
-                yield _Noted(*one)
+        """All calls, including replayed passes'."""
+        for call in self._noted:
+            if not isinstance(call, _Replay):
+                yield _Noted(*call)
                 continue
-            began, launches = one.moments.began, 0
-            for noted in self._recorded[one.moments.step]:
-                ended = one.moments.ended[noted.launches - 1] if noted.launches > launches else began
+            began, launches = call.moments.began, 0
+            for noted in self._recorded[call.moments.step]:
+                ended = call.moments.ended[noted.launches - 1] if noted.launches > launches else began
                 arguments = noted.arguments
                 if arguments is not None and "batch" in arguments:
-                    arguments = arguments | {"batch": one.batch}
+                    arguments = arguments | {"batch": call.batch}
                 yield noted._replace(began=began, ended=ended, arguments=arguments)
                 began, launches = ended, noted.launches
 

@@ -51,7 +51,7 @@ class Weight:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """The shape of `data`; of the numbers it encodes if it is quantised."""
+        """The shape of `data`, or of the numbers it encodes if it is quantised."""
         shape: tuple[int, ...] = self.data.shape
         return shape
 
@@ -101,9 +101,9 @@ def look_up(table: Weight, ids: Any, ranks: int, xp: Any) -> Any:
     return xp.where(here[:, None], rows, xp.float32(0))
 
 
-def narrow(values: NDArray[np.float32], wanted: Format) -> NDArray[Any]:
+def narrow(values: NDArray[np.float32], form: Format) -> NDArray[Any]:
     """Round float32 to float16 or bfloat16, to the nearest, ties to even. NaN stays NaN."""
-    if wanted == FLOAT16:
+    if form == FLOAT16:
         with np.errstate(over="ignore"):
             return values.astype(np.float16)
     bits = values.view(np.uint32)

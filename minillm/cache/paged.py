@@ -123,7 +123,7 @@ class PagedCache:
             token_ids=sequence.token_ids[:keep],
             cached=keep,
             pages=pages,
-            found=min(keep, sequence.found),
+            reused=min(keep, sequence.reused),
             tree=(),
         )
 
@@ -151,12 +151,12 @@ class PagedCache:
         assert keep <= sequence.cached
         self._drop_pages(sequence, self.pages_for(keep))
         del sequence.token_ids[keep:]
-        sequence.cached, sequence.found = keep, min(keep, sequence.found)
+        sequence.cached, sequence.reused = keep, min(keep, sequence.reused)
         if not keep and sequence.source is not None:
             sequence.source.release(sequence, self._release)
 
     def forget(self, sequence: TokenSequence) -> None:
-        """Free the pages but keep the tokens, all of which become pending again."""
+        """Free the pages but keep the tokens; all become pending again."""
         tokens = sequence.token_ids.copy()
         self.truncate(sequence, 0)
         sequence.token_ids = tokens

@@ -68,7 +68,7 @@ class PrefixCache(PagedCache):
 
     def discard(self, sequence: TokenSequence) -> None:
         """Free all pages of a failed text; nobody finds those that it alone has computed."""
-        own = sequence.pages[sequence.found // self.page_size :]
+        own = sequence.pages[sequence.reused // self.page_size :]
         self.free(sequence)
         for page in reversed(own):
             if not self._references[page]:
@@ -80,7 +80,7 @@ class PrefixCache(PagedCache):
         """Take over pages with the tokens that a sequence has to compute next.
 
         Args:
-            sequence: its pending tokens are looked up, except those of a tree
+            sequence: its pending tokens are looked up, except a tree's
             limit: number of positions that it may have then; by default the last token is left to compute
 
         Returns:
@@ -99,15 +99,15 @@ class PrefixCache(PagedCache):
             node, common = self._known.find(parent, tuple(sequence.token_ids[k * P : min(k * P + P, limit)]))
             if node is None or k * P + common <= sequence.cached or not self._take_over(sequence, k, node, common):
                 break
-            if sequence.found == sequence.cached:
-                sequence.found = k * P + common
+            if sequence.reused == sequence.cached:
+                sequence.reused = k * P + common
             sequence.cached = k * P + common
             if common < P:
                 break
         return sequence.cached - before
 
     def _take_over(self, sequence: TokenSequence, k: int, node: Node, common: int) -> bool:
-        """Make the first `common` positions of a known page those of a sequence's page k; False if no page is free."""
+        """Take the first `common` positions of a known page into a sequence's page k; False if no page is free."""
         page = node.page
         if common == self.page_size:
             self._use(page)

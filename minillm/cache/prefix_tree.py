@@ -70,7 +70,7 @@ class PrefixTree:
         """Make a page that a sequence uses known by its tokens, which may be more than before.
 
         Returns:
-            The page's node, or that of another page after `parent` that begins with the same tokens: then this page
+            The page's node, or another page's after `parent` that begins with the same tokens: then this page
             is not known.
         """
         known = self._nodes.get(page)

@@ -47,7 +47,7 @@ def encode_sources(
     if not encode(backend, batch):
         checking = CheckingBackend(backend)
         encode(checking, batch)  # once more
-        raise checking.found or NumericalError(
+        raise checking.error or NumericalError(
             "NaN or infinity in the encoder's result; computed once more, every operation was finite"
         )
     for source in new:

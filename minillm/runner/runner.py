@@ -129,7 +129,7 @@ class Runner:
         if not finite:
             checking = CheckingBackend(self.backend)
             self._run(checking, batch, logit_rows, x=x)  # once more
-            raise checking.found or NumericalError(
+            raise checking.error or NumericalError(
                 "NaN or infinity among the logits; computed once more, every operation was finite"
             )
         for sequence, count in zip(sequences, counts, strict=True):
@@ -172,7 +172,7 @@ class Runner:
         return encoded(self.model, backend, self.cache, batch, self.adapters)
 
     def place(self, live: list[TokenSequence], feeds: Sequence[Feed]) -> list[TokenSequence]:
-        """Turn a request's sequences into those of its feeds: fork, truncate, free, and append the tokens.
+        """Turn a request's sequences into its feeds' sequences: fork, truncate, free, and append the tokens.
 
         A parent that several feeds name is forked for all but the last of them, which reuses it.
         """

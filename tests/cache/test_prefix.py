@@ -44,7 +44,7 @@ def found(runner: Runner, tokens: list[int]) -> int:
     """Number of tokens that a prompt finds."""
     sequence = TokenSequence(list(tokens))
     count = runner.cache.match(sequence)
-    assert count == sequence.cached == sequence.found
+    assert count == sequence.cached == sequence.reused
     runner.cache.free(sequence)
     return count
 
@@ -112,9 +112,9 @@ def test_a_text_goes_on_in_the_page_in_which_it_ended(runner: Runner) -> None:
     kept(runner, *LINE[:10])
     before = runner.cache.copied_positions
     turn = computed(runner, LINE[:15])
-    assert (turn.found, runner.cache.copied_positions) == (10, before)
+    assert (turn.reused, runner.cache.copied_positions) == (10, before)
     second = computed(runner, [*LINE[:10], 1, 2])  # while the first is running, in the same page
-    assert (second.found, runner.cache.copied_positions) == (10, before + 2)
+    assert (second.reused, runner.cache.copied_positions) == (10, before + 2)
     check_books(runner.cache, [turn, second])
     check_contents(runner)
 
@@ -247,7 +247,7 @@ def test_used_pages_are_not_evicted(runner: Runner) -> None:
 def test_where_one_page_is_all_there_is_it_is_written_over(second: list[int], cached: int) -> None:
     runner = caching_runner(pages=1, page_size=16)
     kept(runner, *LINE[:6])
-    assert computed(runner, second).found == cached
+    assert computed(runner, second).reused == cached
     check_contents(runner)
 
 

@@ -96,7 +96,7 @@ class CpuBackend(Recordable, Backend):
         T, E = len(ids), table.shape[1]
         out = self.memory.arena.take((T, E))
         words, places, kinds = (
-            _table(None if each is None else each.data) for each in (table, position_table, type_table)
+            _table(None if weight is None else weight.data) for weight in (table, position_table, type_table)
         )
         arguments = filled(
             Embed, ids=ids, words=words, positions=positions, places=places, types=types, kinds=kinds, out=out, T=T,
@@ -196,11 +196,11 @@ class CpuBackend(Recordable, Backend):
         T, _, D = q.shape
         arguments = filled(Rotary, cosines=cosines, sines=sines, T=T, D=D, half=cosines.shape[1])
         outs = []
-        for part, x in ((arguments.q, q), (arguments.k, k)):
+        for operand, x in ((arguments.q, q), (arguments.k, k)):
             x, stride = _rows(x)
             out = self.memory.arena.take(x.shape)
-            part.x, part.out, part.heads, part.stride = address(x), address(out), x.shape[1], stride
-            part.out_stride = x.shape[1] * D
+            operand.x, operand.out, operand.heads, operand.stride = address(x), address(out), x.shape[1], stride
+            operand.out_stride = x.shape[1] * D
             arguments.kept += [x, out]
             outs.append(out)
         launch("rotary", arguments, shares_of(T))
@@ -422,13 +422,13 @@ class CpuChooser(CpuHost):
 
     def finite(self, logits: Any) -> bool:
         """Whether no logit is NaN or plus infinity; already known for a program's own logits. [R, V]"""
-        found = self._memory.likeliest
-        return super().finite(logits) if found is None or found.logits is not logits else found.finite()
+        likeliest = self._memory.likeliest
+        return super().finite(logits) if likeliest is None or likeliest.logits is not logits else likeliest.finite()
 
     def argmax(self, logits: Any) -> Any:
         """The most likely token of each row; already known for a program's own logits. [R, V] -> [R]"""
-        found = self._memory.likeliest
-        return super().argmax(logits) if found is None or found.logits is not logits else found.tokens()
+        likeliest = self._memory.likeliest
+        return super().argmax(logits) if likeliest is None or likeliest.logits is not logits else likeliest.tokens()
 
 
 def _contiguous(x: Any) -> Any:
@@ -482,7 +482,7 @@ def _table(data: Any) -> Any:
 
 def _cached(keys: Any, values: Any) -> dict[str, Any]:
     """One layer of the cache as fields of arguments."""
-    stored = [each if isinstance(each, StoredVectors) else StoredVectors(each) for each in (keys, values)]
+    stored = [vectors if isinstance(vectors, StoredVectors) else StoredVectors(vectors) for vectors in (keys, values)]
     return {
         "keys": stored[0].data,
         "values": stored[1].data,

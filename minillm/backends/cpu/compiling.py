@@ -99,23 +99,23 @@ class CompilerError(DeviceError):
 def _load() -> ctypes.CDLL:
     if os.name != "posix":
         raise DeviceError(f"the C kernels need Linux or macOS: found {platform.system()}")
-    found = compilers()
+    commands = compilers()
     folder = cache_folder()
     why = why_unusable(folder)
-    candidates: list[list[str] | None] = [*found] or [None]  # without a compiler, what one has made before
+    candidates: list[list[str] | None] = [*commands] or [None]  # without a compiler, what one has made before
     stored = (_stored(folder, _key(compiler)) for compiler in candidates if why is None)
     if path := next(filter(None, stored), None):
         try:
             return ctypes.CDLL(str(path))
         except OSError as error:  # a disk from which nothing may be run
             why = str(error)
-    if not found:
+    if not commands:
         raise DeviceError(
             f"the C kernels need a C compiler: found neither CC nor {', '.join(COMPILERS)}; install gcc "
             "(apt install gcc libc6-dev), clang (xcode-select --install), or pip install ziglang"
         )
     first: CompilerError | None = None
-    for command in found:
+    for command in commands:
         try:
             return _build(command, folder, why)
         except CompilerError as error:  # as macOS's cc without the command line tools, or a gcc before 9
@@ -163,8 +163,8 @@ def _runs_nothing(folder: Path) -> bool:
 
 
 def compilers() -> list[list[str]]:
-    """Commands of C compilers, of which the first that compiles the sources is used: CC alone if it is set, else those
-    on PATH and that of the Python package ziglang.
+    """Commands of C compilers; the first that compiles the sources is used: CC alone if it is set, else those
+    on PATH and the Python package ziglang's.
 
     Raises:
         DeviceError: CC names none.
@@ -174,10 +174,10 @@ def compilers() -> list[list[str]]:
             program, *arguments = shlex.split(named)
         except ValueError as error:
             raise DeviceError(f"CC should be a compiler's command: found {shown(named)} ({error})") from None
-        if (found := shutil.which(program)) is None:
+        if (executable := shutil.which(program)) is None:
             raise DeviceError(f"CC should be a compiler's command: there is no program {shown(program)}")
-        return [[os.path.abspath(found), *arguments]]  # noqa: PTH100  a link's own name may matter, as ccache's does
-    paths = [os.path.abspath(found) for name in COMPILERS if (found := shutil.which(name))]  # noqa: PTH100
+        return [[os.path.abspath(executable), *arguments]]  # noqa: PTH100  a link's own name may matter, as ccache's does
+    paths = [os.path.abspath(executable) for name in COMPILERS if (executable := shutil.which(name))]  # noqa: PTH100
     ziglang = importlib.util.find_spec("ziglang") and not getattr(sys, "frozen", False)
     return [*([path] for path in paths), *([[sys.executable, "-m", "ziglang", "cc"]] if ziglang else [])]
 
@@ -351,7 +351,7 @@ def _stored(folder: Path, key: str) -> Path | None:
 
 
 def _store(folder: Path, key: str, compiled: Path) -> Path:
-    """Keep a compiled library for the next run. -> its path; that of `compiled` if it cannot be kept"""
+    """Keep a compiled library for the next run. -> its path, or `compiled`'s if it cannot be kept"""
     content = compiled.read_bytes()
     path = folder / _name(key, content)
     try:

@@ -112,7 +112,7 @@ def set_threads(threads: int) -> None:
 
 
 def num_threads() -> int:
-    """The number of threads that kernels run on: by default that of the cores."""
+    """The number of threads that kernels run on: by default the number of cores."""
     if not _threads:
         set_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     return _threads
@@ -131,8 +131,8 @@ def address(array: NDArray[Any]) -> int:
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]  # a third of the time
     except (TypeError, ValueError):  # empty, read-only, or not contiguous
-        found: int = array.__array_interface__["data"][0]
-        return found
+        pointer: int = array.__array_interface__["data"][0]
+        return pointer
 
 
 def filled(structure: Any, **values: Any) -> Any:
@@ -140,16 +140,16 @@ def filled(structure: Any, **values: Any) -> Any:
 
     Its attribute `workers` is how many threads its scratch memory is for, as `Scratch.serve` sets it; None: for any.
     """
-    kept, workers = [], None
+    buffers, workers = [], None
     for name, value in values.items():
         if isinstance(value, np.ndarray):
-            kept.append(value)
+            buffers.append(value)
             values[name] = address(value)
         elif isinstance(value, ctypes.Structure):
-            kept += getattr(value, "kept", ())
+            buffers += getattr(value, "kept", ())
             workers = getattr(value, "workers", None) or workers
     arguments = structure(**values)
-    arguments.kept, arguments.workers = kept, workers
+    arguments.kept, arguments.workers = buffers, workers
     return arguments
 
 
@@ -321,13 +321,13 @@ class Scratch:
             self._buffers[name] = aligned(-(-size // 64) * 64)
         return self._buffers[name][:size].view(dtype)
 
-    def serve(self, arguments: Any, name: str, each: int, dtype: Any = np.float32) -> None:
-        """Set the field `scratch` of a launch's arguments: `each` numbers for each thread that will run it.
+    def serve(self, arguments: Any, name: str, size: int, dtype: Any = np.float32) -> None:
+        """Set the field `scratch` of a launch's arguments: `size` numbers for each thread that will run it.
 
         Threads are counted once for both, since another thread may set their number meanwhile.
         """
         arguments.workers = num_threads()
-        memory = self.take(name, arguments.workers * each, dtype)
+        memory = self.take(name, arguments.workers * size, dtype)
         arguments.scratch = address(memory)
         arguments.kept.append(memory)
 

@@ -44,7 +44,7 @@ FEW_ROWS = 16
 RECORDED_ROWS = 64
 """Passes of up to this many tokens are recorded: beyond, what the host does between launches is little beside them."""
 MOST_STEPS, MOST_LARGE = 8, 2
-"""Kinds of passes kept for a model, and those of them with more than `FEW_ROWS` tokens, whose logits take much memory;
+"""Kinds of passes kept for a model, and how many of more than `FEW_ROWS` tokens, whose logits take much memory;
 the least recently used one is dropped."""
 PIECE = 4096
 """Logits that the kernel `argmax` searches as one piece of work."""
@@ -178,8 +178,8 @@ class Likeliest:
 
     def tokens(self) -> list[int]:
         """Per row the smallest id of the largest logit, or of the first NaN if there is one."""
-        found: list[int] = self._tokens.tolist()
-        return found
+        tokens: list[int] = self._tokens.tolist()
+        return tokens
 
     def finite(self) -> bool:
         """Whether no logit is NaN or plus infinity."""
@@ -239,7 +239,7 @@ class CpuMemory(Memory):
 
     records_adapters = True
     stage_tokens = RECORDED_ROWS
-    tells_moments = sys.platform == "linux"  # where the clock of kernels is that of `time.perf_counter_ns`
+    tells_moments = sys.platform == "linux"  # where kernels have the clock of `time.perf_counter_ns`
 
     def __init__(self, cache: str | Format) -> None:
         super().__init__(cache=cache)
@@ -300,7 +300,7 @@ class CpuMemory(Memory):
             result = compute(*self.upload(batch, rows))
         self.likeliest = step.likeliest if step.complete else None
         steps[kind] = step  # most recently used last
-        large = [key for key, each in steps.items() if each.tokens > FEW_ROWS]
+        large = [key for key, recorded in steps.items() if recorded.tokens > FEW_ROWS]
         if len(large) > MOST_LARGE:
             del steps[large[0]]
         elif len(steps) > MOST_STEPS:

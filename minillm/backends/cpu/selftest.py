@@ -142,7 +142,7 @@ def _store(on: Backend, k: Any, v: Any, pages: Pages, batch: Batch) -> Any:
 
 
 def _keep_allowed(on: Backend, logits: Any, masks: Any) -> Any:
-    """Logits of which two rows are masked. [R, V]"""
+    """Logits with two masked rows. [R, V]"""
     changed = logits.copy()
     on.chooser.keep_allowed(changed, [2, 0], masks)
     return np.maximum(changed, -1e3)  # in place of -inf
