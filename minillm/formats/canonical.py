@@ -65,12 +65,12 @@ def _changes_nothing(name: str, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _matrix_of(name: str) -> str:
-    """The name of the matrix that a bias belongs to; of another tensor nothing."""
+    """The name of the matrix that a bias belongs to; "" for other tensors."""
     return f"{name.removesuffix('bias')}weight" if name.endswith(".bias") else ""
 
 
 def check_published(stored: Mapping[str, Tensor], config: ModelConfig) -> None:
-    """Check the names and shapes of a published checkpoint's tensors; no values are read but those of extra biases.
+    """Check the names and shapes of a published checkpoint's tensors; no values are read but extra biases'.
 
     Raises:
         CheckpointError: a tensor is missing, has the wrong shape or has no place in the model.

@@ -52,7 +52,7 @@ class Folder(ModelFiles):
 
     @property
     def as_built(self) -> bool:
-        """True of what minillm has written in 8 or 4 bits."""
+        """True for a checkpoint that minillm has written in 8 or 4 bits."""
         return self.quantization is not None and self.quantization.as_built
 
     @cached_property
@@ -105,7 +105,7 @@ class Folder(ModelFiles):
         return f"int{bits}" if method == "minillm" else f"{method} {bits} bits" if bits else str(method)
 
     def check_complete(self) -> None:
-        """Check names and shapes of tensors that are not quantised; those of others are checked when they are read."""
+        """Check names and shapes of tensors that are not quantised; others are checked when they are read."""
         if self.quantization is None:
             check_published(self.stored, self.config)
 

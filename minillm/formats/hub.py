@@ -37,7 +37,7 @@ SMALL_FILES = {
     "1_LogitScore/config.json",
     *(f"{i}_Dense/{name}" for i in (2, 3, 4) for name in ("config.json", "model.safetensors", "pytorch_model.bin")),
 }
-"""Files of a model besides its weights; those of sentence-transformers are in folders named by their place."""
+"""Files of a model besides its weights; sentence-transformers' are in folders named by their place."""
 _PART = "*.????????.incomplete"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -261,7 +261,7 @@ def _local_folder(name: str, revision: str | None, *, or_file: bool = False) -> 
 
 
 def is_hub_file(name: str) -> bool:
-    """True if a name is that of a GGUF file in a hub repository: owner/name/file.gguf."""
+    """True for the name of a GGUF file in a hub repository: owner/name/file.gguf."""
     return name.count("/") == 2 and name.lower().endswith(".gguf")
 
 

@@ -73,7 +73,7 @@ def load_adapter(
 ) -> AdapterWeights:
     """Load a LoRA adapter for single requests of a model (`lora.per_request`), or a share of it, as `load_model`.
 
-    `config` is that of the whole model.
+    `config` is the whole model's.
 
     Raises:
         ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`. Also for an adapter that does not fit.

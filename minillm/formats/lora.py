@@ -246,7 +246,7 @@ class Merged(ComputedTensor):
     right: NDArray[np.float32]
     """[r, columns]"""
     lengths: NDArray[np.float32] | None = None
-    """DoRA: those of the rows of the sum, or of its columns, [rows, 1] or [1, columns]"""
+    """DoRA: lengths of the rows of the sum, or of its columns, [rows, 1] or [1, columns]"""
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]

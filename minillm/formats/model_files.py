@@ -108,7 +108,7 @@ class ModelFiles(ABC):
 
     @property
     def kept_dtype(self) -> str | None:
-        """The dtype that most matrices keep if the user asks for none; None: that of the tensors."""
+        """The dtype that most matrices keep if the user asks for none; None: the tensors' own."""
         return None if self.quantization is None else self.quantization.dtype
 
     @property
@@ -172,9 +172,9 @@ class ModelFiles(ABC):
         return self.path, {}
 
     def generation_defaults(self, vocab_size: int | None = None) -> dict[str, Any]:
-        """`generation_fields`, of which those that are not supported are named in a warning of "minillm".
+        """`generation_fields`; a warning of "minillm" names those that are not supported.
 
-        So are tokens that a vocabulary of `vocab_size` does not have.
+        It also names tokens that a vocabulary of `vocab_size` does not have.
         """
         path, fields = self.generation_fields()
         if names := unsupported(fields):

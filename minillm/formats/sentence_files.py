@@ -1,8 +1,8 @@
 """The files of sentence-transformers in a checkpoint's folder: how its texts are embedded or scored.
 
-modules.json lists the steps, the first of which is the model:
+modules.json lists the steps; the first is the model:
 
-    1_Pooling       the mean of the hidden states, that of the first token (CLS), or that of the last
+    1_Pooling       the mean of the hidden states, the first token's (CLS), or the last one's
     2_Dense         a projection with an activation, in some
     3_Normalize     division by the length
 
@@ -40,7 +40,7 @@ TEXTS_FILES = (
     "sentence_camembert_config.json",
     "sentence_xlm-roberta_config.json",
 )
-"""Names of one file in the order of preference; all but the first are those of old releases"""
+"""Names of one file in the order of preference; all but the first are old releases'"""
 
 _MODES: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
@@ -74,9 +74,9 @@ def read_embedding_settings(
     """Read the settings with which a checkpoint's texts are embedded or scored.
 
     Args:
-        folder: of the checkpoint
-        config: of its model
-        settings: those of a folder without such files
+        folder: the checkpoint's folder
+        config: its model's configuration
+        settings: the settings of a folder without such files
         template: source of its chat template
 
     Raises:
@@ -254,7 +254,7 @@ class _Reader:
         return settings
 
     def score_function(self, fields: Fields, task: str) -> Any:
-        """The function of a cross-encoder's logits: that of the file, of config.json, else sigmoid for one label."""
+        """The function of a cross-encoder's logits: the file's, else config.json's, else sigmoid for one label."""
         single = task == "text-generation" or len(self.config.labels) == 1
         named = read_score_function(fields, "activation_fn")
         named = named or read_score_function(Fields(read_optional_json(self.folder / "config.json")))

@@ -242,8 +242,8 @@ class StoredTensor:
         step = self.strides[0] * self._stored_type().itemsize
         for first in range(0, self.shape[0], rows):
             count = min(rows, self.shape[0] - first)
-            part = replace(self, shape=(count, *self.shape[1:]), offset=self.offset + first * step)
-            part.read_into(buffer[:count])
+            block = replace(self, shape=(count, *self.shape[1:]), offset=self.offset + first * step)
+            block.read_into(buffer[:count])
             yield buffer[:count]
 
     def stored(self, types: Sequence[str] = FLOATS) -> NDArray[Any]:
@@ -311,8 +311,8 @@ class StoredTensor:
         count, stride = out.shape[axis], self.strides[axis]
         rows = max(1, (chunk.size - row) // stride + 1) if span > chunk.size else 1
         for start in range(0, count, rows):
-            part = out[(slice(None),) * axis + (slice(start, start + rows),)]
-            self._fill(part, file, offset + start * stride * chunk.itemsize, chunk)
+            piece = out[(slice(None),) * axis + (slice(start, start + rows),)]
+            self._fill(piece, file, offset + start * stride * chunk.itemsize, chunk)
 
 
 class ComputedTensor:

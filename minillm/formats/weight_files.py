@@ -1,6 +1,6 @@
 """Locates the weight files of a folder and merges their tensors into one mapping.
 
-File names are those of transformers' `save_pretrained`: one file, or shards and an index that maps tensors to shards.
+File names as in transformers' `save_pretrained`: one file, or shards and an index that maps tensors to shards.
 If a folder has both formats, safetensors take precedence.
 """
 
@@ -23,7 +23,7 @@ WEIGHT_NAMES = (  # the first that exists is taken
 )
 
 OFTEN_TIED = ("lm_head.weight", "embed_out.weight", "embed_tokens.weight", "shared.weight")
-"""Endings of tensors that are one in many models, of which the index may list all; the model asks for what it needs"""
+"""Endings of tensors that many models share under several names; the model asks for what it needs"""
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -98,7 +98,7 @@ def find_weights(names: Collection[str]) -> str | None:
 
 
 def is_index(name: str) -> bool:
-    """True if the file name is that of an index of shards."""
+    """True for the file name of an index of shards."""
     return name.endswith(".index.json")
 
 

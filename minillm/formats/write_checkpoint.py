@@ -60,7 +60,7 @@ class Rounding:
 
     @property
     def error(self) -> float:
-        """The Frobenius norm of the difference, relative to that of the matrix."""
+        """The Frobenius norm of the difference, relative to the matrix's."""
         return math.sqrt(self.squared_error / self.squared_norm) if self.squared_norm else 0.0
 
 
@@ -150,7 +150,7 @@ def write_checkpoint(
     """Write the checkpoint in `source` with its weights in `dtype` to the new folder `target`.
 
     The configuration, the tokenizer and the generation defaults are copied. Memory holds only a few rows of weights at
-    a time. `target` appears when it is complete. Returns the errors of what was rounded.
+    a time. `target` appears when it is complete. Returns the rounding errors.
 
     Args:
         source: a checkpoint folder, in any format that minillm reads
@@ -215,16 +215,16 @@ def _fields(raw: dict[str, Any], dtype: str, group: int) -> dict[str, Any]:
 
 
 def plan(files: ModelFiles, formats: WeightFormats, *, as_built: bool) -> list[list[Part]]:
-    """The tensors to write, in the order in which the model prepares them; those of one weight together.
+    """The tensors to write, in the order in which the model prepares them; a weight's tensors together.
 
     Args:
-        files: those of the model
-        formats: those of the weights
+        files: the model's files
+        formats: formats of the weights
         as_built: name and order tensors as the model does, not as they are stored
 
     Raises:
         ParameterError: the checkpoint is quantised already.
-        ModelError: the weights cannot be read, or are not those of the configuration.
+        ModelError: the weights cannot be read, or do not fit the configuration.
     """
     if files.quantization is not None:
         title = files.quantization.title
@@ -252,7 +252,7 @@ def plan(files: ModelFiles, formats: WeightFormats, *, as_built: bool) -> list[l
 def _write_weights(
     folder: Path, fused: list[list[Part]], shard_bytes: int, written: Callable[[int], None]
 ) -> list[Rounding]:
-    """Write all weight files, and an index if there are several. Returns the errors of what was rounded."""
+    """Write all weight files, and an index if there are several. Returns the rounding errors."""
     groups, rounded = [], list[Rounding | None]()
     for parts in fused:
         entries = [part.entries() for part in parts]

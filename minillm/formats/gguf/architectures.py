@@ -81,7 +81,7 @@ _BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """llama.cpp's words for a family; those of Llama where it has no others."""
+    """llama.cpp's words for a family; Llama's where it has no others."""
 
     model_type: str
     kin: tuple[str, ...] = ()
@@ -91,8 +91,8 @@ class Architecture:
     optional: frozenset[str] = frozenset()
     """Keys that may be absent, beside `OPTIONAL`"""
     tensors: Mapping[str, str] = field(default_factory=lambda: _LLAMA)
-    """Tensor in the file -> in a checkpoint, without ".weight" and ".bias"; N is the number of the layer, and * that of
-    an expert: the file has those of all experts as one tensor [X, out, in]"""
+    """Tensor in the file -> in a checkpoint, without ".weight" and ".bias"; N is the number of the layer, and * of
+    an expert: the file has all experts' matrices as one tensor [X, out, in]"""
     flags: Mapping[str, str] = field(default_factory=dict)
     """Field of config.json that says whether a tensor is there -> the tensor in the file"""
     permuted: Mapping[str, str] = field(default_factory=dict)

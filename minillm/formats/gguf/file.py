@@ -189,7 +189,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf(path: Path) -> GGUF:
-    """The header of a file; of shards ("-00001-of-00003.gguf"), any of which may be named, that of the first.
+    """The header of a file; for any of several shards ("-00001-of-00003.gguf"), the first one's.
 
     Raises:
         CheckpointError: the file is truncated, damaged, or no GGUF file.
@@ -205,7 +205,7 @@ def read_gguf(path: Path) -> GGUF:
 
 
 def read_shards(first: GGUF) -> list[GGUF]:
-    """The headers of all files of a model, of which `read_gguf` has read the first.
+    """The headers of all files of a model; `read_gguf` has read the first.
 
     Raises:
         CheckpointError: a shard is missing or damaged, or two hold a tensor of the same name.
@@ -282,7 +282,7 @@ def _parse(path: Path, size: int, changed: int) -> GGUF:
 
 
 def _placed(path: Path, tensors: Mapping[str, Located], start: int, alignment: int, size: int) -> dict[str, Located]:
-    """The tensors with offsets from the start of the file, none of which overlap or leave it."""
+    """The tensors with offsets from the start of the file; none overlap or leave it."""
     placed = {name: Located(name, tensor.shape, tensor.type, start + tensor.offset) for name, tensor in tensors.items()}
     end, before = 0, ""  # without tensors nothing has to follow the header, nor the padding after it
     for tensor in sorted(placed.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):

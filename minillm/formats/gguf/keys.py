@@ -8,7 +8,7 @@ Every key under the architecture's name that llama.cpp knows (`src/llama-arch.cp
 - computed in one way alone (`_computed`): another value is refused;
 - any other: named in one warning.
 
-`tokenizer.py` does the same for those of the tokenizer, `model.py` for those of sampling.
+`tokenizer.py` does the same for the tokenizer's keys, `model.py` for sampling's.
 """
 
 import logging

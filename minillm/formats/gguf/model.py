@@ -38,7 +38,7 @@ POOLINGS: dict[int, Pooling | None] = {0: None, 1: "mean", 2: "cls", 3: "last"}
 
 
 class GGUFFile(ModelFiles):
-    """A GGUF file, or several that hold one model together, of which any may be named."""
+    """A GGUF file, or several that hold one model together; any of them may be named."""
 
     format_name = "gguf"
 
@@ -71,7 +71,7 @@ class GGUFFile(ModelFiles):
 
     @property
     def name(self) -> str:
-        """The name in the metadata, or that of the file."""
+        """The name in the metadata, or the file's."""
         return self.header.get("general.name", str) or super().name
 
     @cached_property
@@ -184,7 +184,7 @@ class GGUFFile(ModelFiles):
         """The usual settings, with the pooling that the file names.
 
         Raises:
-            UnsupportedModelError: another pooling, such as that of a head that scores pairs of texts.
+            UnsupportedModelError: another pooling, such as a head's that scores pairs of texts.
         """
         key = f"{self.header.get('general.architecture', str)}.pooling_type"
         code, settings = self.header.get(key, int, 0), super().embedding_settings(config)

@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def published_name(architecture: Architecture, name: str) -> str | None:
-    """The name that `build` asks for, of a tensor in the file, with * for an expert's number; None if there is none."""
+    """`build`'s name of a tensor in the file, with * for an expert's number; None if there is none."""
     pattern, number, kind = _parts(name)
     if kind not in ("weight", "bias") or pattern not in architecture.tensors:
         return None
@@ -26,7 +26,7 @@ def published_name(architecture: Architecture, name: str) -> str | None:
 
 
 def gguf_name(architecture: Architecture, name: str) -> str:
-    """The name in the file of a tensor that `build` asks for; those of a layer's experts have one name."""
+    """The name in the file of a tensor that `build` asks for; a layer's experts have one name."""
     pattern, number, kind = _parts(name)
     pattern = _NUMBER.sub("*", pattern)
     return _joined(next(file for file, ours in architecture.tensors.items() if ours == pattern), number, kind)
@@ -49,7 +49,7 @@ def heads_field(architecture: Architecture, name: str) -> str | None:
 
 
 def in_halves(tensor: Tensor, heads: int, where: str) -> Rearranged:
-    """Rows of each head from llama.cpp's order, pairs side by side, to that of checkpoints, a half after the other.
+    """Rows of each head from llama.cpp's order, pairs side by side, to the checkpoints', a half after the other.
 
     Raises:
         CheckpointError: the rows are not an even number for each head.

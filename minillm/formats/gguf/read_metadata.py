@@ -156,7 +156,7 @@ def _renamed(
 
 
 def _value(gguf: GGUF, key: str) -> Any:
-    """A metadata entry; of an array with one number for each layer that number, if it is the same for all.
+    """A metadata entry; for an array with a number for each layer, the number if all are equal.
 
     A fraction is that which was written, 0.22, and not the nearest float32 to it, 0.2199999988.
     """

@@ -142,7 +142,7 @@ class BlockTensor(ComputedTensor):
             yield values.reshape(-1, *self.shape[1:])
 
     def _values(self, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Dequantise rows, those of Q4_K without rounding. [n, bytes of a row] -> [n, in]"""
+        """Dequantise rows, Q4_K without rounding. [n, bytes of a row] -> [n, in]"""
         if self.type.name in GROUPS and self.type.name != "Q4_K":
             return dequantize(self._apart(rows))
         return dequantize_blocks(rows, self.type, self.name)

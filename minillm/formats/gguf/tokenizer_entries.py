@@ -32,7 +32,7 @@ PROBES = (
 
 
 class Entries(GGUF):
-    """Entries that are to be written, read as those of a file."""
+    """Entries that are to be written, read as a file's."""
 
     def strings(self, key: str) -> list[str] | None:
         """The strings of this key."""
@@ -48,7 +48,7 @@ def gguf_entries(tokenizer: Tokenizer, vocab_size: int, where: Path) -> dict[str
 
     Args:
         tokenizer: the tokenizer
-        vocab_size: tokens are added up to that number, of which none occurs in a text
+        vocab_size: tokens that occur in no text are added up to that number
         where: its folder, for error messages
 
     Raises:
@@ -106,7 +106,7 @@ def _same(tokenizer: Tokenizer, written: "tokenizers.Tokenizer") -> bool:
 
 
 def _tokens(described: Mapping[str, Any], vocab_size: int, *, byte_level: bool) -> tuple[list[str], list[int]]:
-    """Text and type of every token, of a tokenizer.json."""
+    """Text and type of every token of a tokenizer.json."""
     vocab = {i: token for token, i in described["model"]["vocab"].items()}
     added = {token["id"]: token for token in described.get("added_tokens", [])}
     vocab |= {i: token["content"] for i, token in added.items()}

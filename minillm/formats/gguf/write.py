@@ -5,7 +5,7 @@
     int4                          Q4_0, the vocabulary Q8_0
                                   (rows that are not whole groups of 32: F16)
 
-The names are those of `architectures.py`, read backwards. What llama.cpp would compute otherwise is refused
+The names are `architectures.py`'s, read backwards. What llama.cpp would compute otherwise is refused
 by name. Integers and scales are minillm's own (`reference/quantize.py`), block by block as the format has them. The
 package `gguf` (extra "gguf") writes the file.
 """
@@ -65,8 +65,8 @@ def write_gguf(
 ) -> list[Rounding]:
     """Write the model in `source` with its weights in `dtype` to the new file `target`.
 
-    Memory holds one tensor at a time: of experts, one matrix of all of a layer. `target` appears when it is complete.
-    Returns the errors of what was rounded.
+    Memory holds one tensor at a time, or one matrix of all experts of a layer. `target` appears when it is complete.
+    Returns the rounding errors.
 
     Args:
         source: a checkpoint folder with a tokenizer, or a GGUF file
@@ -100,7 +100,7 @@ def write_gguf(
     if table.needs_output and "output.weight" not in tensors:
         tensors["output.weight"] = tensors["token_embd.weight"]
     factors = rotary_factors(raw, config)
-    total, rounded = sum(math.prod(part.shape) for parts, _ in tensors.values() for part in parts), []
+    total, rounded = sum(math.prod(tensor.shape) for parts, _ in tensors.values() for tensor in parts), []
     with showing(progress), work(f"writing {dtype}", total, "parameters") as writing, new_file(target) as partial:
         writer = GGUFWriter(str(partial), architecture)
         _add_entries(writer, entries)

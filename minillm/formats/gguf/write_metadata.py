@@ -75,12 +75,12 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
 
 def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields of the text model, which those with a vision tower have in a table."""
-    part: Mapping[str, Any] = raw.get("text_config", raw)
-    return part
+    fields: Mapping[str, Any] = raw.get("text_config", raw)
+    return fields
 
 
 def _scaling_table(raw: Mapping[str, Any]) -> Fields:
-    """The table of rotary scaling; of Gemma 3 that of layers without a window."""
+    """The table of rotary scaling; for Gemma 3, the one of layers without a window."""
     fields = Fields(_text_part(raw))
     tables = fields.get("rope_parameters", {})
     if any(isinstance(table, dict) for table in tables.values()):
@@ -89,7 +89,7 @@ def _scaling_table(raw: Mapping[str, Any]) -> Fields:
 
 
 def _rotaries(config: ModelConfig, where: str) -> tuple[RotaryConfig | None, RotaryConfig | None]:
-    """Rotary embedding of layers without a window, and that of those with one; None: there is none.
+    """Rotary embeddings of layers without a window and of layers with one; None: there is none.
 
     Raises:
         UnsupportedModelError: the latter is scaled.
@@ -164,7 +164,7 @@ def _period(architecture: Architecture, config: ModelConfig, where: str) -> int 
 
 
 def _scaling(architecture: Architecture, table: Fields, rotary: RotaryConfig, where: str) -> dict[str, Any]:
-    """Entries of rotary scaling; those of Llama 3 and LongRoPE have tensors as well (`rotary_factors`)."""
+    """Entries of rotary scaling; Llama 3's and LongRoPE's have tensors as well (`rotary_factors`)."""
     kind = table.raw.get("rope_type") or table.raw.get("type") or "default"
     if rotary.short is not None:
         logger.warning(
@@ -192,7 +192,7 @@ def _scaling(architecture: Architecture, table: Fields, rotary: RotaryConfig, wh
 
 
 def rotary_factors(raw: Mapping[str, Any], config: ModelConfig) -> dict[str, NDArray[np.float32]]:
-    """The tensors by which rotary frequencies are divided: those of Llama 3.1 to 3.3, and of LongRoPE. [D / 2] each"""
+    """The tensors by which rotary frequencies are divided: Llama 3.1's to 3.3's, and LongRoPE's. [D / 2] each"""
     rotary: RotaryConfig | None = getattr(config, "rotary", None)
     if rotary is None:
         return {}

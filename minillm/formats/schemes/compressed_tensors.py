@@ -4,7 +4,7 @@
     X.weight_packed      int32 [out, in bits / 32]        pack-quantized: lowest bits first, 2**(bits - 1) added
     X.weight_shape       int64 [2]                        out and in of a packed weight
     X.weight_scale       one number, [out, 1], [out, G] or [out / rows, in / columns], by the strategy
-    X.weight_zero_point  of its shape, int8; of packed weights int32 [out bits / 32, G], packed down the columns
+    X.weight_zero_point  of its shape, int8; for packed weights int32 [out bits / 32, G], packed down the columns
     X.weight_g_idx       int32 [in]                       the group of each input, if they are no neighbours (actorder)
     X.input_scale, ...   of activations, which are not rounded here
 
@@ -105,8 +105,8 @@ def _read_group(fields: Fields, name: str, layout: str) -> Group:
     block = read_block(weights, "block_structure") if strategy == "block" else None
     if strategy == "block" and block is None:
         raise CheckpointError(f"{weights.source}: block_structure is missing")
-    for part in ("input_activations", "output_activations"):
-        group.get(part, {})
+    for field in ("input_activations", "output_activations"):
+        group.get(field, {})
     return Group(
         targets=tuple(_texts(group, "targets", group.get("targets", []))),
         bits=bits,
@@ -114,7 +114,7 @@ def _read_group(fields: Fields, name: str, layout: str) -> Group:
         symmetric=weights.get("symmetric", True),
         size=read_group_size(weights) if strategy == "group" else 0,
         block=block,
-        rounds_activations=any(group.raw.get(part) for part in ("input_activations", "output_activations")),
+        rounds_activations=any(group.raw.get(field) for field in ("input_activations", "output_activations")),
     )
 
 

@@ -5,7 +5,7 @@
     X.scales   float16 [G, out]
     X.g_idx    int32 [in]                   the group of each input; with desc_act they are no neighbours
 
-A zero point of half the range is that of symmetric quantisation. Definition: AutoGPTQ `auto_gptq/nn_modules/qlinear`,
+Symmetric quantisation has a zero point of half the range. Definition: AutoGPTQ `auto_gptq/nn_modules/qlinear`,
 GPTQModel `gptqmodel/nn_modules/qlinear` (`dequantize_weight`).
 """
 

@@ -63,7 +63,7 @@ class Matrix:
 
     @cached_property
     def dtype(self) -> str:
-        """The name in `STORED_FORMATS` of what it is read as. Scales and zero points are looked through once."""
+        """The name in `STORED_FORMATS` of the format it is read as. Scales and zero points are looked through once."""
         form = self._kept_format()
         return self.expanded if form is None else form.name
 
@@ -318,8 +318,8 @@ def rows_of(tensor: StoredTensor, height: int = 1) -> Rows:
     Floats come as float32, integers as they are stored.
     """
 
-    def read(part: StoredTensor) -> NDArray[Any]:
-        return part.load() if part.dtype in VALUES else part.stored((part.dtype,))
+    def read(stored_tensor: StoredTensor) -> NDArray[Any]:
+        return stored_tensor.load() if stored_tensor.dtype in VALUES else stored_tensor.stored((stored_tensor.dtype,))
 
     def rows(first: int, stop: int) -> NDArray[Any]:
         if math.prod(tensor.shape) == 1:
@@ -338,7 +338,7 @@ def common_group(sizes: list[int]) -> int:
 
 
 def integers_dtype(bits: int, *, symmetric: bool) -> str:
-    """The dtype of integers of 8 or 4 bits that are kept; those of 8 bits are symmetric."""
+    """The dtype of integers of 8 or 4 bits that are kept; 8 bits are symmetric."""
     return (INT8 if bits == 8 else INT4 if symmetric else INT4_ZEROS).name
 
 

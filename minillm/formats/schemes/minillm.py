@@ -4,8 +4,8 @@
     X.weight         int8 [out, in'], or uint8 [out, in' / 2]; in' is `in` padded to a multiple of the group
     X.weight_scale   float16 [out, in' / group_size]
 
-`reference/quantize.py` defines the format. `bits` is that of projections; the vocabulary may have 8 with 4-bit
-projections, and tensors that are not quantised are stored as usual. Names and shapes are those of the tensor table.
+`reference/quantize.py` defines the format. `bits` is the projections'; the vocabulary may have 8 with 4-bit
+projections, and tensors that are not quantised are stored as usual. Names and shapes as in the tensor table.
 """
 
 from collections.abc import Iterator, Mapping
