@@ -345,7 +345,7 @@ def draw_attention(
     layer: int,
     head: int = 0,
 ) -> None:
-    """Draw the attention map of one head large and those of the others small, queries down and keys across.
+    """Draw the attention map of one head large and the others' small, queries down and keys across.
 
     Args:
         figure: an empty figure

@@ -171,7 +171,7 @@ PROCESS = {"pid": 1, "tid": 1}
 def trace(profile: "Profile", title: str) -> str:
     """The steps as JSON in the Trace Event Format: operations nested in layers, layers in steps.
 
-    Times are those of the profiled steps, concatenated: the steps without profiling between them are left out.
+    Times are the profiled steps', concatenated: the steps without profiling between them are left out.
     """
     events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", **PROCESS, "args": {"name": title}}]
     start = 0.0

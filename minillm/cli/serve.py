@@ -280,7 +280,7 @@ def _limits(args: argparse.Namespace) -> "Limits":
 
 
 def _keys(args: argparse.Namespace) -> list[str]:
-    """The API keys of the flags, and those of the file that they name."""
+    """The API keys of the flags, and of the file that they name."""
     keys = list(args.api_key or ())
     if args.api_key_file is not None:
         lines = decode(args.api_key_file.read_bytes, str(args.api_key_file)).splitlines()

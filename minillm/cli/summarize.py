@@ -31,7 +31,7 @@ WORDS = {
     "num_beams": "width of beam search (default: the checkpoint's, else 4; 1: greedy search)",
     "sampling": "Each of these but the penalties turns sampling on.",
 }
-"""Help where the defaults are those of the tasks"""
+"""Help where the defaults are the tasks'"""
 TRANSLATE = "Translate texts with an encoder-decoder, such as T5 or mBART: a line for each."
 SUMMARIZE = "Summarize texts with an encoder-decoder, such as BART or T5: a line for each."
 TRANSLATE_EXAMPLES = """examples:

@@ -1,6 +1,6 @@
 """Contrastive search and contrastive decoding, two unrelated strategies.
 
-Contrastive search: among the most likely tokens, prefer one whose hidden state is unlike those of the context.
+Contrastive search: among the most likely tokens, prefer one whose hidden state is unlike the context's.
 
 Su et al., "A contrastive framework for neural text generation", arXiv 2202.06417, section 3.2, equation 5. Each of the
 top_k most likely tokens v is fed to the model, and the one is kept that maximises

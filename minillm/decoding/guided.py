@@ -1,6 +1,6 @@
 r"""Guided generation: only tokens that keep the text within a JSON schema, a regular expression, a grammar or a list.
 
-The method is that of Willard and Louf ("Efficient guided generation for large language models", arXiv 2307.09702): a
+The method is Willard and Louf's ("Efficient guided generation for large language models", arXiv 2307.09702): a
 parser follows the generated text and determines, before each choice, which tokens of the vocabulary can come next; the
 scores of all others become -inf. The rest keep their proportions, so sampling draws from the model's own distribution,
 renormalised over the allowed tokens, token by token. The parser is the library llguidance (extra `guided`).

@@ -64,7 +64,7 @@ class History:
         requests: index of the request that each belongs to, from 0, [N] int64.
         batch_ids: index of each one's prompt in the list given to `Engine.generate`, [N] int64.
         places: row of the logits that each belongs to, [N] int64; None: they are the rows in order.
-        tallies: the same tokens, counted, of each; None: they are counted when that is needed.
+        tallies: the same tokens of each sequence, counted; None: they are counted when that is needed.
         given: the user's prompt of each, which an encoder read if the model has one; None: the sequences' prompts.
     """
 

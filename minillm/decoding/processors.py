@@ -238,7 +238,7 @@ class EncoderRepetitionPenalty(RepetitionPenalty):
 class PresenceFrequencyPenalty(InPlace):
     """Lower the score of generated tokens: score - frequency * count - presence * (count > 0), prompt not counted.
 
-    The formula is that of OpenAI's API reference; as in vLLM, only generated tokens count. Negative values encourage
+    The formula is from OpenAI's API reference; as in vLLM, only generated tokens count. Negative values encourage
     repetition.
     """
 

@@ -207,7 +207,7 @@ class _Resolution:
         return [name for name in SEARCHES if (value := self.resolved[name]) and value != OFF.get(name)]
 
     def check_synonyms(self) -> None:
-        """A request sets one name of each thing; of a checkpoint's names the first counts."""
+        """A request sets one name of each thing; the first of a checkpoint's names counts."""
         for names, end in SYNONYMS.items():
             given = [name for name in names if name in self.given]
             if len(given) > 1:

@@ -108,7 +108,7 @@ _Resolved: Any = make_dataclass(
 
 
 class Settings(_Resolved):  # type: ignore[misc]  # its attributes are the table's
-    """Resolved generation parameters. Hashable; the attributes are those of GenerationConfig, as their readers return.
+    """Resolved generation parameters. Hashable; the attributes are GenerationConfig's, as their readers return them.
 
     Exactly one of `max_new_tokens` and `max_length` is a number: see `resolving.new_token_limit`. `seed` is always one:
     fresh if none was set, 0 without sampling. `num_assistant_tokens` is 0 without a draft model. `amateur` is True if

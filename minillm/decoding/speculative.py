@@ -84,7 +84,7 @@ class Line:
     """Leading positions of prompt and continuation whose K/V are in the cache"""
     guess: Guess = field(default_factory=Guess)
     row: int = 0
-    """Row of the newest token's logits; those of the guess follow"""
+    """Row of the newest token's logits; the guess's rows follow"""
     node: int = -1
     """Index of the last accepted token of the guess"""
     accepted: int = 0

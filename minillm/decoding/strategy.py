@@ -51,7 +51,7 @@ class Feed(NamedTuple):
     parent: int | None = None
     """Index of the sequence it continues among this request's last feeds to the same model. None: an empty one."""
     keep: int | None = None
-    """Number of the parent's cached positions to keep; None: all, except those of a tree."""
+    """Number of the parent's cached positions to keep; None: all, except a tree's."""
     rows: Literal["last", "all"] = "last"
     """Rows of logits to return: the last token's, or all."""
     model: str = "target"
@@ -175,7 +175,7 @@ class Strategy(ABC):
     independent: ClassVar[bool] = False
     """True if returned sequences are independent, so that a request may run in parts."""
     extra_positions: int = 0  # not a ClassVar: it depends on the settings
-    """Cache positions that a sequence may need temporarily beyond those of its tokens (a tree of guesses)."""
+    """Cache positions that a sequence may need temporarily beyond its tokens' (a tree of guesses)."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

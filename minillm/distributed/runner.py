@@ -232,7 +232,7 @@ class LeadingRunner(RankRunner):
             self.leader.tell(Pass(self._number, parts, tuple(best[row] for row in order), whole, maps))
             output, finite = self.compute(backend, parts)
             results = Results(self.leader, output, [best[row] for row in order], finite=finite)
-            places = np.argsort(order, kind="stable")  # of each row among those of all parts
+            places = np.argsort(order, kind="stable")  # of each row among all parts' rows
             logits: Any = RemoteRows(results, "logits", places, self.model.config.vocab_size)
             if whole:
                 logits = results.collect("logits", len(order))[places]

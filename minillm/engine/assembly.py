@@ -143,7 +143,7 @@ def cache_maker(parts: Parts, config: ModelConfig, options: EngineOptions) -> Ca
 
 
 def num_pages(parts: Parts, config: ModelConfig, options: EngineOptions) -> int:
-    """Pages of each cache: those that the memory holds, of several processes the fewest; 1 if no text is generated.
+    """Pages of each cache: as many as the memory of every process holds; 1 if no text is generated.
 
     Raises:
         ParameterError: `cache_bytes` is less than one page.

@@ -55,7 +55,7 @@ class PendingStep:
     rows: list[Row]
     step: DecodeStep
     left: IntArray
-    """[N], how many more tokens each continuation may get after that of this step"""
+    """[N], how many more tokens each continuation may get after this step's"""
     read: TokensRead
 
 
@@ -124,7 +124,7 @@ def launch_next(pending: PendingStep, runner: Runner) -> PendingStep | None:
         cache.reserve(sequence, at + 1)
         pages[i, at // P] = sequence.pages[at // P]
     for i in np.flatnonzero((positions - 1) % P == 0).tolist():
-        full = (int(positions[i]) - 2) // P  # completed by the step read last: now it may be that of a twin
+        full = (int(positions[i]) - 2) // P  # completed by the step read last: now it may be a twin's
         pages[i, full] = rows[i].sequence.pages[full]
     draws["position"] += 1
     return _launch(runner, rows, DecodeStep(-1 - sources, positions, pages, draws, _adapters(rows)), left - 1)

@@ -477,7 +477,7 @@ def arrival(streams: Sequence[AsyncEventStream]) -> "asyncio.Future[None]":
 
 
 def merged(events: Sequence[Event]) -> list[Event]:
-    """Events of one request with those of each sequence joined, in the order of their last ones."""
+    """Events of one request, each sequence's joined, in the order of their last ones."""
     joined: dict[int, list[Event]] = {}
     for event in events:
         successive = joined.pop(event.index, [])

@@ -149,7 +149,7 @@ class EngineBase:
     ) -> Self:
         """A model of a published shape ("opt-125m") with normal random weights and no tokenizer: prompts are token ids.
 
-        It is for measurements, so it has no prefix cache. The options are those of the constructor.
+        It is for measurements, so it has no prefix cache. Options as in the constructor.
 
         Raises:
             ParameterError: the shape is unknown; the message lists the known ones. Or an argument is impossible.

@@ -399,7 +399,7 @@ def _uncancellable() -> "Future[None]":
 
 
 def wake(lives: Iterable[LiveRequest]) -> list[LiveRequest]:
-    """Wake the readers of requests, those of an event loop by one callback. Returns those whose loop is closed."""
+    """Wake the readers of requests, one callback for each event loop. Returns those whose loop is closed."""
     loops: dict[asyncio.AbstractEventLoop, list[LiveRequest]] = {}
     for live in lives:
         loops.setdefault(live.call.loop, []).append(live)
@@ -415,5 +415,5 @@ def wake(lives: Iterable[LiveRequest]) -> list[LiveRequest]:
 def _wake_here(lives: Sequence[LiveRequest]) -> None:
     for live in lives:
         waiter, live.waiter = live.waiter, None
-        if waiter is not None and not waiter.done():  # it may be that of several requests, or cancelled
+        if waiter is not None and not waiter.done():  # several requests may share it, or it is cancelled
             waiter.set_result(None)

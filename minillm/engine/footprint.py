@@ -28,7 +28,7 @@ class Stored(NamedTuple):
     """A model as it is stored."""
 
     bytes: int
-    """Bytes of its files; without files, of its weights in memory"""
+    """Bytes of its files, or of its weights in memory if it has none"""
     form: str
     """ "gguf" or "safetensors" """
     numbers: str

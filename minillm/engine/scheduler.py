@@ -67,7 +67,7 @@ class Limits:
 
     @classmethod
     def of(cls, memory: Memory, max_batch_size: int, max_batched_tokens: int | None = None) -> "Limits":
-        """The limits of an engine, `max_batched_tokens` by default those of the backend's memory."""
+        """The limits of an engine, `max_batched_tokens` by default the backend's memory's."""
         budget = max_batched_tokens or max(memory.max_batched_tokens, max_batch_size)
         return cls(max_batch_size, budget, max(memory.max_prompt_tokens, budget))
 

@@ -48,7 +48,7 @@ LOGITS_BIAS = "final_logits_bias"
 
 @dataclass(frozen=True, kw_only=True)
 class BartConfig(ModelConfig):
-    """The shared fields, of the decoder, and those in which the four families differ."""
+    """The shared fields, for the decoder, and fields in which the four families differ."""
 
     encoder_intermediate_size: int
     """F of the encoder"""
@@ -140,7 +140,7 @@ def _refuse_other_kinds(fields: Fields, switches: Mapping[str, bool]) -> None:
 def sinusoidal_positions(count: int, E: int) -> NDArray[np.float32]:
     """Sines in the first half of each row and cosines in the second, of position / 10000^(2 i / E). -> [count, E]
 
-    Vaswani et al., section 3.5, where they alternate; the order is that of Marian and of transformers.
+    Vaswani et al., section 3.5, where they alternate; the order is Marian's and transformers'.
     """
     angles = np.arange(count)[:, None] / 10000 ** (2 * np.arange((E + 1) // 2) / E)  # [count, E / 2, rounded up]
     return np.concatenate([np.sin(angles), np.cos(angles[:, : E // 2])], axis=1).astype(np.float32)

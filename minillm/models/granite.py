@@ -27,7 +27,7 @@ MOST = 1e6
 
 
 def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
-    """Granite's configuration from config.json; factors that it does not have are 1, that of scores too.
+    """Granite's configuration from config.json; factors that it does not have are 1, the scores' too.
 
     Raises:
         As `llama.read_config`.

@@ -152,7 +152,7 @@ def build(
     *,
     mlp: Callable[[Any, Weights, int], GatedMLP | ExpertMLP] = gated_mlp,
 ) -> Decoder:
-    """Build the model; `mlp` builds a layer's MLP, of its weights and its number."""
+    """Build the model; `mlp` builds a layer's MLP from its weights and its number."""
     E, V, rotation = config.hidden_size, config.vocab_size, config.rotary.rotation(backend)
     embedding = Embedding(weights.table("embed_tokens", V, E, "vocabulary"), scale=config.embedding_scale)
     head = embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary")

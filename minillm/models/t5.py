@@ -50,7 +50,7 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_new", "silu": "
 
 @dataclass(frozen=True, kw_only=True)
 class T5Config(ModelConfig):
-    """The shared fields, of the decoder, and T5's own."""
+    """The shared fields, for the decoder, and T5's own."""
 
     epsilon: float
     """Added to the mean square in each norm"""

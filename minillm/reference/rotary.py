@@ -16,7 +16,7 @@ from .cost import Cost
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """NTK scaling of kind "dynamic": lower frequencies for texts longer than those of training.
+    """NTK scaling of kind "dynamic": lower frequencies for texts longer than in training.
 
     For a text of S > original tokens the base b becomes b a^(r / (r - 2)), with
     a = factor S / original - (factor - 1); so f_j is divided by a^(2 j / (r - 2)). Cached keys keep the frequencies of

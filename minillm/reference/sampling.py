@@ -39,7 +39,7 @@ _BUCKETS_PER_NAT = 128
 
 
 class Parameters(NamedTuple):
-    """Parameters of the draw from one row: those of `sample`."""
+    """Parameters of the draw from one row, as of `sample`."""
 
     temperature: float
     top_k: int

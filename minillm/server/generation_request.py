@@ -323,7 +323,7 @@ def convert_chat(
     name: str = "response_format",
     schema_name: str = "response_format.json_schema",
 ) -> None:
-    """Set the guide that `response_format` asks for; `name` and `schema_name` are those of the API.
+    """Set the guide that `response_format` asks for; `name` and `schema_name` are the API's.
 
     Raises:
         ApiError: it is malformed, or another guide is set.

@@ -117,7 +117,7 @@ async def tokens(http: Request) -> Response:
     """Answer POST /inspect/tokens.
 
     `text` is for display, also of bytes that are not a whole character. `bytes` are UTF-8, maybe of a part of a
-    character; of a special token its name. `special` tokens are no text.
+    character; a special token's are its name. `special` tokens are no text.
     """
     server = Server.of(http)
     asked = convert(await server.read_json(http), TokensRequest)

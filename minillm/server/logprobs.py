@@ -22,7 +22,7 @@ class TokenTexts:
         self._texts: dict[int, str] = {}
 
     def bytes(self, token_id: int) -> bytes | None:
-        """The token's bytes, those of its name if it is special; None without a tokenizer."""
+        """The token's bytes (its name's if it is special); None without a tokenizer."""
         if token_id not in self._bytes:
             self._bytes[token_id] = None if self._tokenizer is None else self._tokenizer.token_bytes(token_id)
         return self._bytes[token_id]

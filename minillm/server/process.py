@@ -250,7 +250,7 @@ class _HalfClosed:
     def __init__(self, transport: asyncio.Transport, cycle: Any) -> None:
         """Args:
         transport: the connection
-        cycle: uvicorn's, of the request and its answer
+        cycle: uvicorn's cycle of the request and its answer
         """
         self._transport, self._cycle, self._sent = transport, cycle, 0
         self._probe()

@@ -327,7 +327,7 @@ class _Output:
 
 
 def _copy(value: dict[str, Any]) -> dict[str, Any]:
-    """A copy of an item or a part, both of which grow on."""
+    """A copy of an item or a part; both grow on."""
     return {key: [*field] if isinstance(field, list) else field for key, field in value.items()}
 
 

@@ -280,7 +280,7 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
     def _logprobs(
         self, logprobs: LegacyLogprobs, piece: Completion | Event, prompt: _ScoredPrompt | None
     ) -> dict[str, Any] | None:
-        """The log-probabilities of new tokens, after those of the prompt."""
+        """The log-probabilities of new tokens, after the prompt's."""
         if self._body.logprobs is None:
             return None
         ids: Sequence[int] = piece.token_ids

@@ -21,7 +21,7 @@ class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     messages: list[Any] | None = None
     tools: list[Any] | None = None
     add_special_tokens: bool | None = None
-    """By default True of a text, False of a conversation, whose template writes them"""
+    """By default True for a text, False for a conversation, whose template writes them"""
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

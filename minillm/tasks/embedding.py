@@ -106,7 +106,7 @@ class TextPasses:
         self._tokenizer, self._budget, self._turn, self._template = tokenizer, budget, turn, template
         self._runner = runner
         self._runners: dict[bool, Runner] = {}
-        """With the model's head, and without: each with a cache of its own, made when it is first needed"""
+        """Runners with the model's head and without; each gets a cache of its own when it is first needed"""
         self._lock = threading.Lock()
         self._told = False
 

@@ -1,6 +1,6 @@
 """Sentence embeddings: one vector from the hidden states of a text's tokens, and how two of them are compared.
 
-The vector is the mean of the hidden states, that of the first token (CLS), or that of the last (Reimers and Gurevych,
+The vector is the mean of the hidden states, the first token's (CLS), or the last one's (Reimers and Gurevych,
 "Sentence-BERT", arXiv 1908.10084); in some models projections, division by the length and truncation follow. A
 reranker may be a causal LM instead, whose score of a query and a document is a difference of two logits. Which of
 these a checkpoint is, its files say: see `sentence_files`.
@@ -17,7 +17,7 @@ from ..config import ScoreFunction
 from ..errors import ParameterError, UnsupportedModelError, listed, shown
 
 Pooling = Literal["mean", "cls", "last"]
-"""The vector [E] of a text from its hidden states [T, E]: their mean, that of the first token, that of the last"""
+"""The vector [E] of a text from its hidden states [T, E]: their mean, the first token's, the last token's"""
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]

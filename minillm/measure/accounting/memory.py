@@ -91,8 +91,8 @@ def cache_bytes_per_token(config: ModelConfig, storage: Storage) -> int:
 def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> int:
     """Bytes of a forward pass's results in minillm's arena.
 
-    If the results of all layers have the same shapes, two layers stand for all, between which the arena takes turns. Of
-    an encoder-decoder it is that of a decoder pass and of an encoder pass with as many tokens, which share it.
+    If the results of all layers have the same shapes, two layers stand for all, between which the arena takes turns. In
+    an encoder-decoder, a decoder pass and an encoder pass with as many tokens share it.
 
     Args:
         config: the model

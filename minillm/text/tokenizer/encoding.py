@@ -136,7 +136,7 @@ class Tokenizer:
 
     @cached_property
     def turn_ends(self) -> tuple[int, ...]:
-        """Tokens that end a turn of a conversation: the EOS token, `end_ids`, and those of such a name."""
+        """Tokens that end a turn of a conversation: the EOS token, `end_ids`, and tokens with such a name."""
         own = () if self.eos_token_id is None else (self.eos_token_id,)
         return tuple(dict.fromkeys([*own, *self.end_ids, *turn_ends(self.added_ids)]))
 
@@ -319,7 +319,7 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """UTF-8 bytes of one token within a text, perhaps of a part of a character.
 
-        Those of a special token, which is no text, are its name's. An id without a token (a padded row of the model)
+        A special token's bytes are its name's. An id without a token (a padded row of the model)
         has none.
 
         Raises:
@@ -403,7 +403,7 @@ class StreamDecoder:
 
     One difference remains, outside byte-level tokenizers: if byte tokens of a SentencePiece vocabulary begin with whole
     characters and end in a broken one, `decode` replaces all of these bytes by U+FFFD, and the stream, which has
-    already emitted the whole characters, only those of the broken one.
+    already emitted the whole characters, only the broken one's.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int], hidden: frozenset[int]) -> None:

@@ -2,7 +2,7 @@
 
 Fine-tunes often have a template that ends a turn by a token of its own, `<|im_end|>`, and the base model's EOS in
 config.json. transformers' `generate` goes on there; llama.cpp goes by the names in `NAMES`, vLLM by the tokenizer's
-`eos_token`. Conversations here end at all of them, those of folders as those of GGUF files.
+`eos_token`. Conversations here end at all of them, with folders as with GGUF files.
 """
 
 from collections.abc import Mapping
