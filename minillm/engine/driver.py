@@ -89,11 +89,12 @@ class Driver:
             ParameterError, CacheFullError: as `StepLoop.check`, for any request.
             EngineStateError: as `turn`, or it is called from inside a step.
         """
+        loop = self.loop  # before the check: another thread may close the engine meanwhile
         self._turns.check()
         self._check_open()
         for request in requests:
-            self.loop.check(request)
-        return [self.loop.new_id() for _ in requests]
+            loop.check(request)
+        return [loop.new_id() for _ in requests]
 
     def queue(self, ids: Sequence[int], requests: Sequence[Request], mailboxes: Sequence[Mailbox]) -> None:
         """Queue requests by their numbers, each with what takes its events; in any thread, without a turn."""

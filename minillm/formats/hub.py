@@ -316,23 +316,24 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
 
 def _find_in_cache(repo_id: str, revision: str | None) -> Path | None:
-    """The cached snapshot of this revision if it has the configuration and all weights, or its one GGUF model."""
-    from huggingface_hub import snapshot_download
+    """The cached snapshot of this revision if it has the configuration and all weights, or its one GGUF model.
+
+    The client takes no snapshot for complete of which not all files were fetched, so the configuration is asked for.
+    """
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        folder = Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
+        config = try_to_load_from_cache(repo_id, "config.json", revision=revision)
     except HFValidationError as error:
         raise ModelNotFoundError(
             f"{repo_id!r:.100} is neither a folder nor a valid hub id: {_one_line(error)}"
         ) from error
-    except _client_errors():
-        return None
-    if (folder / "config.json").exists() and _has_weights(folder):
+    if isinstance(config, str) and _has_weights(folder := Path(config).parent):
         return folder
     try:
-        path = gguf_in(folder)
-    except CheckpointError:
+        path = gguf_in(Path(snapshot_download(repo_id, revision=revision, local_files_only=True)))
+    except (CheckpointError, *_client_errors()):
         return None
     complete = path is not None and all(path.with_name(name).is_file() for name in all_shards(path.name))
     return path if complete else None

@@ -228,13 +228,13 @@ def test_a_number_that_is_none_is_named_before_a_drawn_token_is_used(
     replays = device.replays
     model: Any = runner.model
     model.layers[1].mlp.up.data[3, 4] = bad
-    progress = dict(loop.step())
+    events = loop.step()
     assert device.replays > replays
-    failed = [piece for piece in progress.values() if piece.error is not None]
+    failed = [event for event in events if event.error is not None]
     assert failed  # of infinity ReLU makes 0 in a row where it is negative
-    for piece in failed:
-        assert piece.token_ids == ()
-        assert "NaN or infinity in layer 1, made by linear" in str(piece.error)
+    for event in failed:
+        assert event.token_ids == ()
+        assert "NaN or infinity in layer 1, made by linear" in str(event.error)
 
 
 class Allow:
