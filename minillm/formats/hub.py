@@ -331,9 +331,10 @@ def _find_in_cache(repo_id: str, revision: str | None) -> Path | None:
         ) from error
     if isinstance(config, str) and _has_weights(folder := Path(config).parent):
         return folder
+    errors: tuple[type[Exception], ...] = CheckpointError, *_client_errors()
     try:
         path = gguf_in(Path(snapshot_download(repo_id, revision=revision, local_files_only=True)))
-    except (CheckpointError, *_client_errors()):
+    except errors:
         return None
     complete = path is not None and all(path.with_name(name).is_file() for name in all_shards(path.name))
     return path if complete else None
