@@ -12,7 +12,7 @@ from minillm.backends.cuda.attention import store_kv
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.fusing import fuse
 from minillm.backends.cuda.kernels import Kernels, Launch
-from minillm.backends.cuda.linear import gemv
+from minillm.backends.cuda.linear import Product, linear
 from minillm.backends.cuda.rows import glu, layer_norm, rms_norm, rotary
 from minillm.backends.weights import Weight
 from minillm.batch import TokenSequence
@@ -84,7 +84,7 @@ class Step:
             rms_norm(kernels, self.x, self.gain, 1e-5, self.normed)
         else:
             layer_norm(kernels, self.x, self.gain, self.shift, 1e-5, self.normed)
-        gemv(kernels, self.normed, self.qkv, self.bias, self.y)
+        linear(kernels, Product(self.normed, self.qkv, self.bias, self.y))
         q, k, v = self.heads
         if rotation is not None:
             rotary(kernels, q, k, self, rotation, self.q_out, self.k_out)
@@ -93,7 +93,7 @@ class Step:
 
     def gate(self, kernels: Kernels) -> None:
         rms_norm(kernels, self.x, self.gain, 1e-5, self.normed)
-        gemv(kernels, self.normed, self.gate_up, None, self.wide)
+        linear(kernels, Product(self.normed, self.gate_up, None, self.wide))
         glu(kernels, self.wide, "silu", self.hidden)
 
     def results(self) -> list[Any]:
@@ -218,7 +218,7 @@ class TestNotFused:
 
     def test_a_residual_before_the_gate(self, emulator: Emulator) -> None:
         def with_residual(step: Step, kernels: Kernels) -> None:
-            gemv(kernels, step.normed, step.gate_up, None, step.wide, residual=step.wide.copy())
+            linear(kernels, Product(step.normed, step.gate_up, None, step.wide, residual=step.wide.copy()))
             glu(kernels, step.wide, "silu", step.hidden)
 
         assert self.names(Step("float32", 2), with_residual) == ["gemv_fma", "glu"]
