@@ -399,8 +399,31 @@ class Products:
         return "\n".join(lines)
 
 
+class ProductArguments(NamedTuple):
+    """The arguments that the kernels of gemv.cu and gemm.cu have in common; they come first."""
+
+    out: Any
+    x: Any
+    weight: Any
+    bias: Any
+    residual: Any
+    rows: np.int32
+    inputs: np.int32
+    outputs: np.int32
+    x_stride: np.int32
+    out_stride: np.int32
+    residual_stride: np.int32
+    activation: np.int32
+
+
+def split_arguments(args: tuple[Any, ...]) -> tuple[ProductArguments, tuple[Any, ...]]:
+    """The arguments of a product kernel: the common ones, and its own."""
+    common = len(ProductArguments._fields)
+    return ProductArguments(*args[:common]), args[common:]
+
+
 def _arguments(kernels: Kernels, product: Product) -> tuple[Any, ...]:
-    """The arguments of every product kernel, in order, for a matrix of 8 or 4 bits with its scales and offsets.
+    """`ProductArguments`, for a matrix of 8 or 4 bits with its scales and offsets.
 
     Asserts the shapes and types that the kernels expect.
     """
@@ -419,7 +442,8 @@ def _arguments(kernels: Kernels, product: Product) -> tuple[Any, ...]:
     assert kernels.storage in STORAGE and type_name(out.dtype) in (kernels.storage, "float32"), out.dtype
     pointers = (out, x, weight, or_null(product.bias), or_null(residual))
     strides = (row_stride(x), row_stride(out), 0 if residual is None else row_stride(residual))
-    return (*pointers, *int32s(rows, inputs, outputs, *strides, ACTIVATIONS[product.activation]), *more)
+    numbers = int32s(rows, inputs, outputs, *strides, ACTIVATIONS[product.activation])
+    return (*ProductArguments(*pointers, *numbers), *more)
 
 
 def _mma_outs(outputs: int) -> int:
