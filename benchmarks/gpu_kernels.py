@@ -1,6 +1,7 @@
 """The two ceilings, and each kernel alone in the shapes of a model, for `gpu.py`."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -175,7 +176,7 @@ class Bench:
                 x, out = self.normal(T, inputs), self.xp.empty((T, outputs), np.float16)
 
                 def multiply(weight: Quantized, x: Any = x, out: Any = out) -> Callable[[], object]:
-                    return lambda: linear.linear(self.kernels, x, weight, None, out)
+                    return partial(linear.linear, self.kernels, linear.Product(x, weight, None, out))
 
                 amounts = {"bytes": size + x.nbytes + out.nbytes, "flops": 2 * T * outputs * inputs}
                 yield self.figure(f"{name}, {T} rows, {form.name}", [*map(multiply, weights)], **amounts)
@@ -196,14 +197,11 @@ class Bench:
         (T, inputs), outputs = x.shape, out.shape[1]
         some = weights if max(self.sizes.batches) >= T else weights[:4]
 
-        def ours(weight: Any) -> Callable[[], object]:
-            return lambda: linear.linear(
-                self.kernels, x, weight, bias, out, activation=activation, residual=residual
-            )  # fmt: skip
-
+        products = [linear.Product(x, weight, bias, out, activation, residual) for weight in some]
         moved = NUMBER * (outputs * inputs + T * inputs) + out.nbytes + (0 if residual is None else residual.nbytes)
         amounts: dict[str, Any] = {"bytes": moved, "flops": 2 * T * outputs * inputs}
-        yield self.figure(f"{name}, {T} rows", [ours(weight) for weight in some], **amounts)
+        ours: list[Callable[[], object]] = [partial(linear.linear, self.kernels, product) for product in products]
+        yield self.figure(f"{name}, {T} rows", ours, **amounts)
         if T <= linear.FEW_ROWS or out.dtype != x.dtype:
             return
 
@@ -214,7 +212,7 @@ class Bench:
         seconds = [each / len(some) for each in self.clock.singly(library)]
         yield Figure("", "", f"{name}, {T} rows, by the library", **median_and_best(seconds), **amounts)
         if bias is not None or residual is not None or activation is not None:
-            finish = [lambda: linear.finish_product(self.kernels, bias, out, activation=activation, residual=residual)]
+            finish: list[Callable[[], object]] = [partial(linear.finish_product, self.kernels, products[0])]
             read = 2 * out.nbytes + (0 if residual is None else residual.nbytes)
             yield self.figure(f"{name}, {T} rows, what the library leaves", 4 * finish, bytes=read)
 

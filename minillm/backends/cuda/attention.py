@@ -225,6 +225,20 @@ def _gathered(pages: Any, wanted: tuple[int, ...], xp: Any) -> Any:
     return picked.transpose(1, 0, 2, 3).reshape(1, K, -1, D)  # -> [K, B, P, D] -> [1, K, B P, D]
 
 
+class StoreArguments(NamedTuple):
+    """The arguments of the kernel `store_kv`."""
+
+    keys: Any
+    values: Any
+    k: Any
+    v: Any
+    slots: Any
+    K: np.int32
+    pages: np.int32
+    k_stride: np.int32
+    v_stride: np.int32
+
+
 def store_kv(kernels: Kernels, k: Any, v: Any, keys: Any, values: Any, slots: Any) -> None:
     """Write each token's key and value into its slot.
 
@@ -242,7 +256,7 @@ def store_kv(kernels: Kernels, k: Any, v: Any, keys: Any, values: Any, slots: An
         return
     kernel = kernels.get("kv", "store_kv", HEAD_DIM=D, PAGE_SIZE=P)
     sizes = int32s(K, pages, row_stride(k), row_stride(v))
-    kernel((T, 2), (KV_THREADS,), (keys, values, k, v, slots, *sizes))
+    kernel((T, 2), (KV_THREADS,), StoreArguments(keys, values, k, v, slots, *sizes))
 
 
 def copy_positions(kernels: Kernels, keys: Any, values: Any, source: int, target: int, first: int, stop: int) -> None:

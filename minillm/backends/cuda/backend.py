@@ -29,7 +29,7 @@ from .batches import DeviceBatch
 from .choosing import CudaChooser
 from .device import WORKSPACE, Device
 from .kernels import Kernels, Launcher
-from .linear import ACTIVATIONS, Products, expand, linear
+from .linear import ACTIVATIONS, Product, Products, expand, linear
 from .memory import CudaMemory
 from .weights import CudaLoader, number_type
 
@@ -127,8 +127,9 @@ class CudaBackend(Recordable, Backend):
             return y if residual is None else self.xp.add(y, residual, out=y)
         dtype = np.float32 if weight.makes_logits else None
         out = self.memory.arena.take((len(x), weight.shape[0]), dtype)
-        added: dict[str, Any] = {"activation": activation, "residual": residual}
-        return self.products.linear(x, weight.data, weight.bias, out, **added, room=self.memory.workspace.splits)
+        room = self.memory.workspace.splits
+        self.products.linear(Product(x, weight.data, weight.bias, out, activation, residual, room))
+        return out
 
     @recorded
     def add_low_rank(self, y: Any, x: Any, parts: Any, *, activation: str | None = None, residual: Any = None) -> Any:
@@ -197,7 +198,7 @@ class CudaBackend(Recordable, Backend):
             experts.multiply(self.kernels, x, weight.data, routing, out)
             return out
         for i, (first, stop) in enumerate(pairwise(routing.starts.tolist())):
-            linear(self.kernels, x[first:stop], weight.data.matrices[i], None, out[first:stop])
+            linear(self.kernels, Product(x[first:stop], weight.data.matrices[i], None, out[first:stop]))
         return out
 
     @recorded

@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .attention import StoreArguments
 from .kernels import NULL, Kernels, Launch
+from .linear import ProductArguments, split_arguments
+from .rows import GluArguments, RotaryArguments
 
 PRODUCTS = {"gemv_fma": "fused_fma", "gemv_mma": "fused_mma"}
 MOST_ROWS = 16
@@ -24,25 +27,8 @@ OUTPUTS = {"rotary": 2, "scale_logits": 0, "route": 2, "sort_rows": 4}
 Address = Callable[[Any], int]
 
 
-class Product(NamedTuple):
-    """The arguments of gemv.cu, by name."""
-
-    out: Any
-    x: Any
-    weight: Any
-    bias: Any
-    residual: Any
-    rows: Any
-    inputs: Any
-    outputs: Any
-    x_stride: Any
-    out_stride: Any
-    residual_stride: Any
-    activation: Any
-
-
 class Ending(NamedTuple):
-    """The operations after a product, in the order of gemv_fused.cu's arguments; those not there are null or 0."""
+    """The arguments of gemv_fused.cu after those of gemv.cu: the operations that follow. Absent ones are null or 0."""
 
     gate_activation: Any = np.int32(0)
     keys: Any = NULL
@@ -70,11 +56,11 @@ def fuse(kernels: Kernels, launches: Sequence[Launch], results: Iterable[Any], a
         results: arrays that are read when the step has ended, or None
         address: of an array's first element, on the device
     """
-    reads = _Reads(launches, [one for one in results if one is not None], address)
+    reads = _Reads(launches, [array for array in results if array is not None], address)
     fused, i = [], 0
     while i < len(launches):
-        one, count = _product(kernels, launches, i, reads)
-        fused.append(one)
+        launch, count = _product(kernels, launches, i, reads)
+        fused.append(launch)
         i += count
     return fused
 
@@ -84,63 +70,70 @@ def _product(kernels: Kernels, launches: Sequence[Launch], i: int, reads: "_Read
     launch = launches[i]
     if launch.name not in PRODUCTS or launch.constants["ROWS"] > MOST_ROWS:
         return launch, 1
-    product = Product(*launch.args[:12])
+    product, more = split_arguments(launch.args)
     ending, constants, out, count = _ending(product, launches, i, reads)
-    product = product._replace(out=out, out_stride=_stride(out))
-    if not count or any(reads.overlap(out, one) for one in (product.x, product.weight)):
+    if not count or any(reads.overlap(out, array) for array in (product.x, product.weight)):
         return launch, 1
+    product = product._replace(out=out, out_stride=_stride(out))
     constants = launch.constants | constants
     grid = launch.grid
-    more = launch.args[12:]  # splits of gemv_fma; scales and offsets of a matrix of 8 or 4 bits
     if constants["OUTS"] == 1:  # a pair is one warp's
+        (splits,) = more  # of gemv_fma
         constants["OUTS"] = 2
-        grid = (-(-int(product.outputs) // (8 // int(more[0]))),)
+        grid = (-(-int(product.outputs) // (8 // int(splits))),)
     name = PRODUCTS[launch.name]
     kernel = kernels.get("gemv_fused", name, **constants)
     return Launch(name, constants, kernel, grid, launch.block, (*product, *ending, *more), 0), count + 1
 
 
 def _ending(
-    product: Product, launches: Sequence[Launch], at: int, reads: "_Reads"
+    product: ProductArguments, launches: Sequence[Launch], at: int, reads: "_Reads"
 ) -> tuple[Ending, dict[str, int], Any, int]:
     """The launches after product `at` as its ending: arguments, constants, the array of the result, their number."""
     nothing: tuple[Ending, dict[str, int], Any, int] = Ending(), {}, product.out, 0
-    following = [launch.name for launch in launches[at + 1 : at + 3]]
     if product.residual is not NULL or product.activation != 0 or product.out.dtype != product.x.dtype:
         return nothing
-    if following[:1] == ["glu"]:
-        out, x, F, x_stride, activation = launches[at + 1].args
-        whole = reads.address(x) == reads.address(product.out) and _alike(product, x_stride)
-        if whole and product.outputs == 2 * F and not reads.after(at + 1, product.out):
-            return Ending(gate_activation=activation), {"GATED": 1}, out, 1
+    first, second = [*(launch.args for launch in launches[at + 1 : at + 3]), (), ()][:2]
+    if isinstance(first, GluArguments):
+        (activation,) = _all_but(first, "out", "x", "F", "x_stride").values()
+        whole = reads.address(first.x) == reads.address(product.out) and _alike(product, first.x_stride)
+        if whole and product.outputs == 2 * first.F and not reads.after(at + 1, product.out):
+            return Ending(gate_activation=activation), {"GATED": 1}, first.out, 1
         return nothing
-    rotary = launches[at + 1].args if following[:1] == ["rotary"] else None
-    count = 1 if rotary is None else 2
-    if following[count - 1 : count] != ["store_kv"]:
+    rotary = first if isinstance(first, RotaryArguments) else None
+    store, count = (first, 1) if rotary is None else (second, 2)
+    if not isinstance(store, StoreArguments):
         return nothing
-    store = launches[at + count]
-    keys, values, k, v, slots, K, pages, _, v_stride = store.args
-    D, stored = store.constants["HEAD_DIM"], store.constants
-    H = int(product.outputs) // D - 2 * int(K)
-    part = product.out.dtype.itemsize * D
-    begins = reads.address(product.out)
-    parts = [begins, begins + H * part, begins + (H + int(K)) * part]
-    read = [k if rotary is None else rotary[3], v]
-    if D % 2 or H <= 0 or [reads.address(one) for one in read] != parts[1:] or not _alike(product, v_stride):
+    D, P = (launches[at + count].constants[name] for name in ("HEAD_DIM", "PAGE_SIZE"))
+    K = int(store.K)
+    H = int(product.outputs) // D - 2 * K
+    head = product.out.dtype.itemsize * D
+    q_at = reads.address(product.out)
+    k_at, v_at = q_at + H * head, q_at + (H + K) * head
+    k = store.k if rotary is None else rotary.k
+    if D % 2 or H <= 0 or reads.address(k) != k_at or reads.address(store.v) != v_at:
         return nothing
-    constants = {"STORES": 1, "HEAD_DIM": D, "PAGE_SIZE": stored["PAGE_SIZE"]}
-    ending = Ending(keys=keys, values=values, slots=slots, H=np.int32(H), K=K, pages=pages)
+    if not _alike(product, store.v_stride):
+        return nothing
+    constants = {"STORES": 1, "HEAD_DIM": D, "PAGE_SIZE": P}
+    ending = Ending(H=np.int32(H), **_all_but(store, "k", "v", "k_stride", "v_stride"))
     if rotary is None:
         return nothing if reads.after(at + 1, product.out, H * D) else (ending, constants, product.out, 1)
-    q_out, k_out, q, _, positions, frequencies, text_lens, query_starts, N = rotary[:9]
-    half, scale, factor, original = rotary[12], *rotary[15:]
-    if reads.address(q) != parts[0] or reads.address(k_out) != reads.address(k):
+    if reads.address(rotary.q) != q_at or reads.address(rotary.k_out) != reads.address(store.k):
         return nothing
-    if reads.after(at + 2, product.out) or reads.after(at + 2, k_out):
+    if reads.after(at + 2, product.out) or reads.after(at + 2, rotary.k_out):
         return nothing
-    ending = ending._replace(positions=positions, frequencies=frequencies, text_lens=text_lens)
-    ending = ending._replace(query_starts=query_starts, N=N, scale=scale, factor=factor, original=original)
-    return ending, constants | {"ROTATED": int(half)}, q_out, 2
+    layout = "q_out", "k_out", "q", "k", "H", "K", "D", "half", "q_stride", "k_stride"
+    ending = ending._replace(**_all_but(rotary, *layout))
+    return ending, constants | {"ROTATED": int(rotary.half)}, rotary.q_out, 2
+
+
+def _all_but(arguments: NamedTuple, *names: str) -> dict[str, Any]:
+    """The arguments of a kernel but those named, for an `Ending`, which raises for one that it does not have.
+
+    So an argument that a kernel newly takes is not forgotten here.
+    """
+    return {name: value for name, value in arguments._asdict().items() if name not in names}
 
 
 class _Reads:
@@ -184,7 +177,7 @@ class _Reads:
         return start, start + span + array.dtype.itemsize if array.size else start
 
 
-def _alike(product: Product, stride: Any) -> bool:
+def _alike(product: ProductArguments, stride: Any) -> bool:
     """Whether rows of a view lie as far apart as those of the product; of one row the stride says nothing."""
     return bool(product.rows == 1 or stride == product.out_stride)
 

@@ -6,7 +6,7 @@ Nothing here imports cupy.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -31,7 +31,7 @@ class Kernel(Protocol):
     max_dynamic_shared_size_bytes: int
 
     def __call__(
-        self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], *, shared_mem: int = 0
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], *, shared_mem: int = 0
     ) -> None:
         """Launch. Arrays pass their address; every number is a NumPy scalar of exactly the kernel's type."""
 
@@ -60,7 +60,8 @@ class Launch(NamedTuple):
     kernel: Kernel
     grid: tuple[int, ...]
     block: tuple[int, ...]
-    args: Sequence[Any]
+    args: tuple[Any, ...]
+    """In the kernel's order; a NamedTuple if `fusing.py` reads them"""
     shared_mem: int
 
     def __call__(self) -> None:
@@ -77,9 +78,9 @@ class _Collecting:
         self.max_dynamic_shared_size_bytes = kernel.max_dynamic_shared_size_bytes
 
     def __call__(
-        self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], *, shared_mem: int = 0
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], *, shared_mem: int = 0
     ) -> None:
-        self._note(Launch(*self._what, grid, block, tuple(args), shared_mem))
+        self._note(Launch(*self._what, grid, block, args, shared_mem))
 
 
 class Kernels:

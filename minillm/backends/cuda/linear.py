@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,53 +69,49 @@ WGMMA_SHARED = 192 * 1024
 """Bytes of shared memory of one of its blocks."""
 
 
-def linear(
-    kernels: Kernels,
-    x: Any,
-    weight: Any,
-    bias: Any | None,
-    out: Any,
-    *,
-    activation: str | None = None,
-    residual: Any | None = None,
-    room: Room | None = None,
-) -> Any:
-    """y = activation(x W^T + b) + residual, by our kernels.
+class Product(NamedTuple):
+    """The product y = activation(x W^T + b) + residual, with the array for its result."""
 
-    Args:
-        kernels: compiled for the type of x and weight
-        x: [T, in]; the row stride may be larger than `in`
-        weight: [out, in], contiguous
-        bias: [out] float32, or None
-        out: [T, out], of x's type or float32, filled and returned; the row stride may be larger
-        activation: a name in `ACTIVATIONS`, or None
-        residual: [T, out] of x's type, or None; not changed, so it must not be `out`
-        room: gives scratch memory, with which several blocks may share a tile of up to SPLIT_ROWS rows
-    """
-    if isinstance(weight, Quantized) or len(x) <= MOST_ROWS[kernels.storage]:
-        return gemv(kernels, x, weight, bias, out, activation=activation, residual=residual)
-    return gemm(kernels, x, weight, bias, out, activation=activation, residual=residual, room=room)
+    x: Any
+    """[T, in]; the row stride may be larger than `in`"""
+    weight: Any
+    """[out, in], contiguous: an array of x's type, or `Quantized`"""
+    bias: Any | None
+    """[out] float32"""
+    out: Any
+    """[T, out], of x's type or float32, to be filled; the row stride may be larger than `out`"""
+    activation: str | None = None
+    """A name in `ACTIVATIONS`"""
+    residual: Any | None = None
+    """[T, out] of x's type; not changed, so it must not be `out`"""
+    room: Room | None = None
+    """Gives scratch memory, with which several blocks may share a tile of up to SPLIT_ROWS rows"""
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """The macros that the types of the arrays take, in every product kernel."""
+        macros = integer_constants(self.weight) if isinstance(self.weight, Quantized) else {}
+        return macros if self.out.dtype == self.x.dtype else {**macros, "FLOAT_OUT": 1}
 
 
-def gemv(
-    kernels: Kernels,
-    x: Any,
-    weight: Any,
-    bias: Any | None,
-    out: Any,
-    *,
-    activation: str | None = None,
-    residual: Any | None = None,
-) -> Any:
-    """`linear` for at most MOST_ROWS rows, or for a matrix of 8 or 4 bits."""
-    rows, outputs = out.shape
-    if isinstance(weight, Quantized):
-        return _integer_gemv(kernels, x, weight, bias, out, activation, residual)
+def linear(kernels: Kernels, product: Product) -> None:
+    """Compute a product by our kernels, which are those for the type of x."""
+    if product.out.size == 0:
+        return
+    if isinstance(product.weight, Quantized):
+        integer_gemv(kernels, product)
+    elif len(product.x) <= MOST_ROWS[kernels.storage]:
+        gemv(kernels, product)
+    else:
+        gemm(kernels, product)
+
+
+def gemv(kernels: Kernels, product: Product) -> None:
+    """Compute a product of at most MOST_ROWS rows."""
+    rows, outputs = product.out.shape
     assert rows <= MOST_ROWS[kernels.storage], f"{rows} rows of {kernels.storage}, and gemv takes {MOST_ROWS}"
-    if not (rows and outputs):
-        return out
-    args = _arguments(kernels, x, weight, bias, out, activation, residual)
-    constants = {"ROWS": _power_of_two(rows), **_float_out(x, out)}
+    args = _arguments(kernels, product)
+    constants = {"ROWS": _power_of_two(rows), **product.macros}
     if kernels.storage == "float32" or rows <= 4:
         outs, splits = _fma_shape(constants["ROWS"], outputs)
         kernel = kernels.get("gemv", "gemv_fma", OUTS=outs, **constants)
@@ -125,58 +121,25 @@ def gemv(
         outs = _mma_outs(outputs)
         kernel = kernels.get("gemv", "gemv_mma", OUTS=outs, **constants)
         kernel((_ceil(outputs, outs),), (256,), args)
-    return out
 
 
-def _integer_gemv(
-    kernels: Kernels,
-    x: Any,
-    matrix: Quantized,
-    bias: Any | None,
-    out: Any,
-    activation: str | None,
-    residual: Any | None,
-) -> Any:
-    """`linear` by tensor cores for a matrix of 8 or 4 bits, which is read once for each 64 rows."""
-    rows, outputs = out.shape
-    if not (rows and outputs):
-        return out
-    if rows <= 4:
-        shape = integer_shape(matrix, rows)
-        return integer_gemv(kernels, x, matrix, bias, out, *shape, activation=activation, residual=residual)
-    most, kind = min(max(_power_of_two(rows), 8), 64), integer_constants(matrix)
-    widest, sums = (16, 512) if kind["OFFSETS"] == 16 else (32, 1024)  # of a warp; more would not fit in registers
-    constants = {"ROWS": most, "OUTS": min(_mma_outs(outputs), widest, sums // most)}
-    args = _arguments(kernels, x, matrix, bias, out, activation, residual)
-    kernel = kernels.get("gemv", "gemv_mma", **constants, **kind, **_float_out(x, out))
-    blocks = _ceil(outputs, constants["OUTS"]), _ceil(rows, constants["ROWS"])
-    kernel(blocks, (256,), (*args, matrix.scales, or_null(matrix.offsets)))
-    return out
+def integer_gemv(kernels: Kernels, product: Product, shape: tuple[int, int] | None = None) -> None:
+    """Compute a product with a matrix of 8 or 4 bits by tensor cores; the matrix is read once for each 64 rows.
 
-
-def integer_gemv(
-    kernels: Kernels,
-    x: Any,
-    matrix: Quantized,
-    bias: Any | None,
-    out: Any,
-    splits: int,
-    steps: int,
-    *,
-    activation: str | None = None,
-    residual: Any | None = None,
-) -> Any:
-    """`linear` of at most 4 rows for a matrix of 8 or 4 bits, with the SPLITS and STEPS that are given.
-
-    `splits`: warps of a block; `steps`: 16-byte pieces of a row of W in flight, by lane.
+    `shape`: SPLITS (warps of a block) and STEPS (16-byte pieces of a row of W in flight, by lane) for 1 to 4 rows;
+    those of `integer_shape` where it is None.
     """
-    rows, outputs = out.shape
-    assert 0 < rows <= 4, rows
-    constants = {"ROWS": _power_of_two(rows), "OUTS": 16, "SPLITS": splits, "STEPS": steps}
-    args = _arguments(kernels, x, matrix, bias, out, activation, residual)
-    kernel = kernels.get("gemv", "gemv_mma", **constants, **integer_constants(matrix), **_float_out(x, out))
-    kernel((_ceil(outputs, 16), 1), (32 * splits,), (*args, matrix.scales, or_null(matrix.offsets)))
-    return out
+    (rows, outputs), macros, warps = product.out.shape, product.macros, 8
+    if rows <= 4:
+        warps, steps = shape or integer_shape(product.weight, rows)
+        constants = {"ROWS": _power_of_two(rows), "OUTS": 16, "SPLITS": warps, "STEPS": steps}
+    else:
+        most = min(max(_power_of_two(rows), 8), 64)
+        widest, sums = (16, 512) if macros["OFFSETS"] == 16 else (32, 1024)  # of a warp; registers hold no more
+        constants = {"ROWS": most, "OUTS": min(_mma_outs(outputs), widest, sums // most)}
+    kernel = kernels.get("gemv", "gemv_mma", **constants, **macros)
+    blocks = _ceil(outputs, constants["OUTS"]), _ceil(rows, constants["ROWS"])
+    kernel(blocks, (32 * warps,), _arguments(kernels, product))
 
 
 def integer_shape(matrix: Quantized, rows: int) -> tuple[int, int]:
@@ -253,27 +216,18 @@ def expand(
 
 def gemm(
     kernels: Kernels,
-    x: Any,
-    weight: Any,
-    bias: Any | None,
-    out: Any,
+    product: Product,
     *,
-    activation: str | None = None,
-    residual: Any | None = None,
     version: str | None = None,
     tile: tuple[int, int] | None = None,
     splits: int | None = None,
-    room: Room | None = None,
-) -> Any:
-    """`linear` for any number of rows.
+) -> None:
+    """Compute a product of any number of rows.
 
     `version` ("naive", "tiled", "mma" or "wgmma"), `tile` (one of `TILES` or `WGMMA_TILES`) and `splits` (blocks that
     share a tile, which takes `room`) are chosen by type, device and shape where they are None.
     """
-    (rows, outputs), inputs = out.shape, x.shape[1]
-    if not (rows and outputs):
-        return out
-    args = _arguments(kernels, x, weight, bias, out, activation, residual)
+    (rows, outputs), inputs, room = product.out.shape, product.x.shape[1], product.room
     if version is None:
         tensor_cores = "wgmma" if kernels.has("gemm_wgmma") else "mma"
         version = "tiled" if kernels.storage == "float32" else tensor_cores
@@ -286,11 +240,11 @@ def gemm(
     if splits > 1:
         assert room is not None, "blocks that share a tile need room for their sums"
         scratch = room(tiles[0] * tiles[1] * splits * tile_rows * tile_outs, tiles[0] * tiles[1])
-    constants = {"TILE_OUTS": tile_outs, **_float_out(x, out)}
+    args, constants = _arguments(kernels, product), {"TILE_OUTS": tile_outs, **product.macros}
     if version == "wgmma":
         kernel = kernels.get("gemm_wgmma", "gemm_wgmma", shared_mem=WGMMA_SHARED, **constants)
         kernel((*tiles, splits), (256,), (*args, *scratch), shared_mem=WGMMA_SHARED)
-        return out
+        return
     constants["TILE_ROWS"] = tile_rows
     shared = 4 * (tile_rows + tile_outs) * 64 if version == "mma" else 0
     kernel = kernels.get("gemm", f"gemm_{version}", shared_mem=shared, **constants)
@@ -298,25 +252,19 @@ def gemm(
         kernel((*tiles, splits), (128,), (*args, *scratch), shared_mem=shared)
     else:
         kernel((_ceil(rows, 8), _ceil(outputs, 32)) if version == "naive" else tiles, (256,), args)
-    return out
 
 
-def finish_product(
-    kernels: Kernels, bias: Any | None, out: Any, *, activation: str | None = None, residual: Any | None = None
-) -> Any:
-    """out = activation(out + b) + residual, in place: the epilogue of a library's product.
-
-    Args: as for `linear`, but `out` [T, out] holds x W^T, in the type of the kernels.
-    """
+def finish_product(kernels: Kernels, product: Product) -> None:
+    """out = activation(out + b) + residual, in place: the epilogue of a library's product, of x's type."""
+    out, residual = product.out, product.residual
+    if out.size == 0 or (product.bias is None and product.activation is None and residual is None):
+        return
     rows, outputs = out.shape
-    if not (rows and outputs) or (bias is None and activation is None and residual is None):
-        return out
-    pointers = (out, or_null(bias), or_null(residual))
-    numbers = (outputs, row_stride(out), 0 if residual is None else row_stride(residual), ACTIVATIONS[activation])
+    stride = 0 if residual is None else row_stride(residual)
+    numbers = int32s(outputs, row_stride(out), stride, ACTIVATIONS[product.activation])
     kernel = kernels.get("gemm", "finish_product", TILE_ROWS=TILES[0][0], TILE_OUTS=TILES[0][1])
     vector = 16 // out.dtype.itemsize
-    kernel((rows, _ceil(outputs, vector * 128)), (128,), (*pointers, *int32s(*numbers)))
-    return out
+    kernel((rows, _ceil(outputs, vector * 128)), (128,), (out, or_null(product.bias), or_null(residual), *numbers))
 
 
 Multiply = Callable[[Any, Any, Any], None]
@@ -370,6 +318,10 @@ class Products:
         self._only_ours = False
         self._empty = empty
         self._expanded: Any = None
+        self._implementations: dict[str, Callable[[Product], None]] = {
+            "ours": partial(linear, kernels),
+            "library": self._by_library,
+        }
 
     @property
     def nbytes(self) -> int:
@@ -388,67 +340,54 @@ class Products:
         finally:
             self._only_ours = before
 
-    def linear(
-        self,
-        x: Any,
-        weight: Any,
-        bias: Any | None,
-        out: Any,
-        *,
-        activation: str | None = None,
-        residual: Any | None = None,
-        room: Room | None = None,
-    ) -> Any:
-        """y = activation(x W^T + b) + residual; arguments and result as those of the function `linear`."""
-        added: dict[str, Any] = {"activation": activation, "residual": residual}
+    def linear(self, product: Product) -> None:
+        """Compute a product by the fastest implementation."""
+        x, weight = product.x, product.weight
+        if isinstance(weight, Quantized) and len(x) > INTEGER_ROWS and self._empty is not None:
+            self._by_parts(product, self._empty)
+        elif (
+            isinstance(weight, Quantized)
+            or self._timer is None
+            or self._only_ours
+            or len(x) <= FEW_ROWS
+            or product.out.dtype != x.dtype  # the library has no product of 16-bit inputs with float outputs
+        ):
+            linear(self._kernels, product)
+        else:
+            shape = (_power_of_two(len(x)), *weight.shape)
+            if shape not in self.timings:
+                times = {name: self._timer(partial(run, product)) for name, run in self._implementations.items()}
+                self.timings[shape] = Timing(len(x), times)
+            self._implementations[self.timings[shape].chosen](product)
 
-        def by(name: str) -> Any:
-            if name == "ours":
-                return linear(self._kernels, x, weight, bias, out, **added, room=room)
-            assert self._multiply is not None
-            self._multiply(x, weight, out)
-            return finish_product(self._kernels, bias, out, **added)
+    def _by_library(self, product: Product) -> None:
+        assert self._multiply is not None
+        self._multiply(product.x, product.weight, product.out)
+        finish_product(self._kernels, product)
 
-        if isinstance(weight, Quantized):
-            if len(x) <= INTEGER_ROWS or self._empty is None:
-                return by("ours")
-            return self._by_parts(x, weight, bias, out, activation, residual, room)
-        if self._timer is None or self._only_ours or len(x) <= FEW_ROWS or out.dtype != x.dtype:
-            return by("ours")  # the library has no product of 16-bit inputs with float outputs
-        shape = (_power_of_two(len(x)), *weight.shape)
-        if shape not in self.timings:
-            times = {name: self._timer(partial(by, name)) for name in ("ours", "library")}
-            self.timings[shape] = Timing(len(x), times)
-        return by(self.timings[shape].chosen)
-
-    def _by_parts(
-        self,
-        x: Any,
-        matrix: Quantized,
-        bias: Any | None,
-        out: Any,
-        activation: str | None,
-        residual: Any | None,
-        room: Room | None,
-    ) -> Any:
-        """`linear` with as many rows of a matrix at a time as there is room to expand."""
-        assert self._empty is not None
+    def _by_parts(self, product: Product, empty: Callable[[int], Any]) -> None:
+        """Compute a product with as many rows of a matrix of 8 or 4 bits at a time as there is room to expand."""
         if self._expanded is None:
-            self._expanded = self._empty(EXPANDED)  # and never another: recorded steps hold its address
+            self._expanded = empty(EXPANDED)  # and never another: recorded steps hold its address
+        matrix, bias, residual = product.weight, product.bias, product.residual
         outputs, inputs = matrix.shape
         most = EXPANDED // inputs
         assert most, f"a row of {inputs} numbers is longer than {EXPANDED}"
         for first in range(0, outputs, most):
-            part = slice(first, min(first + most, outputs))
-            expanded = self._expanded[: (part.stop - first) * inputs].reshape(-1, inputs)  # [n] -> [part, in]
-            expand(self._kernels, matrix.each(lambda array, part=part: array[part]), expanded)  # type: ignore[misc]
-            added = {"activation": activation, "residual": None if residual is None else residual[:, part]}
-            self.linear(x, expanded, None if bias is None else bias[part], out[:, part], **added, room=room)
-        return out
+            rows = slice(first, min(first + most, outputs))
+            expanded = self._expanded[: (rows.stop - first) * inputs].reshape(-1, inputs)  # [n] -> [rows, in]
+            expand(self._kernels, matrix.each(lambda array, rows=rows: array[rows]), expanded)
+            columns = product._replace(
+                weight=expanded,
+                bias=None if bias is None else bias[rows],
+                out=product.out[:, rows],
+                residual=None if residual is None else residual[:, rows],
+            )
+            self.linear(columns)
 
     def table(self) -> str:
         """The measured times as text: a line for each shape, with all times and the rate of the fastest one."""
-        names = ("ours", "library")
+        names = tuple(self._implementations)
         columns = " ".join(f"{name + ' us':>10}" for name in names)
         lines = [f"{'rows':>6} {'out':>6} {'in':>6} {columns} {'TFLOP/s':>8}  chosen"]
         for (_, outputs, inputs), timing in sorted(self.timings.items()):
@@ -460,13 +399,40 @@ class Products:
         return "\n".join(lines)
 
 
-def _arguments(
-    kernels: Kernels, x: Any, weight: Any, bias: Any | None, out: Any, activation: str | None, residual: Any | None
-) -> tuple[Any, ...]:
-    """The arguments of every product kernel, in order; asserts the shapes and types it expects."""
+class ProductArguments(NamedTuple):
+    """The arguments that the kernels of gemv.cu and gemm.cu have in common; they come first."""
+
+    out: Any
+    x: Any
+    weight: Any
+    bias: Any
+    residual: Any
+    rows: np.int32
+    inputs: np.int32
+    outputs: np.int32
+    x_stride: np.int32
+    out_stride: np.int32
+    residual_stride: np.int32
+    activation: np.int32
+
+
+def split_arguments(args: tuple[Any, ...]) -> tuple[ProductArguments, tuple[Any, ...]]:
+    """The arguments of a product kernel: the common ones, and its own."""
+    common = len(ProductArguments._fields)
+    return ProductArguments(*args[:common]), args[common:]
+
+
+def _arguments(kernels: Kernels, product: Product) -> tuple[Any, ...]:
+    """`ProductArguments`, for a matrix of 8 or 4 bits with its scales and offsets.
+
+    Asserts the shapes and types that the kernels expect.
+    """
+    x, weight, out, residual = product.x, product.weight, product.out, product.residual
     (rows, inputs), outputs = x.shape, weight.shape[0]
     assert weight.shape == (outputs, inputs) and out.shape == (rows, outputs), (x.shape, weight.shape, out.shape)
+    more: tuple[Any, ...] = ()
     if isinstance(weight, Quantized):
+        more = weight.scales, or_null(weight.offsets)
         weight = weight.values.view(np.uint8)
         assert weight.flags.c_contiguous, "weight is not contiguous"
     else:
@@ -474,18 +440,15 @@ def _arguments(
         assert weight.dtype == x.dtype, (weight.dtype, x.dtype)
     assert type_name(x.dtype) == kernels.storage and (residual is None or residual.dtype == x.dtype), x.dtype
     assert kernels.storage in STORAGE and type_name(out.dtype) in (kernels.storage, "float32"), out.dtype
-    pointers = (out, x, weight, or_null(bias), or_null(residual))
+    pointers = (out, x, weight, or_null(product.bias), or_null(residual))
     strides = (row_stride(x), row_stride(out), 0 if residual is None else row_stride(residual))
-    return (*pointers, *int32s(rows, inputs, outputs, *strides, ACTIVATIONS[activation]))
+    numbers = int32s(rows, inputs, outputs, *strides, ACTIVATIONS[product.activation])
+    return (*ProductArguments(*pointers, *numbers), *more)
 
 
 def _mma_outs(outputs: int) -> int:
     """OUTS of gemv_mma: the most that still occupies two thirds of the processors."""
     return next((outs for outs in (32, 16) if outputs >= outs * PROCESSORS * 2 // 3), 8)
-
-
-def _float_out(x: Any, out: Any) -> dict[str, int]:
-    return {} if out.dtype == x.dtype else {"FLOAT_OUT": 1}
 
 
 def _fma_shape(rows: int, outputs: int) -> tuple[int, int]:

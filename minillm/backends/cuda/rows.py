@@ -5,7 +5,7 @@ Their sources are `kernels/cuda/embed.cu`, `norm.cu`, `rotary.cu`, `glu.cu` and 
 Results are contiguous; inputs may have a larger row stride. Nothing is launched for zero rows.
 """
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -105,6 +105,16 @@ def rms_norm(kernels: Kernels, x: Any, gain: Any | None, epsilon: float, out: An
     _norm(kernels, "rms_norm", x, (or_null(gain), or_null(residual)), epsilon, out)
 
 
+class GluArguments(NamedTuple):
+    """The arguments of the kernel `glu`."""
+
+    out: Any
+    x: Any
+    F: np.int32
+    x_stride: np.int32
+    activation: np.int32
+
+
 def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
     """out = activation(gate) * up.
 
@@ -119,7 +129,7 @@ def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
         return
     vectors = -(-F // _vector(out))
     threads = min(MOST_THREADS, _warps(vectors))
-    args = (out, x, *int32s(F, row_stride(x), ACTIVATIONS[activation]))
+    args = GluArguments(out, x, *int32s(F, row_stride(x), ACTIVATIONS[activation]))
     kernels.get("glu", "glu")((T, -(-vectors // threads)), (threads,), args)
 
 
@@ -148,6 +158,29 @@ class TokenPositions(Protocol):
         """[N + 1]: sequence i owns the rows query_starts[i] : query_starts[i + 1]"""
 
 
+class RotaryArguments(NamedTuple):
+    """The arguments of the kernel `rotary`."""
+
+    q_out: Any
+    k_out: Any
+    q: Any
+    k: Any
+    positions: Any
+    frequencies: Any
+    text_lens: Any
+    query_starts: Any
+    N: np.int32
+    H: np.int32
+    K: np.int32
+    D: np.int32
+    half: np.int32
+    q_stride: np.int32
+    k_stride: np.int32
+    scale: np.float32
+    factor: np.float64
+    original: np.int32
+
+
 def rotary(kernels: Kernels, q: Any, k: Any, batch: TokenPositions, rotation: Rotation, q_out: Any, k_out: Any) -> None:
     """Rotate queries and keys by their positions, in one launch (`reference.rotary`).
 
@@ -171,9 +204,9 @@ def rotary(kernels: Kernels, q: Any, k: Any, batch: TokenPositions, rotation: Ro
     arrays = (q_out, k_out, q, k, batch.positions, frequencies, *texts)
     sizes = int32s(N, H, k.shape[1], D, half, row_stride(q), row_stride(k))
     factor, original = (0.0, short or 0) if stretch is None else (stretch.factor, stretch.original)
-    numbers = np.float32(rotation.scale), np.float64(factor), np.int32(original)
+    numbers: Any = np.float32(rotation.scale), np.float64(factor), np.int32(original)
     kernel = kernels.get("rotary", "rotary", shared_mem=shared)
-    kernel((T,), (ROTARY_THREADS,), (*arrays, *sizes, *numbers), shared_mem=shared)
+    kernel((T,), (ROTARY_THREADS,), RotaryArguments(*arrays, *sizes, *numbers), shared_mem=shared)
 
 
 def norm_vectors(E: int, vector: int) -> int:

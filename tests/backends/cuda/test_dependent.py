@@ -16,7 +16,7 @@ from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.dependent import WAITING, Driver, begins_early, check_architecture, has_dependent_launches
 from minillm.backends.cuda.device import CupyDevice
 from minillm.backends.cuda.kernels import NULL, Kernels, Launch
-from minillm.backends.cuda.linear import gemm, gemv
+from minillm.backends.cuda.linear import Product, gemm, gemv
 from minillm.backends.cuda.rows import embed, glu, layer_norm, rms_norm, scale_logits
 from minillm.batch import TokenSequence
 from minillm.errors import DeviceError
@@ -214,16 +214,16 @@ def test_other_kernels_of_larger_steps_wait_too() -> None:
     embed(half, table, ids, x)
     layer_norm(half, x, gain, gain, 1e-5, y)
     rms_norm(half, y, gain, 1e-5, x, y)
-    gemv(half, x[:3], weight, gain, y[:3], residual=out[:3])
-    gemv(half, x[:30], weight, gain, y[:30], residual=out[:30])
-    gemm(half, y, weight, gain, out, room=room)
+    gemv(half, Product(x[:3], weight, gain, y[:3], residual=out[:3]))
+    gemv(half, Product(x[:30], weight, gain, y[:30], residual=out[:30]))
+    gemm(half, Product(y, weight, gain, out, room=room))
     store_kv(half, out.reshape(40, 3, 8), y.reshape(40, 3, 8), keys, values, slots)
     glu(half, wide, "silu", out)
     scale_logits(half, logits, 2.0, 3.0)
     stack = low_rank.Stack(*(random(2, 3, 24, dtype=np.float32) for _ in range(2)), np.array([3, 2], np.int32))
     low_rank.add_low_rank(half, out, y, stack, ids % 2, np.empty((40, 3), np.float32), x)
     embed(kernels["float32"], table.astype(np.float32), ids, single["x"])
-    gemm(kernels["float32"], single["x"], single["weight"], gain, single["out"])
+    gemm(kernels["float32"], Product(single["x"], single["weight"], gain, single["out"]))
 
 
 def test_what_begins_early_is_told_by_its_name() -> None:

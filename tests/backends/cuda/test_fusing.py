@@ -1,6 +1,7 @@
 """Fused launches: the same bits as the plain kernels, and only where nobody else reads what is between."""
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,12 +9,12 @@ import numpy as np
 import pytest
 
 from minillm.backends.cuda import memory
-from minillm.backends.cuda.attention import store_kv
+from minillm.backends.cuda.attention import StoreArguments, store_kv
 from minillm.backends.cuda.backend import CudaBackend
-from minillm.backends.cuda.fusing import fuse
-from minillm.backends.cuda.kernels import Kernels, Launch
-from minillm.backends.cuda.linear import gemv
-from minillm.backends.cuda.rows import glu, layer_norm, rms_norm, rotary
+from minillm.backends.cuda.fusing import Ending, fuse
+from minillm.backends.cuda.kernels import NULL, Kernels, Launch, kernel_folder
+from minillm.backends.cuda.linear import Product, ProductArguments, linear
+from minillm.backends.cuda.rows import GluArguments, RotaryArguments, glu, layer_norm, rms_norm, rotary
 from minillm.backends.weights import Weight
 from minillm.batch import TokenSequence
 from minillm.reference.quantize import quantize
@@ -84,7 +85,7 @@ class Step:
             rms_norm(kernels, self.x, self.gain, 1e-5, self.normed)
         else:
             layer_norm(kernels, self.x, self.gain, self.shift, 1e-5, self.normed)
-        gemv(kernels, self.normed, self.qkv, self.bias, self.y)
+        linear(kernels, Product(self.normed, self.qkv, self.bias, self.y))
         q, k, v = self.heads
         if rotation is not None:
             rotary(kernels, q, k, self, rotation, self.q_out, self.k_out)
@@ -93,7 +94,7 @@ class Step:
 
     def gate(self, kernels: Kernels) -> None:
         rms_norm(kernels, self.x, self.gain, 1e-5, self.normed)
-        gemv(kernels, self.normed, self.gate_up, None, self.wide)
+        linear(kernels, Product(self.normed, self.gate_up, None, self.wide))
         glu(kernels, self.wide, "silu", self.hidden)
 
     def results(self) -> list[Any]:
@@ -218,10 +219,49 @@ class TestNotFused:
 
     def test_a_residual_before_the_gate(self, emulator: Emulator) -> None:
         def with_residual(step: Step, kernels: Kernels) -> None:
-            gemv(kernels, step.normed, step.gate_up, None, step.wide, residual=step.wide.copy())
+            linear(kernels, Product(step.normed, step.gate_up, None, step.wide, residual=step.wide.copy()))
             glu(kernels, step.wide, "silu", step.hidden)
 
         assert self.names(Step("float32", 2), with_residual) == ["gemv_fma", "glu"]
+
+
+class TestNames:
+    """The names by which arguments are read are those of the kernels."""
+
+    @pytest.mark.parametrize(
+        ("file", "kernel", "names"),
+        [
+            ("gemv", "gemv_fma", (*ProductArguments._fields, "splits")),
+            ("gemv", "gemv_mma", ProductArguments._fields),
+            ("gemm", "gemm_tiled", ProductArguments._fields),
+            ("gemv_fused", "PARAMETERS", (*ProductArguments._fields, *Ending._fields)),
+            ("kv", "store_kv", StoreArguments._fields),
+            ("rotary", "rotary", RotaryArguments._fields),
+            ("glu", "glu", GluArguments._fields),
+        ],
+    )
+    def test_they_stand_in_the_order_of_the_sources(self, file: str, kernel: str, names: tuple[str, ...]) -> None:
+        source = (kernel_folder() / f"{file}.cu").read_text()
+        if kernel == "PARAMETERS":
+            (parameters,) = re.findall(r"#define PARAMETERS(.*?)\n\n", source, re.DOTALL)
+        else:
+            (parameters,) = re.findall(rf"\b{kernel}\(([^()]*)\) {{", source)
+        parameters = parameters.replace("MORE_WEIGHT", "").replace("WEIGHT", "weight")
+        assert tuple(re.findall(r"(\w+)[\s\\]*(?:,|$)", parameters)) == names
+
+    @pytest.mark.parametrize(("run", "kernel"), [(Step.store, "store_kv"), (Step.store, "rotary"), (Step.gate, "glu")])
+    def test_an_argument_that_the_fused_kernel_lacks_is_an_error(
+        self, run: Callable[..., None], kernel: str, emulator: Emulator
+    ) -> None:
+        step, kernels = Step("float32", 2), Kernels(emulator, "float32")
+        args = ROTATIONS[1:2] if run is Step.store else ()
+        launches = kernels.collect(lambda: run(step, kernels, *args))
+        (at,) = (i for i, launch in enumerate(launches) if launch.name == kernel)
+        base: Any = type(launches[at].args)
+        longer = type("Longer", (base,), {"_fields": (*base._fields, "added")})
+        launches[at] = launches[at]._replace(args=tuple.__new__(longer, (*launches[at].args, NULL)))
+        with pytest.raises((TypeError, ValueError), match=r"added|too many values"):
+            fuse(kernels, launches, (), address)
 
 
 LAYERS = {

@@ -5,6 +5,7 @@ Around what a kernel reads lie NaNs (of floats), and around every result lies a 
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from minillm.backends.cuda.device import Device
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.linear import (
     INTEGER_ROWS,
+    Product,
     Products,
     expand,
-    gemv,
     integer_constants,
     integer_gemv,
     integer_shape,
@@ -81,12 +82,12 @@ class Case:
         self.residual = rng.standard_normal((rows, outputs)).astype(dtype)
         self.storage = storage
 
-    def run(self, product: Callable[..., Any], float_out: bool = False) -> np.ndarray:
+    def run(self, product: Callable[[Product], None], float_out: bool = False) -> np.ndarray:
         """The error is that of one rounding of the result, and of sums in float."""
         rows, outputs = self.residual.shape
         around = np.full((rows + 4, outputs + 11), UNTOUCHED, np.float32 if float_out else self.x.dtype)
         out = around[2:-2, 8:-3]
-        product(self.x, self.matrix, self.bias, out, activation="relu", residual=self.residual)
+        product(Product(self.x, self.matrix, self.bias, out, "relu", self.residual))
         weight, x = dequantize(self.matrix).astype(np.float64), self.x.astype(np.float64)
         expected = np.maximum(x @ weight.T + self.bias, 0) + self.residual.astype(np.float64)
         sums = np.abs(x) @ np.abs(weight).T  # bounds what float sums of these may be off, in units
@@ -117,7 +118,7 @@ def test_few_rows(kind: tuple[int, int, int], storage: str) -> None:
     """`in`: less than a group, padded, longer than one round of all warps; rows of x aligned and not."""
     run = kernels(storage)
     for rows, inputs, outputs, shift in [(1, 1100, 21, 0), (3, 37, 9, 0), (4, 1096, 17, 0), (7, 200, 8, 1)]:
-        Case(kind, storage, rows, inputs, outputs, shift=shift).run(lambda *args, **more: gemv(run, *args, **more))
+        Case(kind, storage, rows, inputs, outputs, shift=shift).run(partial(linear, run))
 
 
 FEW_SHAPES = [(KINDS[0], (4, 1)), (KINDS[2], (8, 4)), (KINDS[5], (16, 2)), (KINDS[7], (8, 4))]
@@ -137,11 +138,8 @@ def test_shapes_of_one_to_four_rows(kind: tuple[int, int, int], storage: str, sp
     """Several rounds of all warps and less than one; rows of x aligned and not; more rows than there are."""
     run = kernels(storage)
 
-    def product(x: Any, matrix: Any, bias: Any, out: Any, **more: Any) -> Any:
-        return integer_gemv(run, x, matrix, bias, out, splits, steps, **more)
-
     for rows, inputs, outputs, shift in [(1, 1704, 21, 0), (2, 1100, 40, 1), (3, 1704, 3, 3), (4, 72, 33, 0)]:
-        Case(kind, storage, rows, inputs, outputs, shift=shift).run(product)
+        Case(kind, storage, rows, inputs, outputs, shift=shift).run(partial(integer_gemv, run, shape=(splits, steps)))
 
 
 def test_the_shape_of_one_to_four_rows() -> None:
@@ -180,7 +178,7 @@ def test_every_build(
     monkeypatch.setattr(products, "PROCESSORS", processors)
     run = kernels(storage)
     for rows in 2, 8, 13, 31, 59, 64, 100, 128, 150:
-        Case(kind, storage, rows, 328, 69).run(lambda *args, **more: linear(run, *args, **more))
+        Case(kind, storage, rows, 328, 69).run(partial(linear, run))
 
 
 @pytest.mark.slow
@@ -190,24 +188,21 @@ def test_any_order_of_threads(kind: tuple[int, int, int], any_emulator: Emulator
     results = []
     for each in any_emulator, launcher():
         run = Kernels(each, "float16")
-        found = [
-            Case(kind, "float16", rows, 300, 21).run(lambda *args, **more: gemv(run, *args, **more))  # noqa: B023
-            for rows in (2, 70)
-        ]
+        found = [Case(kind, "float16", rows, 300, 21).run(partial(linear, run)) for rows in (2, 70)]
         results.append(np.concatenate(found))
     np.testing.assert_array_equal(*results)
 
 
 def test_logits_are_float() -> None:
     run = kernels("float16")
-    Case((8, 32, 0), "float16", 3, 136, 69).run(lambda *args, **more: gemv(run, *args, **more), float_out=True)
+    Case((8, 32, 0), "float16", 3, 136, 69).run(partial(linear, run), float_out=True)
 
 
 def test_a_nan_stays_in_its_row() -> None:
     case = Case((4, 32, 8), "float16", 4, 96, 9)
     case.x[2, 40] = np.nan
     out = np.empty((4, 9), np.float16)
-    gemv(kernels("float16"), case.x, case.matrix, None, out)
+    linear(kernels("float16"), Product(case.x, case.matrix, None, out))
     assert np.isnan(out[2]).all()
     assert not np.isnan(out[[0, 1, 3]]).any()
 
@@ -230,7 +225,7 @@ def test_more_rows_are_multiplied_with_16_bits_some_rows_of_the_matrix_at_a_time
     case = Case(kind, "float16", INTEGER_ROWS + 1, 72, 90)
     for _ in range(2):
         out = np.full((INTEGER_ROWS + 1, 90), np.nan, np.float16)
-        both.linear(case.x, case.matrix, case.bias, out, activation="relu", residual=case.residual)
+        both.linear(Product(case.x, case.matrix, case.bias, out, "relu", case.residual))
     weight = dequantize(case.matrix).astype(np.float16).astype(np.float64)
     expected = np.maximum(case.x.astype(np.float64) @ weight.T + case.bias, 0) + case.residual
     np.testing.assert_allclose(out, expected, rtol=2e-3, atol=2e-3)

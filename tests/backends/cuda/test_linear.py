@@ -22,6 +22,8 @@ from minillm.backends.cuda.linear import (
     TILES,
     WGMMA_SPLITS,
     WGMMA_TILES,
+    Product,
+    Room,
     _splits,
     finish_product,
     gemm,
@@ -71,6 +73,9 @@ class Problem:
     out: Any
     around: Any
     activation: str | None
+
+    def product(self, room: Room | None = None) -> Product:
+        return Product(self.x, self.weight, self.bias, self.out, self.activation, self.residual, room)
 
     def finish(self, sums: Any) -> Any:
         """The epilogue of x W^T, in float64."""
@@ -128,19 +133,9 @@ def kernels(storage: str, schedule: str = "forward") -> Kernels:
     return Kernels(launcher(schedule), storage)
 
 
-def run(product: Any, kernels_: Kernels, case: Problem, **options: Any) -> None:
+def run(product: Any, kernels_: Kernels, case: Problem, room: Room | None = None, **options: Any) -> None:
     """Run a product and hold its result against the formula."""
-    result = product(
-        kernels_,
-        case.x,
-        case.weight,
-        case.bias,
-        case.out,
-        activation=case.activation,
-        residual=case.residual,
-        **options,
-    )
-    assert result is case.out
+    product(kernels_, case.product(room), **options)
     case.check()
 
 
@@ -373,7 +368,7 @@ def test_weights_at_an_odd_address(storage: str, rows: int) -> None:
 def test_a_nan_is_not_hidden_by_relu(rows: int) -> None:
     case = problem("float16", rows, 48, 37, residual=False)
     case.x[rows - 1, 5] = np.nan
-    linear(kernels("float16"), case.x, case.weight, case.bias, case.out, activation="relu")
+    linear(kernels("float16"), case.product())
     assert np.isnan(case.out[rows - 1]).all()
     assert not np.isnan(case.out[: rows - 1]).any()
 
@@ -390,7 +385,8 @@ def test_equal_input_gives_equal_bits(rows: int) -> None:
 
 def test_no_rows() -> None:
     case = problem("float32", 0, 8, 5)
-    assert linear(kernels("float32"), case.x, case.weight, case.bias, case.out) is case.out
+    linear(kernels("float32"), case.product())
+    assert (case.around == UNTOUCHED).all()
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16"])
@@ -400,7 +396,7 @@ def test_finish_product(any_emulator: Emulator, storage: str, bias: bool, residu
     case = problem(storage, 5, 1, 1037, activation="gelu", bias=bias, residual=residual)
     case.out[:] = case.x.astype(np.float32) @ case.weight.astype(np.float32).T
     expected = case.finish(case.out)
-    finish_product(Kernels(any_emulator, storage), case.bias, case.out, activation="gelu", residual=case.residual)
+    finish_product(Kernels(any_emulator, storage), case.product())
     np.testing.assert_allclose(case.out.astype(np.float64), expected, rtol=2 * UNIT[storage], atol=4 * UNIT["float32"])
     case.around[2:-2, 8:-3] = UNTOUCHED
     assert (case.around == UNTOUCHED).all()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.cuda.kernels import Kernels
-from minillm.backends.cuda.linear import Products, Timing
+from minillm.backends.cuda.linear import Product, Products, Timing
 from tests.cuda_emulator import Emulator
 
 
@@ -39,7 +39,7 @@ def linear(products: Products, rows: int) -> float:
     x, weight = rng.standard_normal((rows, 24)).astype("f"), rng.standard_normal((10, 24)).astype("f")
     bias, residual = rng.standard_normal(10).astype("f"), rng.standard_normal((rows, 10)).astype("f")
     out = np.full((rows, 10), np.nan, "f")
-    assert products.linear(x, weight, bias, out, activation="relu", residual=residual) is out
+    products.linear(Product(x, weight, bias, out, "relu", residual))
     return float(np.abs(out - (np.maximum(x @ weight.T + bias, 0) + residual)).max())
 
 
@@ -93,5 +93,5 @@ def test_float_logits_of_half_weights_are_ours(emulator: Emulator) -> None:
     products = Products(Kernels(emulator, "float16"), library, StubTimer())
     x, weight = np.ones((40, 24), np.float16), np.ones((10, 24), np.float16)
     out = np.zeros((40, 10), np.float32)
-    products.linear(x, weight, None, out)
+    products.linear(Product(x, weight, None, out))
     assert (out == 24).all() and not library.calls and not products.timings
