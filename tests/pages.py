@@ -6,9 +6,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (*ROOT.glob("*.md"), *(ROOT / "minillm").rglob("*.md"), *ROOT.glob("[bk]*/*.md"))
+    for path in (*ROOT.glob("*.md"), *(ROOT / "minillm").rglob("*.md"), *ROOT.glob("[bkt]*/*.md"))
 )
-"""Every page: at the top, in minillm/, kernels/ and benchmarks/"""
+"""Every page: at the top, in minillm/, kernels/, benchmarks/ and tests/"""
 
 
 def page(name: str) -> str:
