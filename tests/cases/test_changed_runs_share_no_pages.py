@@ -174,7 +174,7 @@ def test_steps_launched_ahead_on_a_gpu_end_where_a_change_begins(monkeypatch: py
     loop.add(request)
     for _ in range(6):
         loop.step()
-    assert loop._flight is not None
+    assert loop._pending is not None
     with put_between(runner, Ablated(backend)) as changed:
         for _ in range(5):
             loop.step()

@@ -165,7 +165,7 @@ def prepare(folder: Path) -> Callable[[int, Random], None]:
         call = rng.choice(CALLS)
         with suppress(PlantedError):  # raised by a function of the user's, or by what was given in its place
             attempt(lambda: call(rng, engine, bench))
-        for request in list(engine._driver.loop._runs):
+        for request in list(engine._driver._mail):
             engine.abort(request)
         engine.step()
         bench.check(engine)
