@@ -44,7 +44,7 @@ class MicroBatch(NamedTuple):
 
     batch: Batch
     rows: tuple[int, ...]
-    """Those whose logits are wanted"""
+    """Rows of the batch whose logits are wanted"""
 
 
 class Pass(NamedTuple):

@@ -137,7 +137,7 @@ class _Fleet:
         self._actor = ray.remote(Replica).options(**options, **resources)
         self._replicas = replicas
         self._members: list[_Member] = []
-        """Those that are not known to be dead"""
+        """The replicas that are not known to be dead"""
         self._calls: dict[Any, tuple[_Member, str, int]] = {}
         """The calls under way: a replica, its method, and the number of a request"""
         self._waiting = list(range(len(requests)))

@@ -104,7 +104,7 @@ class Vocabulary(NamedTuple):
 
     ids: dict[str, int]
     special: tuple[str, ...] = ()
-    """Those that are not text, beside the model's own"""
+    """Tokens that are not text, beside the model's own"""
     codes: re.Pattern[str] | None = None
     """A token that is not split at the beginning of a text: a language"""
 
