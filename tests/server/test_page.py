@@ -142,13 +142,14 @@ def plain() -> Engine:
 @pytest.fixture
 def slowly(base: Behind, monkeypatch) -> None:
     """Steps of a larger model's time."""
-    step = base.engine.step
+    loop = base.engine._driver.loop
+    advance = loop.advance
 
-    def slow() -> Any:
+    def slow_advance() -> None:
         time.sleep(0.04)
-        return step()
+        advance()
 
-    monkeypatch.setattr(base.engine, "step", slow)
+    monkeypatch.setattr(loop, "advance", slow_advance)
 
 
 @pytest.mark.usefixtures("slowly")
@@ -336,13 +337,14 @@ def test_a_reader_who_scrolls_up_stays_there(browser: Page, base: Behind) -> Non
 
 @pytest.mark.parametrize("tokens", [0, 3])
 def test_a_new_text_ends_the_one_that_grows(browser: Page, base: Behind, monkeypatch, tokens: int) -> None:
-    step, allowed = base.engine.step, threading.Semaphore(tokens)
+    loop, allowed = base.engine._driver.loop, threading.Semaphore(tokens)
+    advance = loop.advance
 
-    def held() -> Any:
-        allowed.acquire(timeout=20)
-        return step()
+    def held_advance() -> None:
+        assert allowed.acquire(timeout=60)
+        advance()
 
-    monkeypatch.setattr(base.engine, "step", held)
+    monkeypatch.setattr(loop, "advance", held_advance)
     with visit(browser, base) as page:
         choose(page, "greedy search", 100)
         page.click("#prompt")

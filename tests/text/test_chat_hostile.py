@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from minillm.errors import CheckpointError
+from minillm.errors import CheckpointError, PromptError
 from minillm.text.chat import ChatTemplate, renderer
 
 from ..conversations import user
@@ -135,27 +135,22 @@ HOSTILE: dict[str, list[str]] = {
     "sources": ["x" * 2**17, "{{ " + "[" * 5000 + "]" * 5000 + " }}", "{{ " + "not " * 5000 + "1 }}"],
 }
 
-HARMLESS = {  # of those above: they end by themselves, with a short text
-    "{{ strftime_now('%1000000000d') }}",
-    NS + "{% set ns.x = [ns] %}{{ ns.x }}",
-    "{{ ('a' * 9999999).rfind('b' + 'a' * 4999999) }}",
-}
 GREETING = "{{ messages[0].content }}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_template_is_stopped_and_the_next_one_rendered(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hostile_template_ends_soon_and_the_next_one_is_rendered(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renderer, "SECONDS", 1.0)
     before = memory_in_use()
     for source in HOSTILE[kind]:
         started = monotonic()
         try:
             text = ChatTemplate(source).render([user("Hi")])
-        except CheckpointError as error:
+        except (CheckpointError, PromptError) as error:  # stopped, or at its end before that, on a fast machine
             assert "\n" not in str(error)
         else:
-            assert len(text) < 100 and (source in HARMLESS or "|batch(1)" in source), f"{source:.200}: {text:.200}"
+            assert len(text) < 100, f"{source:.200}: {text:.200}"
         assert monotonic() - started < 15
         assert ChatTemplate(GREETING).render([user("Hi")]) == "Hi"
     assert memory_in_use() - before < 2**28

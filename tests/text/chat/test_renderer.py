@@ -89,9 +89,9 @@ def test_an_interrupted_request_does_not_reach_the_next_one() -> None:
         "from minillm.text.chat import ChatTemplate\n"
         "say = lambda text: ChatTemplate('{{ messages[0].content }}').render([{'role': 'user', 'content': text}])\n"
         "say('a')\n"
-        "threading.Timer(0.3, os.killpg, (0, signal.SIGINT)).start()\n"  # as Ctrl-C does
         "loops = '{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}'\n"
         "try:\n"
+        "    threading.Timer(0.3, os.killpg, (0, signal.SIGINT)).start()\n"  # as Ctrl-C does
         "    ChatTemplate(loops).render([{'role': 'user', 'content': 'Hi'}])\n"
         "except KeyboardInterrupt:\n"
         "    print(say('b'))\n"
