@@ -7,7 +7,7 @@ any mixture of them differ only in the number of tokens per sequence.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,8 @@ class TokenSequence:
     """Parent index of each of the last tokens among them, always smaller than its own; -1: the line before them"""
     source: SourceText | None = None
     """The text that an encoder-decoder's decoder attends to beside the sequence"""
+    probe: Any = None
+    """The hooks of the request that it belongs to (`runner/hooks.py`); None: nobody looks inside the model"""
 
     @property
     def pending(self) -> int:

@@ -54,10 +54,10 @@ class WrappedBackend(Backend):
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
         """Called after each operation, with its weight or table, its result, and its other arguments by name."""
 
-    def enter_layer(self, layer: int) -> None:
+    def enter_layer(self, layer: int, x: Any = None) -> None:
         """As the wrapped backend."""
         self.layer = layer
-        self.inner.enter_layer(layer)
+        self.inner.enter_layer(layer, x)
 
 
 def _reported(operation: str) -> Callable[..., Any]:

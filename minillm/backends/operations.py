@@ -51,8 +51,8 @@ class Backend:
         self.group, self.rank, self.ranks, self.replays = group, group.rank, group.size, group.size == 1
 
     @composed
-    def enter_layer(self, layer: int) -> None:
-        """Announce the beginning of layer number `layer`; L stands for what follows the last one."""
+    def enter_layer(self, layer: int, x: Any = None) -> None:
+        """Announce the beginning of layer number `layer`, and what enters it [T, E]; L is what follows the last one."""
         self.memory.arena.turn()
 
     def embed(

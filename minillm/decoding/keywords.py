@@ -5,16 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from .fields import GenerationFields
+from .functions import Hook
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class RequestFields(GenerationFields, total=False):
-    """Fields of a request: generation fields, its priority and its timeout, as in `Engine.generate`."""
+    """Fields of a request: generation fields, its priority, its timeout and its hooks, as in `Engine.generate`."""
 
     priority: int
     timeout: float | None
     defaults: Mapping[str, Any] | None
+    watch: Sequence[str] | None
+    hooks: Mapping[str, Hook] | None
 
 
 class ChatFields(RequestFields, total=False):

@@ -12,6 +12,7 @@ from ..errors import ParameterError, listed, shown
 from ..reference.philox import fold_in
 from ..text.tokenizer import Tokenizer
 from .continuation import TextStream
+from .functions import Hooks
 from .guided import Guide, GuideMaker
 from .prompts import Prompt, encode_prompt, encode_text, source_config
 from .resolving import new_token_limit, resolve, strategy_for
@@ -97,6 +98,7 @@ class RequestMaker:
         batch_id: int = 0,
         priority: int = 0,
         timeout: float | None = None,
+        hooks: Hooks | None = None,
     ) -> Request:
         """Encode the prompt and resolve every field.
 
@@ -106,6 +108,7 @@ class RequestMaker:
             batch_id: index of the prompt in a list of prompts, which is folded into the seed
             priority: as in `Request`; likewise `timeout`
             timeout: in seconds
+            hooks: as in `Request`
 
         Raises:
             PromptError: the prompt is empty, too long, or has ids outside the vocabulary.
@@ -145,6 +148,7 @@ class RequestMaker:
             spelled=spelled,
             priority=priority,
             timeout=timeout,
+            hooks=hooks,
             source_ids=source,
             **functions,
         )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from ..backends.chooser import Chooser
 from ..reference.sampling import Draw
 from .continuation import Continuation, TextStream
-from .functions import StoppingCriteria
+from .functions import Hooks, StoppingCriteria
 from .guided import Guide
 from .prompt_scores import PromptScores
 from .settings import Settings
@@ -105,6 +105,8 @@ class Request:
     """Requests with smaller ones come first"""
     timeout: float | None = None
     """Seconds from `created` after which it ends with what there is; None: never"""
+    hooks: Hooks | None = None
+    """What it watches and changes inside the model"""
     source_ids: list[int] | None = None
     """The encoder's text; `prompt_ids` are then what the decoder's text begins with. None without an encoder"""
 

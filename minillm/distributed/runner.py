@@ -17,11 +17,13 @@ from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..batch import Batch
 from ..cache import PagedCache
-from ..errors import RankError
+from ..decoding.functions import Hooks
+from ..errors import ParameterError, RankError
 from ..models.base import Model
 from ..models.heads import without_head
 from ..models.sources import vocabulary_share
 from ..reference.sampling import Draw
+from ..runner.hooks import View
 from ..runner.runner import Output, Runner
 from .logits import RankChooser, RemoteRows, largest, wanted_of
 from .messages import (
@@ -193,7 +195,15 @@ class LeadingRunner(RankRunner):
         cache = PagedCache(config, self.backend, pages, layers=self.layers, shared=config.bidirectional)
         return LeadingRunner(self.leader, cache, "labels" if head else "states")
 
-    def encode(self, backend: Backend, batch: Batch) -> bool:
+    def hooks_of(self, watch: object, functions: object) -> Hooks:
+        """Refuse hooks.
+
+        Raises:
+            ParameterError: always: each rank has a part of the model.
+        """
+        raise ParameterError("watch and hooks are not offered where several processes share a model: use one process")
+
+    def encode(self, backend: Backend, batch: Batch, views: Sequence[View] = ()) -> bool:
         """Run the encoder on all ranks, which have the same result."""
         with self.leader.leading():
             self.leader.tell(Encode(self._number, batch))
@@ -218,7 +228,13 @@ class LeadingRunner(RankRunner):
         return Output(results, results), finite
 
     def _run(
-        self, backend: Backend, batch: Batch, rows: Any, draws: Sequence[Draw | None] = (), x: Any = None
+        self,
+        backend: Backend,
+        batch: Batch,
+        rows: Any,
+        draws: Sequence[Draw | None] = (),
+        x: Any = None,
+        views: Sequence[View] = (),
     ) -> tuple[Output, bool]:
         if self.task != "tokens":
             return self._run_texts(backend, batch, [int(row) for row in rows])

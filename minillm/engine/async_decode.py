@@ -77,7 +77,7 @@ def launch_first(runner: Runner, running: Sequence[Run]) -> PendingStep | None:
 
     None: one of them needs the host between two steps, or the backend or the cache cannot do it.
     """
-    if not running or not runner.backend.replays or not all(map(_needs_tokens_alone, running)):
+    if not running or not runner.backend.replays or runner.hooks or not all(map(_needs_tokens_alone, running)):
         return None
     rows = [
         Row(run, continuation, sequence)
@@ -104,7 +104,7 @@ def launch_first(runner: Runner, running: Sequence[Run]) -> PendingStep | None:
 
 def launch_next(pending: PendingStep, runner: Runner) -> PendingStep | None:
     """Launch the next step of the sequences that have not ended. None: the host has to read this one first."""
-    if not runner.backend.replays:  # another one has been put in its place since
+    if not runner.backend.replays or runner.hooks:  # another one has been put in its place since
         return None
     cache, P = runner.cache, runner.cache.page_size
     rows, left, sources = pending.rows, pending.left, np.arange(len(pending.rows))
@@ -159,7 +159,7 @@ def _needs_tokens_alone(run: Run) -> bool:
         return False
     rules = rules_of(state)
     plain = not rules.changes and rules.top_logprobs is None and all(c.guide is None for c in state.growing)
-    ordinary = settings.use_cache and run.prompt_scores is None
+    ordinary = settings.use_cache and run.prompt_scores is None and run.probe is None
     return plain and ordinary and run.started and not run.recompute
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ..config import ScoreFunction
 from ..decoding.event import Event
 from ..decoding.fields import GenerationFields
+from ..decoding.functions import Hook
 from ..decoding.keywords import ChatFields, RequestFields, with_fields
 from ..decoding.prompts import Prompt, encode_prompt, encode_text, is_prompt
 from ..decoding.request import check_lora
@@ -87,6 +88,8 @@ class Engine(EngineBase):
                 priority: requests with a smaller one are served first, those with the same (0) in order of arrival
                 timeout: seconds from now after which a request ends with what there is, for the reason "timeout"
                 defaults: fields in the place of `generation_defaults`
+                watch: names of points inside the model (`names`), whose rows come with the result as `watched`
+                hooks: names of points and functions that change their rows: see `hooks`
 
         Returns:
             A `Generation`, or a list of them in the order of the prompts.
@@ -478,15 +481,18 @@ class Engine(EngineBase):
         priority: int = 0,
         timeout: float | None = None,
         defaults: Mapping[str, Any] | None = None,
+        watch: Sequence[str] | None = None,
+        hooks: Mapping[str, Hook] | None = None,
         **fields: Unpack[GenerationFields],
     ) -> list[Request]:
         """The requests that `generate` would run for a list of prompts; as `request`."""
         refuse_task(self.config, "tokens", "generate")
+        inside = None if watch is None and hooks is None else self._hooks_of(watch or (), hooks)
         config, priority, timeout = read("config", config), read("priority", priority), read("timeout", timeout)
         config = GenerationConfig.from_dict(fields) if config is None else config.merged(**fields)
         maker = self._maker if defaults is None else replace(self._maker, defaults=read("defaults", defaults))
         return [
-            maker.make(prompt, config, batch_id=i, priority=priority, timeout=timeout)
+            maker.make(prompt, config, batch_id=i, priority=priority, timeout=timeout, hooks=inside)
             for i, prompt in enumerate(prompts)
         ]
 

@@ -3,7 +3,8 @@
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..backends import compile_seconds, working_time
 from ..backends.operations import Backend
 from ..backends.placement import choose_backend
 from ..config import ModelConfig
+from ..decoding.functions import Hook, Hooks
 from ..decoding.keywords import with_fields
 from ..decoding.request import RequestMaker
 from ..decoding.stats import Stats
@@ -237,6 +239,74 @@ class EngineBase:
     def load(self) -> Load:
         """Requests that wait and run, and the pages of the K/V cache, after the last step."""
         return self._driver.load()
+
+    def names(self) -> dict[str, tuple[int | str, ...]]:
+        """The points inside the model for `watch` and `hooks`: name -> shape of its array, in the computation's order.
+
+        "T" and "S" stand for numbers of tokens: computed ones, and those of the context. `minillm.models.points` says
+        what is at each.
+
+        Raises:
+            EngineStateError: the engine is closed, or another rank leads.
+
+        Example:
+            >>> engine.names()["blocks.0.attention.z"]
+            ('T', 4, 64)
+        """
+        return {name: shape for points in self._target.points if points for name, shape in points.shapes.items()}
+
+    @contextmanager
+    def hooks(self, functions: Mapping[str, Hook]) -> Iterator[None]:
+        """Change what the model computes inside a `with` block, in all requests and calls; others begin after it.
+
+        Args:
+            functions: names of points (`names`; `*` stands for any one part of a name) and functions
+                `function(array, place)`. Each gets a copy of the rows of one text, on a GPU in its memory, and the
+                `Place`; it returns an array of the same shape, or None to leave them as they are. A position may be
+                computed again, after a preemption or a guess that was wrong.
+
+        Texts that run meanwhile share no pages of the K/V cache with others, as those of requests with `watch` or
+        `hooks` never do. Gradients are not offered.
+
+        Raises:
+            ParameterError: a name is of no point, or several processes share the model.
+            EngineStateError: the engine is closed, or another rank leads.
+
+        Example:
+            >>> with engine.hooks({"blocks.*.mlp.out": lambda array, place: array * 0}):
+            ...     answer = engine.generate("Monday,", max_new_tokens=4)
+        """
+        runner = self._target
+        added = runner.hooks_of((), functions).functions
+        with self._driver.turn():
+            runner.set_hooks(
+                {**runner.hooks, **{name: (*runner.hooks.get(name, ()), *own) for name, own in added.items()}}
+            )
+        try:
+            yield
+        finally:
+            if not self._driver.closed:
+                with self._driver.turn():  # other threads may have added some meanwhile
+                    left = {name: [*hooks] for name, hooks in runner.hooks.items()}
+                    for name, own in added.items():
+                        for hook in own:
+                            left[name].remove(hook)
+                    runner.set_hooks({name: tuple(hooks) for name, hooks in left.items() if hooks})
+
+    def _hooks_of(self, watch: object, functions: object) -> Hooks:
+        return self._target.hooks_of(watch, functions)
+
+    @property
+    def _target(self) -> Runner:
+        """The runner, without waiting for a turn.
+
+        Raises:
+            EngineStateError: the engine is closed, or another rank leads.
+        """
+        runner = self._driver.loop.runners.get("target")
+        if runner is None:
+            raise EngineStateError("the engine is closed" if not self.rank else f"rank {self.rank} takes no calls")
+        return runner
 
     @property
     def device_memory(self) -> "list[Footprint]":

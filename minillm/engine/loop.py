@@ -192,7 +192,7 @@ class StepLoop:
         A failed pass marks no token as cached, so its tokens are recomputed.
         """
         try:
-            return self._pass(name, chunks)
+            tokens = self._pass(name, chunks)
         except Exception as error:
             by_request: dict[int, list[Chunk]] = {}
             for chunk in chunks:
@@ -206,6 +206,10 @@ class StepLoop:
                 for chunk in own:
                     chunk.run.keep_outputs()
             return tokens
+        for run in {chunk.run for chunk in chunks}:
+            if run.probe is not None and run.probe.error is not None:
+                self._fail(run, run.probe.error)
+        return tokens
 
     def _pass(self, name: str, chunks: Sequence[Chunk]) -> int:
         """Run one forward pass over the pending tokens of several feeds. Returns the number of tokens computed.
@@ -394,6 +398,8 @@ class StepLoop:
                     source = run.sources.setdefault(name, SourceText(run.request.source_ids))
                     for sequence in run.live[name]:
                         sequence.source, sequence.private = source, True  # its keys depend on the source too
+                for sequence in run.live[name] if name == "target" and run.probe is not None else ():
+                    sequence.probe, sequence.private = run.probe, True  # all of it is computed, for itself alone
                 placed[name] = iter(run.live[name])
         run.fed = [next(placed[feed.model]) for feed in feeds]
         if not run.request.settings.use_cache:  # the naive way: every step recomputes everything

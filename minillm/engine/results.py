@@ -5,7 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..decoding.event import Event, FinishReason
+import numpy as np
+from numpy.typing import NDArray
+
+from ..decoding.event import Event, FinishReason, join_watched
 from ..decoding.prompt_scores import TopLogProbs
 from ..text.display import TokenView, brief, results_html, view_tokens
 from ..text.tokenizer import Tokenizer
@@ -28,6 +31,8 @@ class Completion:
     score: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    watched: dict[str, NDArray[np.float32]] | None = field(default=None, compare=False)
+    """With `watch`: name of a point -> its rows, of prompt and answer but the last token. [tokens, ...]"""
 
     def __repr__(self) -> str:
         ending = {"finish_reason": self.finish_reason, "stop_reason": self.stop_reason, "score": self.score}
@@ -48,6 +53,15 @@ class Completion:
         self.score = event.score
         self.finish_reason = event.finish_reason
         self.stop_reason = event.stop_reason
+        if event.watched is not None:
+            self._watched.append(event.watched)
+
+    def __post_init__(self) -> None:
+        self._watched: list[dict[str, NDArray[np.float32]]] = []
+
+    def close(self) -> None:
+        """Join what was watched, after the last event."""
+        self.watched, self._watched = join_watched(self._watched), []
 
     def views(self, tokenizer: Tokenizer | None) -> list[TokenView]:
         """The tokens as a notebook shows them; the text in one piece if there are no log-probabilities."""
@@ -140,6 +154,8 @@ class Generation:
         # beam search may return fewer than asked for
         ended = {index: completion for index, completion in completions.items() if completion.finish_reason is not None}
         generation.completions = [ended[index] for index in sorted(ended)]
+        for completion in generation.completions:
+            completion.close()
         return generation
 
     def _add(self, event: Event) -> None:
@@ -170,6 +186,14 @@ class Generation:
     def token_ids(self) -> list[int]:
         """The first completion's tokens."""
         return self.completions[0].token_ids
+
+    @property
+    def watched(self) -> dict[str, NDArray[np.float32]]:
+        """What was watched of the first completion: name of a point -> [tokens of prompt and answer but the last, ...].
+
+        Empty if nothing was.
+        """
+        return self.completions[0].watched or {}
 
 
 @dataclass(frozen=True)

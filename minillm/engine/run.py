@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from ..batch import TokenSequence, common_prefix
 from ..cache import PagedCache
+from ..decoding.continuation import Continuation
 from ..decoding.event import Event, FinishReason
 from ..decoding.prompt_scores import PromptScores
 from ..decoding.strategy import Feed, Request, State
+from ..runner.hooks import Probe, Watched
 from ..runner.runner import Slice
 from ..source_text import SourceText
 
@@ -113,6 +115,12 @@ class Run:
     """Receiver of the prompt's log-probabilities, until they are reported"""
     sources: dict[str, SourceText] = field(default_factory=dict)
     """By model, the source that all of its sequences attend to, if they have one"""
+    probe: Probe | None = None
+    """Its hooks inside the model, if it has any"""
+
+    def __post_init__(self) -> None:
+        if self.request.hooks is not None:
+            self.probe = Probe(self.request.hooks, self.id)
 
     @property
     def ready(self) -> bool:
@@ -136,7 +144,21 @@ class Run:
     def events(self) -> list[Event]:
         """The events of its results since the last call."""
         results = () if self.state is None else self.state.results
-        return [self.addressed(event) for result in results if (event := result.take()) is not None]
+        events = []
+        for result in results:
+            if (event := result.take()) is not None:
+                events.append(self.addressed(event))
+                if self.probe is not None:
+                    event.watched = self._watched(result)
+        return events
+
+    def _watched(self, result: Continuation) -> Watched | None:
+        """What was watched of a result since the last call; with the first, what was watched of the encoder's text."""
+        assert self.probe is not None
+        ids = [*self.request.prompt_ids, *result.token_ids]
+        watched = self.probe.take(result.index, ids[: max(len(self.request.prompt_ids), len(ids) - 1)])
+        source = self.probe.take(f"source of {result.index}", self.request.source_ids or (), "encoder.")
+        return watched if source is None else {**(watched or {}), **source}
 
     def last_events(self, reason: FinishReason, error: Exception | None = None) -> list[Event]:
         """The events of its results if it ends now, early: one for each that has not ended.

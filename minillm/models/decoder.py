@@ -35,11 +35,11 @@ class Decoder:
         if x is None:
             x = self.embedding(backend, batch)  # [T] -> [T, E]
         for i in layers:
-            backend.enter_layer(i)
+            backend.enter_layer(i, x)
             x = self.layers[i](backend, x, cache, batch)
         if layers.stop < len(self.layers):
             return x
-        backend.enter_layer(len(self.layers))
+        backend.enter_layer(len(self.layers), x)
         return x if self.final_norm is None else self.final_norm(backend, x)
 
     def states(self, backend: Backend, x: Any) -> Any:

@@ -26,9 +26,9 @@ class Encoder:
         """The last hidden state of every token, after the final norm. Each text is in the batch whole. [T] -> [T, E]"""
         x = self.embedding(backend, batch)  # [T] -> [T, E]
         for i, layer in enumerate(self.layers):
-            backend.enter_layer(i)
+            backend.enter_layer(i, x)
             x = layer(backend, x, cache, batch)
-        backend.enter_layer(len(self.layers))
+        backend.enter_layer(len(self.layers), x)
         return x if self.final_norm is None else self.final_norm(backend, x)
 
 

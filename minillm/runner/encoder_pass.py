@@ -14,15 +14,18 @@ from ..backends.observe import CheckingBackend
 from ..backends.operations import Backend
 from ..batch import Batch, TokenSequence
 from ..cache import PagedCache
+from ..decoding.functions import Hook
 from ..errors import NumericalError
 from ..models.encoder_decoder import EncoderDecoder
+from .hooks import View, views_of
 
 
 def encode_sources(
     backend: Backend,
     cache: PagedCache,
     sequences: Sequence[TokenSequence],
-    encode: Callable[[Backend, Batch], bool],
+    encode: Callable[[Backend, Batch, Sequence[View]], bool],
+    hooks: Mapping[str, tuple[Hook, ...]],
 ) -> None:
     """Compute the keys and values of cross-attention of those sources that have none yet.
 
@@ -31,22 +34,24 @@ def encode_sources(
         cache: in which each sequence has reserved its own and its source's pages
         sequences: sequences of a decoder pass; several may have the same source
         encode: runs the encoder over sources, and returns whether its result is finite (`encoded`)
+        hooks: functions for all texts, by the names of points
 
     Raises:
         NumericalError: NaN or infinity in the encoder's result; the message names the operation that produced it.
     """
-    new = {sequence.source: sequence.adapter for sequence in sequences if sequence.source is not None}
+    new = {sequence.source: sequence for sequence in sequences if sequence.source is not None}
     texts = [
-        TokenSequence(source.token_ids, pages=source.pages, adapter=adapter)
-        for source, adapter in new.items()
+        TokenSequence(source.token_ids, pages=source.pages, adapter=sequence.adapter, probe=sequence.probe)
+        for source, sequence in new.items()
         if not source.computed
     ]
     if not texts:
         return
     batch = Batch.of(texts, [len(text.token_ids) for text in texts], cache.page_size)
-    if not encode(backend, batch):
+    views = views_of(batch, texts, hooks, "encoder.")
+    if not encode(backend, batch, views):
         checking = CheckingBackend(backend)
-        encode(checking, batch)  # once more
+        encode(checking, batch, views)  # once more
         raise checking.error or NumericalError(
             "NaN or infinity in the encoder's result; computed once more, every operation was finite"
         )
@@ -55,7 +60,12 @@ def encode_sources(
 
 
 def encoded(
-    model: Any, backend: Backend, cache: PagedCache, batch: Batch, adapters: Mapping[str, AdapterWeights]
+    model: Any,
+    backend: Backend,
+    cache: PagedCache,
+    batch: Batch,
+    adapters: Mapping[str, AdapterWeights],
+    hooked: Callable[[Backend], Backend],
 ) -> bool:
     """Run the encoder over sources, and whether its result is finite.
 
@@ -65,9 +75,10 @@ def encoded(
         cache: with the sources' pages
         batch: each source as a sequence, whole
         adapters: LoRA adapters by name
+        hooked: puts hooks around a backend, if some text has them
     """
     assert isinstance(model, EncoderDecoder)
-    body = adapted(backend, adapters, batch, [])[0] if batch.adapters else backend
+    body = hooked(adapted(backend, adapters, batch, [])[0] if batch.adapters else backend)
     batch, _ = backend.memory.upload(batch, [])
     with np.errstate(all="ignore"):  # reported with the operation's name
         x = model.encode(body, batch, cache.storage)  # [T] -> [T, E]

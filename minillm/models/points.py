@@ -1,0 +1,166 @@
+"""The points of a model at which `watch` and `hooks` look in: their names and shapes, and where they are met.
+
+Names are the same in every family. A block's begin with its number, "blocks.3.attention.z"; those of the encoder of an
+encoder-decoder with "encoder.", and it has the same points as a decoder-only model up to its `final`. A block has the
+points that its kind has: one that computes attention and MLP side by side has no `residual_mid`, one with experts has
+`experts.probabilities` in place of `mlp.hidden`.
+
+    embedding                  [T, E]     what enters the first block
+    blocks.3.attention.q       [T, H, D]  queries, after norms and rotation
+    blocks.3.attention.k, .v   [T, K, D]  keys (rotated) and values, before they are stored
+    blocks.3.attention.pattern [T, H, S]  softmax(scores): the weight of each key for each query
+    blocks.3.attention.z       [T, H, D]  the heads' results, before the output product
+    blocks.3.attention.out     [T, E]     their product with W^O, before any norm of it and the residual sum
+    blocks.3.residual_mid      [T, E]     the residual stream between attention and MLP
+    blocks.3.cross.*                      the same of cross-attention: q, pattern, z, out, residual
+    blocks.3.mlp.in            [T, E]     what the MLP, or the router of the experts, reads
+    blocks.3.mlp.hidden        [T, F]     after the activation, and the gate if there is one
+    blocks.3.mlp.out           [T, E]     the MLP's result, before any norm of it and the residual sum
+    blocks.3.experts.probabilities [T, X] softmax of the router's logits
+    blocks.3.residual          [T, E]     the residual stream after the block
+    final                      [T, E]     after the final norm
+    logits                     [T, V]     the head's result
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ParameterError, listed, shown
+from ..layers.block import OutputNorm, Parallel, PostNorm
+from ..layers.cross_attention import PostNormCross
+from ..layers.experts import ExpertMLP
+from ..layers.head import LMHead
+
+TRANSFORMER_LENS = {
+    "embedding": "blocks.0.hook_resid_pre",
+    "attention.q": "attn.hook_rot_q, or attn.hook_q without rotation",
+    "attention.k": "attn.hook_rot_k, or attn.hook_k without rotation",
+    "attention.v": "attn.hook_v",
+    "attention.pattern": "attn.hook_pattern, [H, T, S] there",
+    "attention.z": "attn.hook_z",
+    "attention.out": "hook_attn_out",
+    "residual_mid": "hook_resid_mid",
+    "mlp.in": "ln2.hook_normalized",
+    "mlp.hidden": "mlp.hook_post",
+    "mlp.out": "hook_mlp_out",
+    "residual": "hook_resid_post",
+    "final": "ln_final.hook_normalized",
+}
+"""Points, those of a block without its number, and what TransformerLens calls them"""
+
+Shape = tuple[int | str, ...]
+"""Sizes of a point's array; "T" tokens and "S" positions of the context differ from call to call"""
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """The points of a model, or of its encoder, and the weights at which its operations meet them."""
+
+    prefix: str = ""
+    """What all names begin with"""
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    """Name -> shape, in the order of the computation"""
+    inputs: dict[int, str] = field(default_factory=dict)
+    """id of a product's weight -> the point that the product reads"""
+    summands: dict[int, str] = field(default_factory=dict)
+    """id of a product's weight -> the point that is its result without the residual"""
+    before: dict[int, str] = field(default_factory=dict)
+    """id of a norm's weight -> the point that it reads"""
+    after: dict[int, str] = field(default_factory=dict)
+    """id of a norm's weight -> the point that is its result"""
+    last: int = 0
+    """Number of layers"""
+    closing: str | None = None
+    """The point met when all layers have run, where no final norm follows"""
+
+    def name(self, layer: int | None, point: str) -> str:
+        """The name of a point, in a block or outside."""
+        inside = layer is not None and layer < self.last and point not in ("final", "logits", "embedding")
+        return f"{self.prefix}blocks.{layer}.{point}" if inside else self.prefix + point
+
+
+def points_of(model: Any) -> Points:
+    """The points of a decoder, or of a model for texts; without those of its encoder if it has one."""
+    return _points(model, "", model.config.vocab_size if isinstance(model.head, LMHead) else None)
+
+
+def encoder_points(model: Any) -> Points | None:
+    """The points of an encoder-decoder's encoder; None of another model."""
+    return _points(model.encoder, "encoder.", None) if hasattr(model, "encoder") else None
+
+
+def _points(stack: Any, prefix: str, vocabulary: int | None) -> Points:
+    """The points of a stack of layers between an embedding and a final norm."""
+    closing = "final" if stack.final_norm is None else None
+    points = Points(prefix, last=len(stack.layers), closing=closing)
+    E = stack.layers[0].attention.out.shape[0]
+    points.shapes[points.name(None, "embedding")] = "T", E
+    for i, block in enumerate(stack.layers):
+        for point, shape in _of_block(block, points, E):
+            points.shapes[points.name(i, point)] = shape
+    points.shapes[points.name(None, "final")] = "T", E
+    if stack.final_norm is not None:
+        points.after[id(stack.final_norm.weight)] = "final"
+    if vocabulary is not None:
+        points.shapes["logits"] = "T", vocabulary
+    return points
+
+
+def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]:
+    """The points of a block with their shapes, in order; notes in `points` the weights at which they are met."""
+    attention, mlp = block.attention, block.mlp
+    H, K, D = attention.num_heads, attention.num_kv_heads, attention.out.shape[1] // attention.num_heads
+    yield "attention.q", ("T", H, D)
+    yield "attention.k", ("T", K, D)
+    yield "attention.v", ("T", K, D)
+    yield "attention.pattern", ("T", H, "S")
+    yield "attention.z", ("T", H, D)
+    yield "attention.out", ("T", E)
+    points.summands[id(attention.out)] = "attention.out"
+    cross = getattr(block, "cross", None)
+    normed_first = not isinstance(block, PostNorm | PostNormCross | OutputNorm)
+    if not isinstance(block, Parallel):
+        yield "residual_mid", ("T", E)
+        following = block.mlp_norm if cross is None else block.cross_norm
+        norm, met = (following, points.before) if normed_first else (block.attention_norm, points.after)
+        met[id(norm.weight)] = "residual_mid"
+    if cross is not None:
+        yield "cross.q", ("T", H, D)
+        yield "cross.pattern", ("T", H, "S")
+        yield "cross.z", ("T", H, D)
+        yield "cross.out", ("T", E)
+        yield "cross.residual", ("T", E)
+        points.summands[id(cross.out)] = "cross.out"
+        norm, met = (block.mlp_norm, points.before) if normed_first else (block.cross_norm, points.after)
+        met[id(norm.weight)] = "cross.residual"
+    yield "mlp.in", ("T", E)
+    if isinstance(mlp, ExpertMLP):
+        yield "experts.probabilities", ("T", mlp.router.shape[0])
+        points.inputs[id(mlp.router)] = "mlp.in"
+    else:
+        yield "mlp.hidden", ("T", mlp.down.shape[1])
+        points.inputs[id(mlp.gate_up if hasattr(mlp, "gate_up") else mlp.up)] = "mlp.in"
+        points.inputs[id(mlp.down)] = "mlp.hidden"
+        points.summands[id(mlp.down)] = "mlp.out"
+    yield "mlp.out", ("T", E)
+    yield "residual", ("T", E)
+
+
+def names_matching(pattern: object, names: Iterable[str], argument: str) -> list[str]:
+    """The names that a pattern stands for; `*` in it is any one part between dots, or a piece of one.
+
+    Raises:
+        ParameterError: it is not a text, or stands for none; the message names `argument` and the nearest names.
+    """
+    names = [*names]
+    if isinstance(pattern, str):
+        matches = re.compile("[^.]*".join(map(re.escape, pattern.split("*")))).fullmatch
+        if chosen := [name for name in names if matches(name)]:
+            return chosen
+    kinds = dict.fromkeys(re.sub(r"\d+", "*", name) for name in names)
+    raise ParameterError(
+        f"{argument}: {shown(pattern)} names no point of this model; expected names of Engine.names(), with * for any "
+        f"one part: {listed(kinds, 400)}"
+    )
