@@ -260,7 +260,7 @@ class EngineBase:
         """Change what the model computes inside a `with` block, in all requests and calls; others begin after it.
 
         Args:
-            functions: names of points (`names`; `*` stands for any one part of a name) and functions
+            functions: names of points (`names`; `*` stands for any one part of a name, `**` for any) and functions
                 `function(array, place)`. Each gets a copy of the rows of one text, on a GPU in its memory, and the
                 `Place`; it returns an array of the same shape, or None to leave them as they are. A position may be
                 computed again, after a preemption or a guess that was wrong.

@@ -20,6 +20,8 @@ points that its kind has: one that computes attention and MLP side by side has n
     blocks.3.residual          [T, E]     the residual stream after the block
     final                      [T, E]     after the final norm
     logits                     [T, V]     the head's result
+
+Granite's stream (`embedding`, `residual`, `residual_mid`) is computed without its factor m: times m it is the paper's.
 """
 
 import re
@@ -149,18 +151,19 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
 
 
 def names_matching(pattern: object, names: Iterable[str], argument: str) -> list[str]:
-    """The names that a pattern stands for; `*` in it is any one part between dots, or a piece of one.
+    """The names that a pattern stands for; `*` in it is any one part between dots, or a piece of one, `**` any parts.
 
     Raises:
         ParameterError: it is not a text, or stands for none; the message names `argument` and the nearest names.
     """
     names = [*names]
     if isinstance(pattern, str):
-        matches = re.compile("[^.]*".join(map(re.escape, pattern.split("*")))).fullmatch
+        expression = re.escape(pattern).replace(r"\*\*", ".*").replace(r"\*", "[^.]*")
+        matches = re.compile(expression).fullmatch
         if chosen := [name for name in names if matches(name)]:
             return chosen
     kinds = dict.fromkeys(re.sub(r"\d+", "*", name) for name in names)
     raise ParameterError(
         f"{argument}: {shown(pattern)} names no point of this model; expected names of Engine.names(), with * for any "
-        f"one part: {listed(kinds, 400)}"
+        f"one part of them and ** for any: {listed(kinds, 400)}"
     )

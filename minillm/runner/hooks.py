@@ -75,16 +75,19 @@ class Probe:
             token_ids: the tokens that were computed: prompt and answer but its last token
             prefix: "encoder." for the encoder's text
         """
-        names = [name for name in self.hooks.watched if name.startswith("encoder.") == bool(prefix)]
-        first = self._taken.get(index, 0)
-        if not names or first >= len(token_ids):
-            return None
-        self._taken[index] = len(token_ids)
+        names = {name for name in self.hooks.watched if name.startswith("encoder.") == bool(prefix)}
         node, path = self._roots[prefix], []
         for token in token_ids:
+            if token not in node or not names <= node[token].rows.keys():  # it was ended before this was computed
+                break
             node = node[token]
             path.append(node)
-        return {name: np.stack(padded([node.rows[name] for node in path[first:]])) for name in names}
+        new = path[self._taken.get(index, 0) :]
+        if not names or not new:
+            return None
+        self._taken[index] = len(path)
+        ordered = [name for name in self.hooks.watched if name in names]
+        return {name: np.stack(padded([node.rows[name] for node in new])) for name in ordered}
 
 
 def read_hooks(watch: object, functions: object, names: Sequence[str]) -> Hooks:

@@ -1,0 +1,172 @@
+"""What is watched and changed inside each family against hooks on transformers' modules."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the reference extra")
+pytest.importorskip("transformers", reason="needs the reference extra")
+
+from minillm.backends.numpy import NumpyBackend  # noqa: E402
+from minillm.decoding.event import join_watched  # noqa: E402
+from minillm.formats.load_model import load_model  # noqa: E402
+from minillm.runner.runner import Runner  # noqa: E402
+
+from .. import huggingface, seq2seq  # noqa: E402
+from ..families import CASES, CONFIGS, IDS  # noqa: E402
+from ..tiny import loop_of, request_for, runner_of  # noqa: E402
+
+pytestmark = pytest.mark.reference
+
+LINE = np.random.default_rng(3).integers(3, 96, 40).tolist()
+SOURCE = np.random.default_rng(4).integers(3, 96, 30).tolist()
+
+SEVERAL_HEADS = [case for case in CASES if case != ("bloom", "one head, another epsilon")]
+# Names of transformers' modules, the first group being the layer's number: what each reads or returns.
+OUTPUT_PROJECTION = r"layers?\.(\d+)\..*?(?:self_attn|attn|attention|self_attention|SelfAttention)\.(?:o_proj|out_proj|c_proj|dense|o)"
+MLP_DOWN = r"layers?\.(\d+)\.(?:.*\.)?(?:down_proj|fc2|c_proj|dense_4h_to_h|wo)"
+
+
+def load(folder: Path) -> Runner:
+    return runner_of(load_model(folder, NumpyBackend()), pages=128, page_size=16)
+
+
+def watched(runner: Runner, request: Any, watch: Any = "**", functions: Any = None) -> dict[str, np.ndarray]:
+    """The rows of the points of a request that generates one token. In two chunks of the prompt."""
+    loop = loop_of(target=runner, chunk=24)
+    loop.add(replace(request, hooks=runner.hooks_of(watch, functions)))
+    chunks = []
+    while loop.busy:
+        chunks += [event.watched for event in loop.step_or_raise() if event.watched is not None]
+    return join_watched(chunks) or {}
+
+
+def modules(model: Any, pattern: str) -> dict[int, Any]:
+    """The modules whose names end as a pattern does, by layer."""
+    found = re.compile(rf"(?:.*\.)?{pattern}")
+    names = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Module)}
+    matches = ((found.fullmatch(name.replace(".h.", ".layers.")), module) for name, module in names.items())
+    return {int(match[1]): module for match, module in matches if match is not None and hasattr(module, "weight")}
+
+
+def seen_by_modules(model: Any, call: Callable[[], Any], pattern: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """What the modules of a name read and return while a model runs, by layer."""
+    seen: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def note(layer: int) -> Any:
+        def hook(_: Any, inputs: Any, result: Any) -> None:
+            seen[layer] = inputs[0].reshape(-1, inputs[0].shape[-1]).numpy(), result.reshape(-1, result.shape[-1]).numpy()
+
+        return hook
+
+    handles = [module.register_forward_hook(note(layer)) for layer, module in modules(model, pattern).items()]
+    try:
+        with torch.no_grad():
+            call()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def assert_close(ours: np.ndarray, theirs: Any) -> None:
+    expected = np.asarray(theirs).reshape(ours.shape)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * max(10, np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_every_point_of_a_decoder(case: tuple[str, str], tmp_path: Path) -> None:
+    family, name = case
+    model = huggingface.build_model(CONFIGS[family][name], 5)
+    huggingface.save(model, tmp_path)
+    runner = load(tmp_path)
+    ours = watched(runner, request_for(LINE, max_new_tokens=1))
+    assert [*ours] == [*runner.points[0].shapes]
+    for point, shape in runner.points[0].shapes.items():
+        assert ours[point].shape == tuple(len(LINE) if size in ("T", "S") else size for size in shape), point
+    ids = torch.tensor([LINE])
+    with torch.no_grad():
+        theirs = model(ids, output_hidden_states=True, output_attentions=True)
+    layers = len(runner.model.layers)
+    factor = getattr(model.config, "residual_multiplier", 1)  # of Granite, whose stream is computed without
+    assert_close(factor * ours["embedding"], theirs.hidden_states[0])
+    for i in range(layers - 1):
+        assert_close(factor * ours[f"blocks.{i}.residual"], theirs.hidden_states[i + 1])
+    for i in range(layers):
+        assert_close(ours[f"blocks.{i}.attention.pattern"], theirs.attentions[i][0].transpose(0, 1))
+    assert_close(ours["logits"], theirs.logits)
+    if runner.model.head.project_out is None:  # else theirs is projected already
+        assert_close(ours["final"], last_hidden_state(model, ids))
+    products = seen_by_modules(model, lambda: model(ids), OUTPUT_PROJECTION)
+    assert [*products] == [*range(layers)]
+    for i, (z, out) in products.items():
+        assert_close(ours[f"blocks.{i}.attention.z"], z)
+        assert_close(ours[f"blocks.{i}.attention.out"], out)
+    for i, (hidden, out) in seen_by_modules(model, lambda: model(ids), MLP_DOWN).items():
+        assert_close(ours[f"blocks.{i}.mlp.hidden"], hidden)
+        assert_close(ours[f"blocks.{i}.mlp.out"], out)
+
+
+def last_hidden_state(model: Any, ids: Any) -> Any:
+    with torch.no_grad():
+        return model.base_model(ids).last_hidden_state
+
+
+@pytest.mark.parametrize("case", SEVERAL_HEADS, ids="-".join)
+def test_a_head_is_ablated_as_by_a_hook_on_the_output_projection(case: tuple[str, str], tmp_path: Path) -> None:
+    family, name = case
+    model = huggingface.build_model(CONFIGS[family][name], 6)
+    huggingface.save(model, tmp_path)
+    runner = load(tmp_path)
+
+    def without_head(z: Any, place: Any) -> Any:
+        z[:, 1] = 0
+        return z
+
+    before = watched(runner, request_for(LINE, max_new_tokens=1), ["logits"])["logits"]
+    ours = watched(runner, request_for(LINE, max_new_tokens=1), ["logits"], {"blocks.1.attention.z": without_head})
+    D = runner.model.layers[1].attention.out.shape[1] // runner.model.layers[1].attention.num_heads
+
+    def mask(_: Any, inputs: Any) -> Any:
+        changed = inputs[0].clone()
+        changed.view(-1, changed.shape[-1])[:, D : 2 * D] = 0
+        return (changed, *inputs[1:])
+
+    handle = modules(model, OUTPUT_PROJECTION)[1].register_forward_pre_hook(mask)
+    theirs = huggingface.logits(model, LINE)
+    handle.remove()
+    assert np.abs(before - theirs).max() > 1e-3
+    assert_close(ours["logits"], theirs)
+
+
+@pytest.mark.parametrize("case", seq2seq.CASES, ids="-".join)
+def test_every_point_of_an_encoder_decoder(case: tuple[str, str], tmp_path: Path) -> None:
+    family, name = case
+    model = huggingface.build_model(seq2seq.CONFIGS[family][name], 5)
+    huggingface.save(model, tmp_path)
+    runner = load(tmp_path)
+    start = runner.model.config.decoder_start_token_id
+    request = seq2seq.request_for(SOURCE, start=start, decoder_prompt=LINE, max_new_tokens=1)
+    ours = watched(runner, request)
+    assert {*ours} == {name for points in runner.points for name in points.shapes}
+    inputs = {"input_ids": torch.tensor([SOURCE]), "decoder_input_ids": torch.tensor([[start, *LINE]])}
+    with torch.no_grad():
+        theirs = model(**inputs, output_hidden_states=True, output_attentions=True)
+    for prefix, states, patterns in (
+        ("encoder.", theirs.encoder_hidden_states, theirs.encoder_attentions),
+        ("", theirs.decoder_hidden_states, theirs.decoder_attentions),
+    ):
+        assert_close(ours[f"{prefix}embedding"], states[0])
+        for i, pattern in enumerate(patterns):
+            assert_close(ours[f"{prefix}blocks.{i}.attention.pattern"], pattern[0].transpose(0, 1))
+            if i + 1 < len(patterns):
+                assert_close(ours[f"{prefix}blocks.{i}.residual"], states[i + 1])
+    for i in range(len(runner.model.layers)):
+        assert_close(ours[f"blocks.{i}.cross.pattern"], theirs.cross_attentions[i][0].transpose(0, 1))
+    assert_close(ours["encoder.final"], theirs.encoder_last_hidden_state)
+    assert_close(ours["logits"], theirs.logits)
