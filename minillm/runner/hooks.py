@@ -22,7 +22,7 @@ from ..backends.observe import WrappedBackend
 from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..backends.weights import Weight
-from ..batch import Batch, TokenSequence
+from ..batch import Batch, Span, TokenSequence
 from ..decoding.event import padded
 from ..decoding.functions import Hook, Hooks, Place, called
 from ..errors import ParameterError, shown
@@ -121,6 +121,8 @@ class View:
     """One for each row; empty if nothing is watched"""
     shared: Mapping[str, tuple[Hook, ...]] = field(default_factory=dict)
     """The functions for all texts, which come first"""
+    keys: Sequence[Any] | None = None
+    """Of attention patterns, the keys in each row's own past; None: all are"""
 
     def functions(self, name: str) -> list[tuple[Hook, bool]]:
         """The functions at a point, and whether each is the request's own."""
@@ -164,8 +166,8 @@ class View:
 
     def keep(self, name: str, rows: NDArray[np.float32]) -> None:
         """Keep the rows of a point."""
-        for node, row in zip(self.nodes, rows, strict=True):
-            node.rows[name] = row
+        for i, (node, row) in enumerate(zip(self.nodes, rows, strict=True)):
+            node.rows[name] = row if self.keys is None else row[..., self.keys[i]]
 
 
 def views_of(
@@ -183,6 +185,16 @@ def views_of(
             nodes = probe.nodes(sequence, count, prefix) if probe is not None and probe.hooks.watched else []
             views.append(View(slice(span.start, span.stop), span.positions(), probe, nodes, shared))
     return views
+
+
+def _keys_seen(span: Span) -> list[Any]:
+    """The keys that each new token of a sequence follows, itself included: its line, and its ancestors in a tree."""
+    n = span.stop - span.start
+    line = span.context_len - (0 if span.tree is None else len(span.tree))
+    keys: list[Any] = [slice(0, S) for S in range(span.context_len - n + 1, line + 1)]
+    if span.tree is not None:
+        keys += [np.r_[0:line, line + np.flatnonzero(row)] for row in span.tree]
+    return keys
 
 
 class HookedBackend(WrappedBackend):
@@ -329,7 +341,9 @@ class HookedBackend(WrappedBackend):
             weights = softmax(attention_scores(rows, keys, span, span.stop, spec, np), np)  # [K, G n, S]
             n, H, _ = rows.shape
             pattern = weights.reshape(H, n, -1).swapaxes(0, 1).copy()  # [K, G n, S] -> [n, H, S]
-            if self.look(point, pattern, [replace(view, rows=slice(None))]):
+            if self.look(
+                point, pattern, [replace(view, rows=slice(None), keys=_keys_seen(span) if spec.causal else None)]
+            ):
                 weights, out = pattern.swapaxes(0, 1).reshape(weights.shape), np.empty_like(rows)
                 merge_values(weights, values, span, out, np)
                 z[view.rows] = self.inner.xp.asarray(out)

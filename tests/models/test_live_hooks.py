@@ -28,7 +28,9 @@ SOURCE = np.random.default_rng(4).integers(3, 96, 30).tolist()
 
 SEVERAL_HEADS = [case for case in CASES if case != ("bloom", "one head, another epsilon")]
 # Names of transformers' modules, the first group being the layer's number: what each reads or returns.
-OUTPUT_PROJECTION = r"layers?\.(\d+)\..*?(?:self_attn|attn|attention|self_attention|SelfAttention)\.(?:o_proj|out_proj|c_proj|dense|o)"
+OUTPUT_PROJECTION = (
+    r"layers?\.(\d+)\..*?(?:self_attn|attn|attention|self_attention|SelfAttention)\.(?:o_proj|out_proj|c_proj|dense|o)"
+)
 MLP_DOWN = r"layers?\.(\d+)\.(?:.*\.)?(?:down_proj|fc2|c_proj|dense_4h_to_h|wo)"
 
 
@@ -60,7 +62,10 @@ def seen_by_modules(model: Any, call: Callable[[], Any], pattern: str) -> dict[i
 
     def note(layer: int) -> Any:
         def hook(_: Any, inputs: Any, result: Any) -> None:
-            seen[layer] = inputs[0].reshape(-1, inputs[0].shape[-1]).numpy(), result.reshape(-1, result.shape[-1]).numpy()
+            seen[layer] = (
+                inputs[0].reshape(-1, inputs[0].shape[-1]).numpy(),
+                result.reshape(-1, result.shape[-1]).numpy(),
+            )
 
         return hook
 

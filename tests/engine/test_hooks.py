@@ -1,0 +1,359 @@
+"""Rows of a text inside the model, watched and changed: by every way through the engine the same. Needs no torch."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm import AsyncEngine, Engine
+from minillm.decoding.event import Event, join_watched
+from minillm.decoding.strategy import Request
+from minillm.engine.loop import StepLoop
+from minillm.errors import EngineStateError, MinillmError, ParameterError
+from minillm.reference.softmax import log_softmax
+
+from ..scheduling import STRATEGIES, check_books, engine_with_helpers, loop_on, requests_of
+from ..seq2seq import write_checkpoint
+from .test_ahead import AheadMemory
+
+PROMPT = "A list of colors: red,"
+IDS = [40, 41, 42, 43, 44, 45, 46]
+QUICK = ("beams", "samples", "lookahead", "draft samples", "naive", "adapter")
+WATCHED = ("blocks.1.residual", "blocks.0.attention.pattern", "final")
+
+
+@pytest.fixture(scope="module", params=["numpy", "cpu"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with Engine(backend=request.param, prefix_cache=True) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module", params=["numpy", pytest.param("cpu", marks=pytest.mark.slow)])
+def helped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with engine_with_helpers(request.param, tmp_path_factory.mktemp("engine")) as engine:
+        yield engine
+
+
+def twice(array: Any, place: Any) -> Any:
+    return 2 * array
+
+
+def silent(array: Any, place: Any) -> Any:
+    return 0 * array
+
+
+# --- what is watched --------------------------------------------------------------------------------------------------
+
+
+def test_each_point_follows_from_those_before_it(engine: Engine) -> None:
+    answer = engine.generate(PROMPT, max_new_tokens=5, watch=["**"])
+    ids = [*answer.prompt_token_ids, *answer.token_ids[:-1]]
+    rows, names = answer.watched, engine.names()
+    assert [*rows] == [*names]
+    for name, shape in names.items():
+        assert rows[name].shape == tuple(len(ids) if size in ("T", "S") else size for size in shape)
+    stream = rows["embedding"]
+    for i in range(engine.config.num_layers):
+        block = {name.removeprefix(f"blocks.{i}."): array for name, array in rows.items()}
+        middle = stream + block["attention.out"]
+        np.testing.assert_allclose(block["residual_mid"], middle, atol=1e-5)
+        stream = middle + block["mlp.out"]
+        np.testing.assert_allclose(block["residual"], stream, atol=1e-5)
+        pattern, v = block["attention.pattern"], block["attention.v"]
+        np.testing.assert_allclose(pattern.sum(-1), 1, atol=1e-5)
+        assert not np.triu(pattern.swapaxes(0, 1), 1).any()
+        np.testing.assert_allclose(np.einsum("ths,shd->thd", pattern, v), block["attention.z"], atol=1e-5)
+        scores = np.einsum("thd,shd->ths", block["attention.q"], block["attention.k"]) / np.sqrt(v.shape[-1])
+        seen = np.where(np.tri(len(ids), dtype=bool)[:, None], scores, -np.inf)
+        np.testing.assert_allclose(np.exp(log_softmax(seen, np)), pattern, atol=1e-5)
+    np.testing.assert_allclose(rows["final"], engine.hidden_states(ids), atol=1e-4)
+    np.testing.assert_allclose(rows["logits"], engine.forward(ids), atol=1e-4)
+
+
+def test_the_events_of_a_stream_have_the_same_rows(engine: Engine) -> None:
+    fields: dict[str, Any] = {"max_new_tokens": 6, "watch": [*WATCHED, "logits"]}
+    events = [*engine.stream(PROMPT, **fields)]
+    whole = engine.generate(PROMPT, **fields)
+    prompt = whole.prompt_tokens
+    assert [len(event.watched["final"]) for event in events if event.watched] == [prompt, 1, 1, 1, 1, 1]
+    for joined in (join_watched([event.watched for event in events if event.watched]), Event.joined(events).watched):
+        for name in fields["watch"]:
+            np.testing.assert_array_equal(joined[name], whole.watched[name])
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in QUICK else pytest.mark.slow) for k in STRATEGIES])
+def test_every_strategy_reports_the_rows_of_the_tokens_it_returns(helped: Engine, kind: str) -> None:
+    request = requests_of(helped, kind, IDS, max_new_tokens=9, seed=3)
+    lora = {"lora": "one"} if "adapter" in kind else {}
+    for loop in (loop_on(helped, 40, size=16, page_size=64), loop_on(helped, 60, budget=5)):
+        plain, watched = run(loop_on(helped, 40, size=16, page_size=64), request), run(loop, hooked(helped, request))
+        assert {i: tokens for i, (tokens, _) in watched.items()} == {i: tokens for i, (tokens, _) in plain.items()}
+        for tokens, rows in watched.values():
+            ids = [*IDS, *tokens[:-1]]
+            expected = helped.generate(ids, max_new_tokens=1, watch=WATCHED, **lora).watched
+            for name in WATCHED:
+                assert rows[name].shape == expected[name].shape
+                np.testing.assert_allclose(rows[name], expected[name], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["beams", "samples", pytest.param("lookahead", marks=pytest.mark.slow)])
+def test_a_preempted_request_reports_the_same_rows(helped: Engine, kind: str) -> None:
+    request = hooked(helped, requests_of(helped, kind, IDS, max_new_tokens=9, seed=3))
+    expected, loop = run(loop_on(helped, 99), request), loop_on(helped, 99, budget=5)
+    last: list[list[int]] = []
+
+    def disturb() -> None:
+        nonlocal last
+        fed = [list(sequence.token_ids) for run in loop.scheduler.running for sequence in run.fed]
+        if fed != last and all(run.started for run in loop.scheduler.running):  # it has gone on since
+            last = fed
+            for running in list(loop.scheduler.running):
+                loop.scheduler.preempt(running)
+
+    assert_same(run(loop, request, disturb), expected)
+    assert loop.stats.preemptions >= 2
+
+
+def hooked(engine: Engine, request: Request, functions: Any = None) -> Request:
+    return replace(request, hooks=engine.runner.hooks_of(WATCHED, functions))
+
+
+def run(loop: StepLoop, request: Request, between: Any = None) -> dict[int, tuple[list[int], dict[str, np.ndarray]]]:
+    """The tokens and the watched rows of each result."""
+    loop.add(request)
+    events: dict[int, list[Event]] = {}
+    while loop.busy:
+        for event in loop.step_or_raise():
+            events.setdefault(event.index, []).append(event)
+        check_books(loop)
+        if between is not None:
+            between()
+    joined = {index: Event.joined(own) for index, own in events.items()}
+    return {index: ([*event.token_ids], event.watched or {}) for index, event in joined.items()}
+
+
+def assert_same(ours: dict[int, Any], expected: dict[int, Any]) -> None:
+    assert {i: tokens for i, (tokens, _) in ours.items()} == {i: tokens for i, (tokens, _) in expected.items()}
+    for index, (_, rows) in ours.items():
+        for name in WATCHED:
+            np.testing.assert_allclose(rows[name], expected[index][1][name], atol=1e-4)
+
+
+def test_the_encoder_s_rows_come_too(tmp_path: Path) -> None:
+    with Engine(write_checkpoint(tmp_path)) as engine:
+        answer = engine.generate(PROMPT, max_new_tokens=4, num_beams=2, watch=["**"])
+        assert [*answer.watched] == [*engine.names()]
+        assert len(answer.watched["encoder.blocks.0.residual"]) == answer.prompt_tokens
+        assert answer.watched["blocks.0.cross.pattern"].shape[-1] == answer.prompt_tokens
+        assert len(answer.watched["final"]) == len(answer.token_ids)
+        other = engine.generate(PROMPT, max_new_tokens=4, num_beams=2, hooks={"encoder.final": silent}, watch=["final"])
+        assert np.abs(other.watched["final"][0] - answer.watched["final"][0]).max() > 1e-3
+
+
+# --- what is changed --------------------------------------------------------------------------------------------------
+
+
+def test_a_change_reaches_what_follows_and_nothing_before(engine: Engine) -> None:
+    names = [*engine.names()]
+    plain = engine.generate(PROMPT, max_new_tokens=1, watch=["**"]).watched
+    for changed in (name for name in names if name.startswith(("embedding", "blocks.2.", "final", "logits"))):
+        rows = engine.generate(PROMPT, max_new_tokens=1, watch=["**"], hooks={changed: twice}).watched
+        if changed.endswith(("pattern", "residual_mid", "mlp.in", "z", "out", "residual", "final", "logits", "hidden")):
+            np.testing.assert_allclose(rows[changed], 2 * plain[changed], rtol=1e-5, atol=1e-6)
+        place = names.index(changed)
+        for name in names[:place]:
+            np.testing.assert_array_equal(rows[name], plain[name], err_msg=f"{changed} has changed {name}")
+        different = [name for name in names[place + 1 :] if not np.allclose(rows[name], plain[name])]
+        assert different or changed == "logits", changed
+
+
+def test_functions_run_in_their_order_and_know_their_place(engine: Engine) -> None:
+    places: list[Any] = []
+
+    def note(array: Any, place: Any) -> None:
+        places.append(place)
+        array[...] = 0  # its own copy
+
+    plain = engine.generate(PROMPT, max_new_tokens=3, watch=["blocks.1.mlp.out"])
+    answer = engine.generate(
+        PROMPT,
+        max_new_tokens=3,
+        watch=["blocks.1.mlp.out"],
+        hooks={"blocks.1.mlp.out": note, "blocks.*.mlp.out": note},
+    )
+    assert answer.token_ids == plain.token_ids
+    assert {place.name for place in places} == {f"blocks.{i}.mlp.out" for i in range(engine.config.num_layers)}
+    ours = [place for place in places if place.layer == 1]
+    assert len(ours) == 2 * 3
+    positions = np.concatenate([place.positions for place in ours[::2]])
+    assert positions.tolist() == [*range(answer.prompt_tokens + 2)]
+    assert len({place.request for place in places}) == 1
+
+    def one_more(array: Any, place: Any) -> Any:
+        return array + 1
+
+    both = engine.generate(
+        PROMPT, max_new_tokens=1, watch=["final"], hooks={"final": silent, "fin*": one_more}
+    ).watched["final"]
+    np.testing.assert_array_equal(both, np.ones_like(both))
+
+
+def test_strangers_in_the_batch_are_neither_seen_nor_changed(engine: Engine) -> None:
+    def run_beside(**inside: Any) -> tuple[list[Any], set[int]]:
+        seen: set[int] = set()
+
+        def change(array: Any, place: Any) -> Any:
+            seen.add(place.request)
+            return 2 * array
+
+        fields: dict[str, Any] = {"max_new_tokens": 8, "logprobs": True, "eos_token_id": []}
+        functions = {"blocks.*.attention.*": change, "blocks.*.mlp.*": change, "logits": change} if inside else None
+        with Engine(backend=engine.runner.backend.name) as fresh:
+            ids = [fresh.add(text, **fields) for text in ("Once upon a time", "Monday,")]
+            ids.insert(1, fresh.add(PROMPT, hooks=functions, **fields))
+            events: dict[Any, list[Event]] = {i: [] for i in ids}
+            while fresh.busy:
+                for event in fresh.step():
+                    events[event.request_id].append(event)
+        joined = [Event.joined(events[i]) for i in ids]
+        assert seen <= {ids[1]}
+        return [(event.token_ids, event.logprobs) for event in joined], seen
+
+    (first, changed, last), seen = run_beside(hooks=True)
+    (first_alone, plain, last_alone), _ = run_beside()
+    assert seen
+    assert (first, last) == (first_alone, last_alone)  # to the last bit
+    assert changed != plain
+
+
+def test_hooks_for_all_requests_equal_hooks_of_each_and_end_with_the_block(engine: Engine) -> None:
+    plain = engine.generate([PROMPT, "Monday,"], max_new_tokens=6)
+    own = engine.generate([PROMPT, "Monday,"], max_new_tokens=6, hooks={"blocks.*.mlp.out": silent})
+    with engine.hooks({"blocks.*.mlp.out": silent}):
+        assert engine.generate([PROMPT, "Monday,"], max_new_tokens=6) == own
+        with engine.hooks({"blocks.*.mlp.out": silent, "final": twice}):
+            logits = engine.forward(plain[0].prompt_token_ids)
+        changed = engine.forward(plain[0].prompt_token_ids)
+        assert np.abs(changed - logits).max() > 1e-3
+    assert own != plain
+    assert engine.generate([PROMPT, "Monday,"], max_new_tokens=6) == plain
+    assert not np.allclose(engine.forward(plain[0].prompt_token_ids), changed)
+    np.testing.assert_allclose(engine.hidden_states(PROMPT), engine.hidden_states(PROMPT))
+
+
+def test_a_request_with_hooks_takes_no_pages_of_others_and_leaves_none(engine: Engine) -> None:
+    text = "The owl and the fox lived in a wood of oak trees. " * 4
+    plain = engine.generate(text, max_new_tokens=4)
+    assert engine.generate(text, max_new_tokens=4).cached_tokens > 0
+    changed = engine.generate(text, max_new_tokens=4, hooks={"blocks.0.residual": silent}, watch=["final"])
+    assert changed.cached_tokens == 0
+    assert len(changed.watched["final"]) == changed.prompt_tokens + 3
+    other = text.replace("owl", "cat")
+    engine.generate(other, max_new_tokens=4, hooks={"blocks.0.residual": silent})
+    with engine.hooks({"blocks.0.residual": silent}):
+        engine.generate(other, max_new_tokens=4)
+    answer = engine.generate(other, max_new_tokens=4)
+    assert answer.cached_tokens < 8  # what the two texts have in common
+    assert engine.generate(text, max_new_tokens=4) == plain
+
+
+def test_a_step_is_not_launched_ahead_of_a_hook() -> None:
+    with Engine(backend="numpy") as engine:
+        memory = engine.runner.backend.memory
+        ahead = AheadMemory()
+        engine.runner.backend.memory = ahead
+        loop = loop_on(engine, 40)
+        engine.runner.backend.memory = memory
+        for runner in loop.runners.values():
+            runner.backend.memory = ahead
+        loop = StepLoop(loop.runners, loop.scheduler.limits)
+        request = engine.request(IDS, max_new_tokens=6)
+        plain = run(loop, request)
+        launched = ahead.launched
+        assert launched > 0
+        changed = run(loop, hooked(engine, request, {"blocks.*.mlp.out": silent}))
+        assert ahead.launched == launched
+        assert changed[0][0] != plain[0][0]
+        for runner in loop.runners.values():
+            runner.set_hooks(runner.hooks_of((), {"blocks.*.mlp.out": silent}).functions)
+        assert run(loop, request)[0][0] == changed[0][0]
+        assert ahead.launched == launched
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_error_of_a_function_ends_its_request_alone(engine: Engine) -> None:
+    def fails(array: Any, place: Any) -> Any:
+        if 9 in place.positions:
+            raise RuntimeError("nothing here")
+
+    def narrow(array: Any, place: Any) -> Any:
+        return array[:, :3]
+
+    plain = engine.generate("Monday,", max_new_tokens=6)
+    for function, message in ((fails, "nothing here"), (narrow, r"should return None or an array of shape \(8, 192\)")):
+        request = engine.add(PROMPT, max_new_tokens=6, hooks={"blocks.2.residual": function})
+        stranger = engine.add("Monday,", max_new_tokens=6)
+        tokens, errors = [], []
+        while engine.busy:
+            for event in engine.step():
+                errors += [event] if event.error is not None else []
+                tokens += event.token_ids if event.request_id == stranger else ()
+        assert tokens == plain.token_ids
+        assert [event.request_id for event in errors] == [request]
+        with pytest.raises((RuntimeError, ParameterError), match=message):
+            raise errors[0].error
+    with pytest.raises(MinillmError, match="NaN"):
+        engine.generate(PROMPT, max_new_tokens=2, hooks={"blocks.0.residual": lambda array, _: array * np.nan})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"watch": ["blocks.9.residual"]},
+            r"watch: 'blocks.9.residual' names no point .* embedding, blocks.\*.attention",
+        ),
+        ({"watch": "blocks.*"}, "watch: 'blocks.*' names no point"),
+        ({"watch": [3]}, "watch: 3 names no point"),
+        ({"watch": 3}, "watch should be a list of names of points, found 3"),
+        ({"hooks": ["final"]}, r"hooks should be a dict of names of points and functions, found \['final'\]"),
+        ({"hooks": {"final": 3}}, r"hooks\['final'\] should be a function \(array, place\), found 3"),
+        ({"hooks": {"last": silent}}, "hooks: 'last' names no point"),
+    ],
+)
+def test_a_mistake_is_named(engine: Engine, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        engine.generate(PROMPT, **fields)
+
+
+def test_a_closed_engine_says_so() -> None:
+    engine = Engine()
+    with pytest.raises(EngineStateError, match="closed"), engine.hooks({"final": silent}):
+        engine.close()
+        engine.generate(PROMPT)
+    with pytest.raises(EngineStateError, match="closed"):
+        engine.names()
+
+
+def test_a_request_that_is_cut_off_has_what_was_computed(engine: Engine) -> None:
+    answer = engine.generate("Once upon a time", max_new_tokens=400, timeout=0.05, watch=["final"])
+    assert answer.completions[0].finish_reason in ("timeout", "stop", "length")
+    if answer.token_ids:
+        assert len(answer.watched["final"]) == answer.prompt_tokens + len(answer.token_ids) - 1
+
+
+def test_an_async_engine_offers_the_same() -> None:
+    async def main() -> Any:
+        async with AsyncEngine(Engine()) as engine:
+            fields: dict[str, Any] = {"max_new_tokens": 4, "watch": ["final"], "hooks": {"blocks.1.mlp.out": silent}}
+            events = [event async for event in engine.stream(PROMPT, **fields)]
+            return Event.joined(events).watched, (await engine.generate(PROMPT, **fields)).watched
+
+    streamed, whole = asyncio.run(main())
+    np.testing.assert_array_equal(streamed["final"], whole["final"])
