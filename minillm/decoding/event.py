@@ -5,10 +5,8 @@ from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..text.display import brief
+from .hooks import Watched, join_watched
 from .prompt_scores import TopLogProbs
 
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
@@ -66,7 +64,7 @@ class Event:
     prompt_logprobs: list[float | None] | None = None
     """In the first event of a request with `echo` and `logprobs`: as in `Generation`"""
     prompt_top_logprobs: list[TopLogProbs | None] | None = None
-    watched: dict[str, NDArray[np.float32]] | None = None
+    watched: Watched | None = None
     """With `watch`: rows of each point that were computed since the last event; the first begin with the prompt's. The
     last token of a text is not computed, so it has none"""
 
@@ -91,20 +89,3 @@ class Event:
             prompt_top_logprobs=first.prompt_top_logprobs,
             watched=join_watched([event.watched for event in events if event.watched is not None]),
         )
-
-
-def join_watched(chunks: Sequence[dict[str, NDArray[np.float32]]]) -> dict[str, NDArray[np.float32]] | None:
-    """Successive rows of one text as one array for each point; None if there are none."""
-    names = dict.fromkeys(name for chunk in chunks for name in chunk)  # the encoder's come once
-    arrays = {name: padded([chunk[name] for chunk in chunks if name in chunk]) for name in names}
-    return {name: np.concatenate(rows) for name, rows in arrays.items()} or None
-
-
-def padded(arrays: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-    """Arrays with equal last axes: those of attention patterns, whose contexts differ, get zeros for later keys."""
-    longest = max(array.shape[-1] for array in arrays)
-    missing = [longest - array.shape[-1] for array in arrays]
-    return [
-        np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width)]) if width else array
-        for array, width in zip(arrays, missing, strict=True)
-    ]

@@ -1,4 +1,4 @@
-"""Functions of the user's own in a request: logits processors, stopping criteria, and hooks inside the model.
+"""Functions of the user's own among a request's settings: logits processors and stopping criteria.
 
 A logits processor is a function (history, logits, xp), or one of transformers' form, (input_ids [N, T], scores [N, V]).
 Stopping criteria have transformers' form: (input_ids [1, T], scores), where scores is None, as it is there unless
@@ -8,10 +8,10 @@ it has, and NumPy arrays elsewhere; they may return either.
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,30 +116,3 @@ def _as_array(result: Any) -> Any:
         return result
     tensor = result.detach().cpu()
     return (tensor.float() if tensor.is_floating_point() else tensor).numpy()  # NumPy has no bfloat16
-
-
-class Place(NamedTuple):
-    """Where in a forward pass a hook is called."""
-
-    name: str
-    """The point, such as "blocks.3.attention.z"; `models/points.py` lists them"""
-    layer: int | None
-    """The block's number; None outside of blocks"""
-    positions: NDArray[np.int64]
-    """The position in its text of each row. [n]"""
-    request: int | None
-    """The request's number, as `Engine.add` returns it; None outside of requests, as in `Engine.logits`"""
-
-
-Hook = Callable[[Any, Place], Any]
-"""Gets a copy of the rows of one text at a point, and the place. Returns what stands in their place; None: no change"""
-
-
-@dataclass(frozen=True, eq=False)
-class Hooks:
-    """What a request watches and changes inside the model."""
-
-    watched: tuple[str, ...] = ()
-    """Names of points whose rows come with the result"""
-    functions: Mapping[str, tuple[Hook, ...]] = field(default_factory=dict)
-    """Name of a point -> the functions that change its rows, in their order"""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from .fields import GenerationFields
-from .functions import Hook
+from .hooks import Hook
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

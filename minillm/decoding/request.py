@@ -12,8 +12,8 @@ from ..errors import ParameterError, listed, shown
 from ..reference.philox import fold_in
 from ..text.tokenizer import Tokenizer
 from .continuation import TextStream
-from .functions import Hooks
 from .guided import Guide, GuideMaker
+from .hooks import Hooks
 from .prompts import Prompt, encode_prompt, encode_text, source_config
 from .resolving import new_token_limit, resolve, strategy_for
 from .settings import GenerationConfig, Settings

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from ..backends.chooser import Chooser
 from ..reference.sampling import Draw
 from .continuation import Continuation, TextStream
-from .functions import Hooks, StoppingCriteria
+from .functions import StoppingCriteria
 from .guided import Guide
+from .hooks import Hooks
 from .prompt_scores import PromptScores
 from .settings import Settings
 from .stats import Speculation
@@ -106,7 +107,7 @@ class Request:
     timeout: float | None = None
     """Seconds from `created` after which it ends with what there is; None: never"""
     hooks: Hooks | None = None
-    """What it watches and changes inside the model"""
+    """Its hooks inside the model, if it has any"""
     source_ids: list[int] | None = None
     """The encoder's text; `prompt_ids` are then what the decoder's text begins with. None without an encoder"""
 

@@ -17,13 +17,13 @@ from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..batch import Batch
 from ..cache import PagedCache
-from ..decoding.functions import Hooks
-from ..errors import ParameterError, RankError
+from ..errors import RankError
 from ..models.base import Model
 from ..models.heads import without_head
 from ..models.sources import vocabulary_share
 from ..reference.sampling import Draw
-from ..runner.hooks import View
+from ..runner.hooked_backend import View
+from ..runner.hooks import ModelHooks
 from ..runner.runner import Output, Runner
 from .logits import RankChooser, RemoteRows, largest, wanted_of
 from .messages import (
@@ -71,7 +71,7 @@ class RankRunner(Runner):
 
     def __init__(self, part: Part, cache: PagedCache, task: Task = "tokens") -> None:
         model = without_head(part.model) if task == "states" else part.model
-        super().__init__(model, part.backend, cache, part.ranks.layers, part.adapters)
+        super().__init__(model, part.backend, cache, part.ranks.layers, part.adapters, ModelHooks(None))
         self.part, self.task = part, task
         self._received: dict[int, Any] = {}
         """Memory for the hidden states that small passes receive, by their number of tokens"""
@@ -194,14 +194,6 @@ class LeadingRunner(RankRunner):
         config = self.part.model.config
         cache = PagedCache(config, self.backend, pages, layers=self.layers, shared=config.bidirectional)
         return LeadingRunner(self.leader, cache, "labels" if head else "states")
-
-    def hooks_of(self, watch: object, functions: object) -> Hooks:
-        """Refuse hooks.
-
-        Raises:
-            ParameterError: always: each rank has a part of the model.
-        """
-        raise ParameterError("watch and hooks are not offered where several processes share a model: use one process")
 
     def encode(self, backend: Backend, batch: Batch, views: Sequence[View] = ()) -> bool:
         """Run the encoder on all ranks, which have the same result."""

@@ -77,7 +77,12 @@ def launch_first(runner: Runner, running: Sequence[Run]) -> PendingStep | None:
 
     None: one of them needs the host between two steps, or the backend or the cache cannot do it.
     """
-    if not running or not runner.backend.replays or runner.hooks or not all(map(_needs_tokens_alone, running)):
+    if (
+        not running
+        or not runner.backend.replays
+        or runner.hooks.functions
+        or not all(map(_needs_tokens_alone, running))
+    ):
         return None
     rows = [
         Row(run, continuation, sequence)
@@ -104,7 +109,7 @@ def launch_first(runner: Runner, running: Sequence[Run]) -> PendingStep | None:
 
 def launch_next(pending: PendingStep, runner: Runner) -> PendingStep | None:
     """Launch the next step of the sequences that have not ended. None: the host has to read this one first."""
-    if not runner.backend.replays or runner.hooks:  # another one has been put in its place since
+    if not _replays(runner):  # no longer: another backend has been put in its place since, or hooks
         return None
     cache, P = runner.cache, runner.cache.page_size
     rows, left, sources = pending.rows, pending.left, np.arange(len(pending.rows))
@@ -150,6 +155,10 @@ def _adapters(rows: list[Row]) -> tuple[str | None, ...]:
     """Each row's LoRA adapter; empty if none has one."""
     names = tuple(row.sequence.adapter for row in rows)
     return names if any(names) else ()
+
+
+def _replays(runner: Runner) -> bool:
+    return runner.backend.replays and not runner.hooks.functions
 
 
 def _needs_tokens_alone(run: Run) -> bool:

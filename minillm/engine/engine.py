@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..config import ScoreFunction
 from ..decoding.event import Event
 from ..decoding.fields import GenerationFields
-from ..decoding.functions import Hook
+from ..decoding.hooks import Hook
 from ..decoding.keywords import ChatFields, RequestFields, with_fields
 from ..decoding.prompts import Prompt, encode_prompt, encode_text, is_prompt
 from ..decoding.request import check_lora

@@ -15,7 +15,7 @@ from ..backends import compile_seconds, working_time
 from ..backends.operations import Backend
 from ..backends.placement import choose_backend
 from ..config import ModelConfig
-from ..decoding.functions import Hook, Hooks
+from ..decoding.hooks import Hook, Hooks
 from ..decoding.keywords import with_fields
 from ..decoding.request import RequestMaker
 from ..decoding.stats import Stats
@@ -251,9 +251,9 @@ class EngineBase:
 
         Example:
             >>> engine.names()["blocks.0.attention.z"]
-            ('T', 4, 64)
+            ('T', 6, 32)
         """
-        return {name: shape for points in self._target.points if points for name, shape in points.shapes.items()}
+        return self._target.hooks.shapes
 
     @contextmanager
     def hooks(self, functions: Mapping[str, Hook]) -> Iterator[None]:
@@ -277,24 +277,24 @@ class EngineBase:
             ...     answer = engine.generate("Monday,", max_new_tokens=4)
         """
         runner = self._target
-        added = runner.hooks_of((), functions).functions
+        active, added = runner.hooks.functions, runner.hooks.read((), functions).functions
         with self._driver.turn():
-            runner.set_hooks(
-                {**runner.hooks, **{name: (*runner.hooks.get(name, ()), *own) for name, own in added.items()}}
-            )
+            active.update({name: (*active.get(name, ()), *own) for name, own in added.items()})
+            runner.share_pages()
         try:
             yield
         finally:
             if not self._driver.closed:
                 with self._driver.turn():  # other threads may have added some meanwhile
-                    left = {name: [*hooks] for name, hooks in runner.hooks.items()}
                     for name, own in added.items():
+                        left = [*active.pop(name)]
                         for hook in own:
-                            left[name].remove(hook)
-                    runner.set_hooks({name: tuple(hooks) for name, hooks in left.items() if hooks})
+                            left.remove(hook)
+                        active.update({name: tuple(left)} if left else {})
+                    runner.share_pages()
 
     def _hooks_of(self, watch: object, functions: object) -> Hooks:
-        return self._target.hooks_of(watch, functions)
+        return self._target.hooks.read(watch, functions)
 
     @property
     def _target(self) -> Runner:

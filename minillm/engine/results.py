@@ -5,10 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..decoding.event import Event, FinishReason, join_watched
+from ..decoding.event import Event, FinishReason
+from ..decoding.hooks import Watched, join_watched
 from ..decoding.prompt_scores import TopLogProbs
 from ..text.display import TokenView, brief, results_html, view_tokens
 from ..text.tokenizer import Tokenizer
@@ -31,7 +29,7 @@ class Completion:
     score: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    watched: dict[str, NDArray[np.float32]] | None = field(default=None, compare=False)
+    watched: Watched | None = field(default=None, compare=False)
     """With `watch`: name of a point -> its rows, of prompt and answer but the last token. [tokens, ...]"""
 
     def __repr__(self) -> str:
@@ -57,11 +55,12 @@ class Completion:
             self._watched.append(event.watched)
 
     def __post_init__(self) -> None:
-        self._watched: list[dict[str, NDArray[np.float32]]] = []
+        self._watched: list[Watched] = []
 
     def close(self) -> None:
         """Join what was watched, after the last event."""
-        self.watched, self._watched = join_watched(self._watched), []
+        if self._watched:
+            self.watched, self._watched = join_watched(self._watched), []
 
     def views(self, tokenizer: Tokenizer | None) -> list[TokenView]:
         """The tokens as a notebook shows them; the text in one piece if there are no log-probabilities."""
@@ -188,10 +187,10 @@ class Generation:
         return self.completions[0].token_ids
 
     @property
-    def watched(self) -> dict[str, NDArray[np.float32]]:
-        """What was watched of the first completion: name of a point -> [tokens of prompt and answer but the last, ...].
+    def watched(self) -> Watched:
+        """Watched rows of the first completion: name of a point -> [tokens of prompt and answer but the last, ...].
 
-        Empty if nothing was.
+        Empty without `watch`.
         """
         return self.completions[0].watched or {}
 

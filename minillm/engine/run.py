@@ -9,9 +9,10 @@ from ..batch import TokenSequence, common_prefix
 from ..cache import PagedCache
 from ..decoding.continuation import Continuation
 from ..decoding.event import Event, FinishReason
+from ..decoding.hooks import Watched
 from ..decoding.prompt_scores import PromptScores
 from ..decoding.strategy import Feed, Request, State
-from ..runner.hooks import Probe, Watched
+from ..runner.hooked_backend import Probe
 from ..runner.runner import Slice
 from ..source_text import SourceText
 
@@ -153,12 +154,12 @@ class Run:
         return events
 
     def _watched(self, result: Continuation) -> Watched | None:
-        """What was watched of a result since the last call; with the first, what was watched of the encoder's text."""
+        """Rows of a result that were watched since the last call; with the first, those of the encoder's text."""
         assert self.probe is not None
         ids = [*self.request.prompt_ids, *result.token_ids]
         watched = self.probe.take(result.index, ids[: max(len(self.request.prompt_ids), len(ids) - 1)])
         source = self.probe.take(f"source of {result.index}", self.request.source_ids or (), "encoder.")
-        return watched if source is None else {**(watched or {}), **source}
+        return watched if source is None else {**source, **(watched or {})}
 
     def last_events(self, reason: FinishReason, error: Exception | None = None) -> list[Event]:
         """The events of its results if it ends now, early: one for each that has not ended.

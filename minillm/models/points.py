@@ -61,13 +61,15 @@ class Points:
     """The points of a model, or of its encoder, and the weights at which its operations meet them."""
 
     prefix: str = ""
-    """What all names begin with"""
+    """Beginning of all names"""
     shapes: dict[str, Shape] = field(default_factory=dict)
     """Name -> shape, in the order of the computation"""
     inputs: dict[int, str] = field(default_factory=dict)
     """id of a product's weight -> the point that the product reads"""
     summands: dict[int, str] = field(default_factory=dict)
     """id of a product's weight -> the point that is its result without the residual"""
+    results: dict[int, str] = field(default_factory=dict)
+    """id of a product's weight -> the point that is its result"""
     before: dict[int, str] = field(default_factory=dict)
     """id of a norm's weight -> the point that it reads"""
     after: dict[int, str] = field(default_factory=dict)
@@ -85,15 +87,20 @@ class Points:
 
 def points_of(model: Any) -> Points:
     """The points of a decoder, or of a model for texts; without those of its encoder if it has one."""
-    return _points(model, "", model.config.vocab_size if isinstance(model.head, LMHead) else None)
+    points, head = _points(model, ""), model.head
+    if isinstance(head, LMHead):
+        points.shapes["logits"] = "T", model.config.vocab_size
+        if head.scale == 1 and head.cap is None:  # else the scaling's result
+            points.results[id(head.weight)] = "logits"
+    return points
 
 
 def encoder_points(model: Any) -> Points | None:
     """The points of an encoder-decoder's encoder; None of another model."""
-    return _points(model.encoder, "encoder.", None) if hasattr(model, "encoder") else None
+    return _points(model.encoder, "encoder.") if hasattr(model, "encoder") else None
 
 
-def _points(stack: Any, prefix: str, vocabulary: int | None) -> Points:
+def _points(stack: Any, prefix: str) -> Points:
     """The points of a stack of layers between an embedding and a final norm."""
     closing = "final" if stack.final_norm is None else None
     points = Points(prefix, last=len(stack.layers), closing=closing)
@@ -105,8 +112,6 @@ def _points(stack: Any, prefix: str, vocabulary: int | None) -> Points:
     points.shapes[points.name(None, "final")] = "T", E
     if stack.final_norm is not None:
         points.after[id(stack.final_norm.weight)] = "final"
-    if vocabulary is not None:
-        points.shapes["logits"] = "T", vocabulary
     return points
 
 

@@ -14,10 +14,10 @@ from ..backends.observe import CheckingBackend
 from ..backends.operations import Backend
 from ..batch import Batch, TokenSequence
 from ..cache import PagedCache
-from ..decoding.functions import Hook
 from ..errors import NumericalError
 from ..models.encoder_decoder import EncoderDecoder
-from .hooks import View, views_of
+from .hooked_backend import View
+from .hooks import ModelHooks
 
 
 def encode_sources(
@@ -25,7 +25,7 @@ def encode_sources(
     cache: PagedCache,
     sequences: Sequence[TokenSequence],
     encode: Callable[[Backend, Batch, Sequence[View]], bool],
-    hooks: Mapping[str, tuple[Hook, ...]],
+    hooks: ModelHooks,
 ) -> None:
     """Compute the keys and values of cross-attention of those sources that have none yet.
 
@@ -34,7 +34,7 @@ def encode_sources(
         cache: in which each sequence has reserved its own and its source's pages
         sequences: sequences of a decoder pass; several may have the same source
         encode: runs the encoder over sources, and returns whether its result is finite (`encoded`)
-        hooks: functions for all texts, by the names of points
+        hooks: the model's
 
     Raises:
         NumericalError: NaN or infinity in the encoder's result; the message names the operation that produced it.
@@ -48,7 +48,7 @@ def encode_sources(
     if not texts:
         return
     batch = Batch.of(texts, [len(text.token_ids) for text in texts], cache.page_size)
-    views = views_of(batch, texts, hooks, "encoder.")
+    views = hooks.views(batch, texts, "encoder.")
     if not encode(backend, batch, views):
         checking = CheckingBackend(backend)
         encode(checking, batch, views)  # once more
@@ -65,7 +65,7 @@ def encoded(
     cache: PagedCache,
     batch: Batch,
     adapters: Mapping[str, AdapterWeights],
-    hooked: Callable[[Backend], Backend],
+    around: Callable[[Backend], Backend],
 ) -> bool:
     """Run the encoder over sources, and whether its result is finite.
 
@@ -75,10 +75,10 @@ def encoded(
         cache: with the sources' pages
         batch: each source as a sequence, whole
         adapters: LoRA adapters by name
-        hooked: puts hooks around a backend, if some text has them
+        around: puts hooks around a backend, if some text has them
     """
     assert isinstance(model, EncoderDecoder)
-    body = hooked(adapted(backend, adapters, batch, [])[0] if batch.adapters else backend)
+    body = around(adapted(backend, adapters, batch, [])[0] if batch.adapters else backend)
     batch, _ = backend.memory.upload(batch, [])
     with np.errstate(all="ignore"):  # reported with the operation's name
         x = model.encode(body, batch, cache.storage)  # [T] -> [T, E]

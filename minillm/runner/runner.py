@@ -1,7 +1,7 @@
 """Runs a forward pass over pending tokens, the same for prefill and decode."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,15 +12,14 @@ from ..backends.operations import Backend
 from ..backends.recording import sealed
 from ..batch import Batch, TokenSequence
 from ..cache import PagedCache
-from ..decoding.functions import Hook, Hooks
 from ..decoding.strategy import Feed
 from ..errors import NumericalError
 from ..models.base import Model
 from ..models.heads import without_head
-from ..models.points import Points, encoder_points, points_of
 from ..reference.sampling import Draw
 from .encoder_pass import encode_sources, encoded
-from .hooks import HookedBackend, View, read_hooks, views_of
+from .hooked_backend import View
+from .hooks import ModelHooks, other_rows
 
 
 class Output(NamedTuple):
@@ -60,11 +59,12 @@ class Runner:
         cache: PagedCache,
         layers: range | None = None,
         adapters: Mapping[str, AdapterWeights] | None = None,
+        hooks: ModelHooks | None = None,
     ) -> None:
         """`layers` are run, by default all, and `cache` must hold them; `adapters` are the adapters of sequences."""
         self.model = model
         self.cache = cache
-        self.hooks: dict[str, tuple[Hook, ...]] = {}
+        self.hooks = hooks or ModelHooks(model)
         self.backend = backend
         self.adapters = adapters or {}
         self.layers = layers or range(model.config.num_layers)
@@ -78,56 +78,25 @@ class Runner:
     @backend.setter
     def backend(self, backend: Backend) -> None:
         self._backend = backend
-        self._share_pages()
+        self.share_pages()
 
-    def set_hooks(self, hooks: Mapping[str, tuple[Hook, ...]]) -> None:
-        """Replace the functions for all texts, also of runners made from this one: name of a point -> functions."""
-        functions = dict(hooks)
-        self.hooks.clear()
-        self.hooks.update(functions)
-        self._share_pages()
-
-    def _share_pages(self) -> None:
+    def share_pages(self) -> None:
         """Let texts share pages, unless what computes them may change results."""
-        self.cache.apart = self.backend.changes_results or bool(self.hooks)
-
-    @cached_property
-    def points(self) -> tuple[Points, Points | None]:
-        """The points of the model for hooks, and those of its encoder if it has one."""
-        return points_of(self.model), encoder_points(self.model)
-
-    def hooks_of(self, watch: object, functions: object) -> Hooks:
-        """Hooks from the user's patterns of names.
-
-        Args:
-            watch: a pattern of names of points, or a sequence of them
-            functions: a mapping from patterns to functions; None: none
-
-        Raises:
-            ParameterError: a pattern names no point, or a function is none.
-        """
-        names = [name for points in self.points if points is not None for name in points.shapes]
-        return read_hooks(watch, functions, names)
+        self.cache.apart = self.backend.changes_results or bool(self.hooks.functions)
 
     def apart(self, cache: PagedCache, backend: Backend | None = None) -> "Runner":
         """A runner of the same model with another cache, and with another backend if one is given."""
-        return self._hooked(Runner(self.model, backend or self.backend, cache, self.layers, self.adapters))
+        return Runner(self.model, backend or self.backend, cache, self.layers, self.adapters, self.hooks)
 
     def over_texts(self, pages: int, *, head: bool) -> "Runner":
         """A runner of whole texts with a cache of its own; without the model's head its results are hidden states."""
-        return self._hooked(
-            Runner(
-                self.model if head else without_head(self.model),
-                self.backend,
-                PagedCache(self.model.config, self.backend, pages, shared=self.model.config.bidirectional),
-                adapters=self.adapters,
-            )
+        return Runner(
+            self.model if head else without_head(self.model),
+            self.backend,
+            PagedCache(self.model.config, self.backend, pages, shared=self.model.config.bidirectional),
+            adapters=self.adapters,
+            hooks=self.hooks,
         )
-
-    def _hooked(self, runner: "Runner") -> "Runner":
-        """A runner with the same functions for all texts, also those that come later."""
-        runner.hooks = self.hooks
-        return runner
 
     def prefill(self, sequence: TokenSequence) -> Output:
         """Compute all pending tokens of one sequence; logits of the last, [1, V]."""
@@ -165,10 +134,9 @@ class Runner:
         if self.model.config.encoder_layers:
             encode_sources(self.backend, self.cache, sequences, self.encode, self.hooks)
         batch = Batch.of(sequences, counts, self.cache.page_size)
-        views: list[View] = []
-        if self.hooks or any(sequence.probe is not None for sequence in sequences):
-            views = views_of(batch, sequences, self.hooks)
-        logit_rows = [span.stop - 1 for span in batch.spans] if rows is None else rows
+        logit_rows, views = rows, self.hooks.views(batch, sequences)
+        if rows is None:
+            logit_rows = [span.stop - 1 for span in batch.spans]
         output, finite = self._run(self.backend, batch, logit_rows, draws, x, views)
         if not finite:
             checking = CheckingBackend(self.backend)
@@ -191,17 +159,10 @@ class Runner:
         views: Sequence[View] = (),
     ) -> tuple[Output, bool]:
         """The forward pass itself, and whether its results are finite. Empty `rows`: it only fills the K/V cache."""
-        last, logit_rows = self.layers.stop == self.model.config.num_layers, rows
-        body = head = backend
-        if batch.adapters:
-            body, head = adapted(backend, self.adapters, batch, rows)
-        hooked = HookedBackend(body, self.points[0], views) if views else None
-        body = hooked or body
+        last = self.layers.stop == self.model.config.num_layers
+        body, head = self._backends(backend, batch, rows, views)
+        others = other_rows(views, rows) if last else []
         finite = True
-
-        def logits_of(hidden: Any) -> Output:
-            states = self.model.states(head, hidden)  # [R, E] -> [R, W]
-            return Output(self.model.logits(head, states), states)  # [R, W] -> [R, V]
 
         def compute(batch: Batch, rows: Any) -> Output:
             nonlocal finite
@@ -210,30 +171,36 @@ class Runner:
                 hidden = self.model.forward(body, batch, pages, layers=self.layers, x=before)  # -> [T, E]
                 if not last:
                     return Output(None, hidden)
-                if hooked is not None:
-                    hooked.look_at_other_logits(hidden, logit_rows, logits_of)
+                if others:
+                    self._logits(other_head, body.take_rows(hidden, backend.xp.asarray(others)))
                 if len(rows) < batch.num_tokens:
                     finite = not self.cache.prefix_cache or bool(np.isfinite(backend.chooser.to_host(hidden)).all())
                     hidden = body.take_rows(hidden, rows)  # [T, E] -> [R, E]
-                output = logits_of(hidden)
-                if hooked is not None:
-                    hooked.look_at_logits(output.logits, logit_rows)
-                return output
+                return self._logits(head, hidden)
 
+        _, other_head = self._backends(backend, batch, others, views)
         if self.replays and body.replays:
             output = backend.memory.run(self, batch, rows, compute, draws)
         else:
             output = compute(*backend.memory.upload(batch, rows))
         return output, finite and (output.logits is None or backend.chooser.finite(output.logits))
 
+    def _backends(self, backend: Backend, batch: Batch, rows: Any, views: Sequence[View]) -> tuple[Backend, Backend]:
+        """Backends with a batch's adapters and hooks: for its layers [T], and for the head, which gets some rows."""
+        body = head = backend
+        if batch.adapters:
+            body, head = adapted(backend, self.adapters, batch, rows)
+        return self.hooks.around(body, head, views, rows) if views else (body, head)
+
+    def _logits(self, head: Backend, hidden: Any) -> Output:
+        """[R, E] -> [R, V], [R, W]"""
+        hidden = self.model.states(head, hidden)  # [R, E] -> [R, W]
+        return Output(self.model.logits(head, hidden), hidden)  # [R, W] -> [R, V]
+
     def encode(self, backend: Backend, batch: Batch, views: Sequence[View] = ()) -> bool:
         """Run the encoder over a batch of sources, and whether its result is finite."""
-
-        def hooked(body: Backend) -> Backend:
-            points = self.points[1]
-            return HookedBackend(body, points, views) if views and points is not None else body
-
-        return encoded(self.model, backend, self.cache, batch, self.adapters, hooked)
+        around = partial(self.hooks.around_encoder, views=views)
+        return encoded(self.model, backend, self.cache, batch, self.adapters, around)
 
     def place(self, live: list[TokenSequence], feeds: Sequence[Feed]) -> list[TokenSequence]:
         """Turn a request's sequences into its feeds' sequences: fork, truncate, free, and append the tokens.

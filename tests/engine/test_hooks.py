@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from minillm import AsyncEngine, Engine
-from minillm.decoding.event import Event, join_watched
+from minillm.decoding.event import Event
+from minillm.decoding.hooks import join_watched
 from minillm.decoding.strategy import Request
 from minillm.engine.loop import StepLoop
 from minillm.errors import EngineStateError, MinillmError, ParameterError
@@ -119,7 +120,7 @@ def test_a_preempted_request_reports_the_same_rows(helped: Engine, kind: str) ->
 
 
 def hooked(engine: Engine, request: Request, functions: Any = None) -> Request:
-    return replace(request, hooks=engine.runner.hooks_of(WATCHED, functions))
+    return replace(request, hooks=engine.runner.hooks.read(WATCHED, functions))
 
 
 def run(loop: StepLoop, request: Request, between: Any = None) -> dict[int, tuple[list[int], dict[str, np.ndarray]]]:
@@ -279,7 +280,7 @@ def test_a_step_is_not_launched_ahead_of_a_hook() -> None:
         assert ahead.launched == launched
         assert changed[0][0] != plain[0][0]
         for runner in loop.runners.values():
-            runner.set_hooks(runner.hooks_of((), {"blocks.*.mlp.out": silent}).functions)
+            runner.hooks.functions.update(runner.hooks.read((), {"blocks.*.mlp.out": silent}).functions)
         assert run(loop, request)[0][0] == changed[0][0]
         assert ahead.launched == launched
 

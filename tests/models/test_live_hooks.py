@@ -1,7 +1,7 @@
 """What is watched and changed inside each family against hooks on transformers' modules."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="needs the reference extra")
 pytest.importorskip("transformers", reason="needs the reference extra")
 
 from minillm.backends.numpy import NumpyBackend  # noqa: E402
-from minillm.decoding.event import join_watched  # noqa: E402
+from minillm.decoding.hooks import join_watched  # noqa: E402
 from minillm.formats.load_model import load_model  # noqa: E402
 from minillm.runner.runner import Runner  # noqa: E402
 
@@ -41,7 +41,7 @@ def load(folder: Path) -> Runner:
 def watched(runner: Runner, request: Any, watch: Any = "**", functions: Any = None) -> dict[str, np.ndarray]:
     """The rows of the points of a request that generates one token. In two chunks of the prompt."""
     loop = loop_of(target=runner, chunk=24)
-    loop.add(replace(request, hooks=runner.hooks_of(watch, functions)))
+    loop.add(replace(request, hooks=runner.hooks.read(watch, functions)))
     chunks = []
     while loop.busy:
         chunks += [event.watched for event in loop.step_or_raise() if event.watched is not None]
@@ -91,8 +91,8 @@ def test_every_point_of_a_decoder(case: tuple[str, str], tmp_path: Path) -> None
     huggingface.save(model, tmp_path)
     runner = load(tmp_path)
     ours = watched(runner, request_for(LINE, max_new_tokens=1))
-    assert [*ours] == [*runner.points[0].shapes]
-    for point, shape in runner.points[0].shapes.items():
+    assert [*ours] == [*runner.hooks.shapes]
+    for point, shape in runner.hooks.shapes.items():
         assert ours[point].shape == tuple(len(LINE) if size in ("T", "S") else size for size in shape), point
     ids = torch.tensor([LINE])
     with torch.no_grad():
@@ -158,7 +158,7 @@ def test_every_point_of_an_encoder_decoder(case: tuple[str, str], tmp_path: Path
     start = runner.model.config.decoder_start_token_id
     request = seq2seq.request_for(SOURCE, start=start, decoder_prompt=LINE, max_new_tokens=1)
     ours = watched(runner, request)
-    assert {*ours} == {name for points in runner.points for name in points.shapes}
+    assert {*ours} == {*runner.hooks.shapes}
     inputs = {"input_ids": torch.tensor([SOURCE]), "decoder_input_ids": torch.tensor([[start, *LINE]])}
     with torch.no_grad():
         theirs = model(**inputs, output_hidden_states=True, output_attentions=True)
