@@ -107,7 +107,7 @@ class Engine(EngineBase):
         single = is_prompt(prompts)
         requests = self.requests([prompts] if single else prompts, config, **fields)  # type: ignore[list-item, arg-type]
         with showing(read("progress", progress)):
-            results = self._generate(requests)
+            results = self.run(requests)
         return results[0] if single else results
 
     @with_fields
@@ -158,7 +158,7 @@ class Engine(EngineBase):
         """
         request = self.chat_request(messages, config, **fields)
         with showing(read("progress", progress)):
-            return self._generate([request])[0]
+            return self.run([request])[0]
 
     @with_fields
     def stream_chat(
@@ -461,6 +461,21 @@ class Engine(EngineBase):
         """
         return self._driver.submit(requests)
 
+    def run(self, requests: Sequence[Request]) -> list[Generation]:
+        """The results of requests made by `request` or `chat_request`, which run side by side.
+
+        Raises:
+            ParameterError, CacheFullError: as `add`, before anything is run.
+            Exception: the error that ended a request, once the others are done.
+
+        Example:
+            >>> requests = [engine.request("Monday,", max_new_tokens=n) for n in (1, 2)]
+            >>> [answer.text for answer in engine.run(requests)]
+            [' Tuesday', ' Tuesday,']
+        """
+        mail = zip(requests, self._driver.run(requests), strict=True)
+        return [Generation.of(request.given_ids, events, self.tokenizer) for request, events in mail]
+
     def request(
         self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Unpack[RequestFields]
     ) -> Request:
@@ -564,7 +579,3 @@ class Engine(EngineBase):
             arguments.setdefault("skip_special_tokens", False)
         # the template has written the special tokens
         return encode_text(text, self.tokenizer, self.config, add_special_tokens=False), arguments
-
-    def _generate(self, requests: list[Request]) -> list[Generation]:
-        mail = zip(requests, self._driver.run(requests), strict=True)
-        return [Generation.of(request.given_ids, events, self.tokenizer) for request, events in mail]

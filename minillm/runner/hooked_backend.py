@@ -191,7 +191,7 @@ class HookedBackend(WrappedBackend):
             place = Place(name, layer, view.positions, None if view.probe is None else view.probe.request_id)
             new = view.changed(array[view.rows], place)
             if new is not None:
-                array[view.rows] = new
+                array[view.rows] = new if isinstance(array, np.ndarray) else self.inner.xp.asarray(new)
                 changed.append(view.rows)
             if watched:
                 view.keep(name, self._on_host(array[view.rows]))
