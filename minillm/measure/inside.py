@@ -1,4 +1,4 @@
-"""What the parts of a model do to one prompt: logit lens, ablation of heads, activation patching, steering vectors.
+"""Experiments on the parts of a model: logit lens, ablation of heads, activation patching, steering vectors.
 
 Each is a few lines on `watch` and `hooks` (`Engine.generate`), and a starting point for experiments of your own. The
 variants of a prompt that an experiment needs run side by side, in the engine's batches.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lens:
-    """What a model would say after each token if its layers ended early."""
+    """The next tokens that a model would say if its layers ended early."""
 
     token_ids: list[int]
     """[T]"""

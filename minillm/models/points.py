@@ -1,9 +1,9 @@
 """The points of a model at which `watch` and `hooks` look in: their names and shapes, and where they are met.
 
-Names are the same in every family. A block's begin with its number, "blocks.3.attention.z"; those of the encoder of an
-encoder-decoder with "encoder.", and it has the same points as a decoder-only model up to its `final`. A block has the
-points that its kind has: one that computes attention and MLP side by side has no `residual_mid`, one with experts has
-`experts.probabilities` in place of `mlp.hidden`.
+Names are the same in every family; `measure/README.md` has TransformerLens's beside them. A block's begin with its
+number, "blocks.3.attention.z"; those of the encoder of an encoder-decoder with "encoder.", which ends with its `final`.
+A block has the points that its kind has: one that computes attention and MLP side by side has no `residual_mid`, one
+with experts has `experts.probabilities` in place of `mlp.hidden`.
 
     embedding                  [T, E]     what enters the first block
     blocks.3.attention.q       [T, H, D]  queries, after norms and rotation
@@ -34,23 +34,6 @@ from ..layers.block import OutputNorm, Parallel, PostNorm
 from ..layers.cross_attention import PostNormCross
 from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
-
-TRANSFORMER_LENS = {
-    "embedding": "blocks.0.hook_resid_pre",
-    "attention.q": "attn.hook_rot_q, or attn.hook_q without rotation",
-    "attention.k": "attn.hook_rot_k, or attn.hook_k without rotation",
-    "attention.v": "attn.hook_v",
-    "attention.pattern": "attn.hook_pattern, [H, T, S] there",
-    "attention.z": "attn.hook_z",
-    "attention.out": "hook_attn_out",
-    "residual_mid": "hook_resid_mid",
-    "mlp.in": "ln2.hook_normalized",
-    "mlp.hidden": "mlp.hook_post",
-    "mlp.out": "hook_mlp_out",
-    "residual": "hook_resid_post",
-    "final": "ln_final.hook_normalized",
-}
-"""Points, those of a block without its number, and what TransformerLens calls them"""
 
 Shape = tuple[int | str, ...]
 """Sizes of a point's array; "T" tokens and "S" positions of the context differ from call to call"""

@@ -105,6 +105,12 @@ def test_every_point_of_a_decoder(case: tuple[str, str], tmp_path: Path) -> None
     for i in range(layers):
         assert_close(ours[f"blocks.{i}.attention.pattern"], theirs.attentions[i][0].transpose(0, 1))
     assert_close(ours["logits"], theirs.logits)
+    if hasattr(model.config, "output_router_logits"):
+        with torch.no_grad():
+            router = model(ids, output_router_logits=True).router_logits
+        for i, scores in enumerate(router):
+            ours_there = ours[f"blocks.{i}.experts.probabilities"]
+            assert_close(ours_there, scores if abs(scores.sum(-1) - 1).max() < 1e-4 else scores.softmax(-1))
     if runner.model.head.project_out is None:  # else theirs is projected already
         assert_close(ours["final"], last_hidden_state(model, ids))
     products = seen_by_modules(model, lambda: model(ids), OUTPUT_PROJECTION)
