@@ -164,6 +164,8 @@ class HookedBackend(WrappedBackend):
     def __init__(self, inner: Backend, points: Points, views: Sequence[View]) -> None:
         super().__init__(inner)
         self._points, self._views = points, views
+        self._changed: tuple[Any, Any] = (None, None)
+        """The last input of a product that was changed, and the copy that is so"""
         self._names = {name for view in views for name in view.shared}
         for probe in {view.probe for view in views if view.probe is not None}:
             self._names |= probe.watched | probe.hooks.functions.keys()
@@ -229,7 +231,14 @@ class HookedBackend(WrappedBackend):
     def _looked_at(self, point: str, x: Any) -> Any:
         """x, or a copy with changed rows: x itself may be read elsewhere."""
         copy = x.copy()
-        return copy if self.look(point, copy) else x
+        if not self.look(point, copy):
+            return x
+        self._changed = x, copy
+        return copy
+
+    def take_rows(self, x: Any, rows: Any) -> Any:
+        """Rows as experts read them: changed, if what the router has read was. [T, E], [R] -> [R, E]"""
+        return self.inner.take_rows(self._changed[1] if x is self._changed[0] else x, rows)
 
     def _sum(self, point: str, compute: Callable[[Any], Any], residual: Any | None) -> Any:
         """The sum of a summand and the residual; the summand alone is looked at. [T, E]"""

@@ -172,7 +172,9 @@ class Runner:
                 if not last:
                     return Output(None, hidden)
                 if others:
-                    self._logits(other_head, body.take_rows(hidden, backend.xp.asarray(others)))
+                    self._logits(
+                        other_head, body.take_rows(hidden, backend.xp.asarray(others, getattr(rows, "dtype", None)))
+                    )
                 if len(rows) < batch.num_tokens:
                     finite = not self.cache.prefix_cache or bool(np.isfinite(backend.chooser.to_host(hidden)).all())
                     hidden = body.take_rows(hidden, rows)  # [T, E] -> [R, E]

@@ -17,8 +17,10 @@ from minillm.engine.loop import StepLoop
 from minillm.errors import EngineStateError, MinillmError, ParameterError
 from minillm.reference.softmax import log_softmax
 
+from ..families import CONFIGS
 from ..scheduling import STRATEGIES, check_books, engine_with_helpers, loop_on, requests_of
 from ..seq2seq import write_checkpoint
+from ..tiny import loop_of, model_of, request_for, runner_of
 from .test_ahead import AheadMemory
 
 PROMPT = "A list of colors: red,"
@@ -170,6 +172,18 @@ def test_a_change_reaches_what_follows_and_nothing_before(engine: Engine) -> Non
             np.testing.assert_array_equal(rows[name], plain[name], err_msg=f"{changed} has changed {name}")
         different = [name for name in names[place + 1 :] if not np.allclose(rows[name], plain[name])]
         assert different or changed == "logits", changed
+
+
+def test_experts_read_what_the_router_reads() -> None:
+    runner = runner_of(model_of(CONFIGS["mixtral"]["two of four"]), pages=64)
+    request = request_for(IDS, max_new_tokens=1)
+
+    def rows(hook: Any) -> dict[str, np.ndarray]:
+        inside = runner.hooks.read("blocks.1.**", {"blocks.1.mlp.in": hook})
+        return run(loop_of(target=runner), replace(request, hooks=inside))[0][1]
+
+    assert not rows(silent)["blocks.1.mlp.out"].any()  # they have no biases
+    assert rows(lambda array, _: None)["blocks.1.mlp.out"].any()
 
 
 def test_functions_run_in_their_order_and_know_their_place(engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from minillm import Engine
@@ -49,6 +50,25 @@ def test_the_demo_model(prompts: list[str], fields: dict[str, Any], on_device: C
         with make() as engine:
             texts.append([each.text for each in engine.generate(prompts, max_new_tokens=4, **fields)])
     assert texts[0] == texts[1]
+
+
+def test_what_is_watched_and_changed_inside_is_as_on_a_cpu(on_device: Callable[..., Engine]) -> None:
+    def less(array: Any, place: Any) -> Any:
+        return 0.5 * array
+
+    texts, watched = [], []
+    fields: dict[str, Any] = {"max_new_tokens": 3, "watch": ["**"]}
+    for make in (on_device, lambda: Engine(backend="numpy", dtype="float32", max_batch_size=4)):
+        with make() as engine:
+            for hooks in ({}, {"blocks.1.attention.*": less, "blocks.*.mlp.*": less, "blocks.0.residual*": less}):
+                answer = engine.generate(PROMPTS[1], hooks=hooks, **fields)
+                texts.append(answer.text)
+                watched.append(answer.watched)
+    plain, changed, expected, expected_changed = watched
+    assert texts[:2] == texts[2:]
+    for ours, theirs in ((plain, expected), (changed, expected_changed)):
+        for name, rows in theirs.items():
+            np.testing.assert_allclose(ours[name], rows, atol=1e-3, err_msg=name)
 
 
 @pytest.mark.parametrize(
