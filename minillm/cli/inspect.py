@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
 from ..output_files import check_writable
+from .experiments import EXPERIMENTS, add_experiments, check_experiments, run_experiments
 from .options import add_generation_options, add_model_options, add_prompt_options, load_engine, read_prompts
 from .output import as_json, columns_of, flow, quoted, terminal_width, title, token_text, tokens_of, write_page
 from .plots import (
@@ -55,6 +56,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--head", type=int, metavar="H", help="the head that is drawn large, from 0; needs --attention (default: 0)"
     )
+    add_experiments(parser)
     parser.set_defaults(run=run)
 
 
@@ -66,8 +68,7 @@ def run(args: argparse.Namespace) -> None:
 
     _check(args)
     prompts = read_prompts(args)
-    if args.attention is not None and len(prompts) > 1:
-        raise ParameterError("--attention draws one prompt: give one")
+    check_experiments(args, len(prompts))
     engine = load_engine(args)
     tokenizer, config = need_tokenizer(engine.tokenizer), engine.config
     if config.encoder_layers:
@@ -82,16 +83,20 @@ def run(args: argparse.Namespace) -> None:
     for count, prompt in enumerate(prompts):
         ids = encode_prompt(prompt, tokenizer, config)
         positions = next_tokens(engine.runner, ids, args.top, args.lora)
-        if args.json:
-            print(as_json({"prompt": prompt, "positions": [_as_dict(place, tokenizer) for place in positions]}))
-        else:
-            title(prompt, count, len(prompts))
-            print("\n".join(_table(positions, tokenizer, terminal_width())))
+        results = run_experiments(args, engine, ids)
+        figures = {f"attention of layer {layer}": args.attention} if args.attention is not None else {}
         if args.attention is not None:
             model = args.model or "the model inside minillm"
             _draw(args.attention, engine, ids, layer, head, model=model, lora=args.lora)
-            if not args.json:
-                print(f"attention of layer {layer}: {args.attention}")
+        figures |= {EXPERIMENTS[name]: getattr(args, name) for name in results}
+        if args.json:
+            places = [_as_dict(place, tokenizer) for place in positions]
+            print(as_json({"prompt": prompt, "positions": places, **results}))
+            continue
+        title(prompt, count, len(prompts))
+        print("\n".join(_table(positions, tokenizer, terminal_width())))
+        for name, path in figures.items():
+            print(f"{name}: {path}")
 
 
 def _as_dict(position: "Position", tokenizer: "Tokenizer") -> dict[str, Any]:

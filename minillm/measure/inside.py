@@ -32,8 +32,14 @@ class Lens:
     """Their natural log-probabilities. [L + 1, T, top]"""
 
 
-def logit_lens(engine: "Engine", prompt: Prompt, top: int = 1) -> Lens:
+def logit_lens(engine: "Engine", prompt: Prompt, top: int = 1, *, lora: str | None = None) -> Lens:
     """The final norm and the head applied to the residual stream after each block (nostalgebraist, 2020).
+
+    Args:
+        engine: with the model
+        prompt: text or token ids
+        top: how many next tokens
+        lora: name of one of the engine's adapters
 
     Raises:
         PromptError, ParameterError: as `Engine.generate`.
@@ -44,21 +50,21 @@ def logit_lens(engine: "Engine", prompt: Prompt, top: int = 1) -> Lens:
         [' orange']
     """
     states = ["embedding", *(f"blocks.{i}.residual" for i in range(engine.config.num_layers))]
-    plain = engine.generate(prompt, max_new_tokens=1, watch=states)
+    plain = engine.generate(prompt, max_new_tokens=1, watch=states, lora=lora)
     ids, log_probs = [], []
     for state in states:
         rows = plain.watched[state]
         last = {states[-1]: lambda _, place, rows=rows: rows[place.positions]}
-        logits = engine.generate(plain.prompt_token_ids, max_new_tokens=1, hooks=last, watch=["logits"]).watched[
-            "logits"
-        ]
+        logits = engine.generate(
+            plain.prompt_token_ids, max_new_tokens=1, hooks=last, watch=["logits"], lora=lora
+        ).watched["logits"]
         best, values = top_log_probs(logits, top, np)  # [T, V] -> 2 x [T, top]
         ids.append(best)
         log_probs.append(values)
     return Lens(plain.prompt_token_ids, np.stack(ids), np.stack(log_probs))
 
 
-def ablate_heads(engine: "Engine", prompt: Prompt) -> tuple[int, NDArray[np.float32]]:
+def ablate_heads(engine: "Engine", prompt: Prompt, *, lora: str | None = None) -> tuple[int, NDArray[np.float32]]:
     """The most likely next token, and what each head adds to its log-probability. [L, H]
 
     What is added is the difference to a pass in which the head's result z is zero at every position; numbers below 0
@@ -67,7 +73,7 @@ def ablate_heads(engine: "Engine", prompt: Prompt) -> tuple[int, NDArray[np.floa
     Raises:
         PromptError, ParameterError: as `Engine.generate`.
     """
-    answer = engine.generate(prompt, max_new_tokens=1, do_sample=False, eos_token_id=[])
+    answer = engine.generate(prompt, max_new_tokens=1, do_sample=False, eos_token_id=[], lora=lora)
     [token], ids = answer.token_ids, answer.prompt_token_ids
     L, H = engine.config.num_layers, engine.config.num_heads
 
@@ -79,11 +85,13 @@ def ablate_heads(engine: "Engine", prompt: Prompt) -> tuple[int, NDArray[np.floa
         return ablate
 
     variants = [{f"blocks.{layer}.attention.z": without(head)} for layer in range(L) for head in range(H)]
-    plain, *ablated = next_log_probs(engine, [(ids, hooks) for hooks in [{}, *variants]], token)
+    plain, *ablated = next_log_probs(engine, [(ids, hooks) for hooks in [{}, *variants]], token, lora)
     return token, np.float32(plain) - np.array(ablated, np.float32).reshape(L, H)
 
 
-def patch(engine: "Engine", prompt: Prompt, source: Prompt, point: str = "residual") -> tuple[int, NDArray[np.float32]]:
+def patch(
+    engine: "Engine", prompt: Prompt, source: Prompt, point: str = "residual", *, lora: str | None = None
+) -> tuple[int, NDArray[np.float32]]:
     """The next token after `source`, and how far each patch of `prompt` restores its log-probability. [L, T]
 
     A patch replaces the row of a point, of one block and one position, by that of `source` (Meng et al., arXiv
@@ -94,12 +102,15 @@ def patch(engine: "Engine", prompt: Prompt, source: Prompt, point: str = "residu
         prompt: a text
         source: another, of as many tokens
         point: name of a point without its block's number, such as "attention.z"
+        lora: name of one of the engine's adapters
 
     Raises:
         ParameterError: the texts differ in length, or do not differ for the model; or as `Engine.generate`.
         PromptError: as `Engine.generate`.
     """
-    clean = engine.generate(source, max_new_tokens=1, do_sample=False, eos_token_id=[], watch=[f"blocks.*.{point}"])
+    clean = engine.generate(
+        source, max_new_tokens=1, do_sample=False, eos_token_id=[], watch=[f"blocks.*.{point}"], lora=lora
+    )
     ids = engine.request(prompt, max_new_tokens=1).prompt_ids
     [token], source_ids, L = clean.token_ids, clean.prompt_token_ids, engine.config.num_layers
     if len(ids) != len(source_ids):
@@ -120,7 +131,7 @@ def patch(engine: "Engine", prompt: Prompt, source: Prompt, point: str = "residu
 
     variants = [at(layer, position) for layer in range(L) for position in range(len(ids))]
     runs = [(source_ids, {}), *((ids, hooks) for hooks in [{}, *variants])]
-    best, plain, *patched = next_log_probs(engine, runs, token)
+    best, plain, *patched = next_log_probs(engine, runs, token, lora)
     if best - plain < 1e-6:
         raise ParameterError(
             "the next token after `source` is no less likely after `prompt`: there is nothing to restore"
@@ -153,7 +164,9 @@ def steering_vector(
     return mean(positive) - mean(negative)
 
 
-def next_log_probs(engine: "Engine", runs: Iterable[tuple[Prompt, Mapping[str, Hook]]], token: int) -> list[float]:
+def next_log_probs(
+    engine: "Engine", runs: Iterable[tuple[Prompt, Mapping[str, Hook]]], token: int, lora: str | None = None
+) -> list[float]:
     """The log-probability of a token after each of some prompts, each with its hooks."""
     values: list[float] = []
     requests = []
@@ -165,6 +178,6 @@ def next_log_probs(engine: "Engine", runs: Iterable[tuple[Prompt, Mapping[str, H
             rows = engine.runner.backend.chooser.to_host(logits[-1:])  # [R, V] -> [1, V]
             values[i] = float(log_softmax(np.asarray(rows, np.float32), np)[0, token])
 
-        requests.append(engine.request(prompt, max_new_tokens=1, hooks={**hooks, "logits": note}))
+        requests.append(engine.request(prompt, max_new_tokens=1, hooks={**hooks, "logits": note}, lora=lora))
     engine.run(requests)
     return values
