@@ -3,7 +3,7 @@
     python scripts/make_real_golden.py        # needs the reference extra; fetches the model
 
 transformers reads the file by itself and computes in float32. The results: greedy continuations, beams with their
-scores, answers in a chat, the likeliest tokens after a prompt, and the mean surprise over a text.
+scores, answers in a chat, the likeliest tokens after a prompt, the mean surprise over a text, and what is inside.
 """
 
 import json
@@ -56,6 +56,10 @@ ANSWER_TOKENS = 60
 LEAST_LEAD = 1e-3
 """Of a greedy token's logit over the next best one: with less, rounding might decide between the two"""
 LIKELIEST = 5
+SHOWN = 6
+"""Numbers of a residual stream"""
+ABLATED = [(0, 0), (3, 5), (12, 2), (20, 8), (29, 4)]
+"""Layers and heads"""
 
 
 class Model:
@@ -105,6 +109,37 @@ class Model:
             loss = self.model(ids, labels=ids).loss.item()
         return {"tokens": ids.shape[1], "mean_surprise": loss, "perplexity": math.exp(loss)}
 
+    def inside(self, prompt: str) -> dict[str, Any]:
+        """The last token's residual stream after each layer but the last (some numbers, and the length), and the
+        logarithm of the likeliest token's probability without one head.
+        """
+        ids = self.tokenizer.encode(prompt)
+        with torch.no_grad():
+            states = self.model(torch.tensor([ids]), output_hidden_states=True).hidden_states[1:-1]
+        rows = [state[0, -1] for state in states]
+        logits = torch.tensor(huggingface.logits(self.model, ids)[-1])
+        token, width = int(logits.argmax()), self.model.config.head_dim
+        ablated = []
+        for layer, head in ABLATED:
+
+            def without(_: Any, inputs: Any, first: int = head * width) -> Any:
+                changed = inputs[0].clone()
+                changed[..., first : first + width] = 0
+                return (changed,)
+
+            handle = self.model.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(without)
+            log = torch.tensor(huggingface.logits(self.model, ids)[-1]).log_softmax(-1)[token]
+            handle.remove()
+            ablated.append([layer, head, float(log)])
+        return {
+            "prompt": prompt,
+            "residual": [row[:SHOWN].tolist() for row in rows],
+            "lengths": [float(row.norm()) for row in rows],
+            "token": token,
+            "log_prob": float(logits.log_softmax(-1)[token]),
+            "ablated": ablated,
+        }
+
 
 def expected(path: Path) -> dict[str, Any]:
     """All results on the model in a file."""
@@ -114,6 +149,7 @@ def expected(path: Path) -> dict[str, Any]:
         "beams": [model.beams(PROMPTS[:3], fields) for fields in BEAMS],
         "chats": [model.answer(messages) for messages in CHATS],
         "text": model.surprise(TEXT.read_text(encoding="utf-8")),
+        "inside": model.inside(PROMPTS[0]),
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm.measure.inside import next_log_probs
 from minillm.reference.softmax import log_softmax
 
 from .conftest import Engines
@@ -42,6 +43,27 @@ def test_the_likeliest_tokens_have_the_same_probability(
         best = np.argsort(-logs)[: len(case["likeliest"])]
         assert best.tolist() == [token for token, _ in case["likeliest"]]
         np.testing.assert_allclose(logs[best], [log for _, log in case["likeliest"]], atol=1e-4)
+
+
+@both
+def test_the_residual_stream_and_what_a_head_adds(backend: str, engines: Engines, expected: dict[str, Any]) -> None:
+    engine, case = engines(backend=backend), expected["inside"]
+    answer = engine.generate(case["prompt"], max_new_tokens=1, watch=["blocks.*.residual"])
+    assert answer.token_ids == [case["token"]]
+    for i, (numbers, length) in enumerate(zip(case["residual"], case["lengths"], strict=True)):
+        row = answer.watched[f"blocks.{i}.residual"][-1]
+        np.testing.assert_allclose(row[: len(numbers)], numbers, atol=1e-5 * length)
+        assert np.linalg.norm(row) == pytest.approx(length, rel=1e-4)
+    runs: list[tuple[list[int], dict[str, Any]]] = [(answer.prompt_token_ids, {})]
+    for layer, head, _ in case["ablated"]:
+
+        def without(z: Any, _: Any, head: int = head) -> Any:
+            z[:, head] = 0
+            return z
+
+        runs.append((answer.prompt_token_ids, {f"blocks.{layer}.attention.z": without}))
+    logs = next_log_probs(engine, runs, case["token"])
+    np.testing.assert_allclose(logs, [case["log_prob"], *(log for _, _, log in case["ablated"])], atol=1e-4)
 
 
 @often_in_c
