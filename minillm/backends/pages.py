@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .formats import BFLOAT16, FLOAT32, Format
-from .recording import touch
 from .weights import expand, narrow
 
 NEGLIGIBLE = np.float32(1e-36)
@@ -57,7 +56,6 @@ class Pages:
 
     def layer(self, layer: int) -> tuple[Any, Any]:
         """One layer's keys and values, in a form that kernels and the reference take. 2 x [pages, K, P, D]"""
-        touch()
         index = 0 if self.shared else layer - self.first_layer
         if isinstance(self.keys, StoredVectors):
             return self.keys.layer(index), self.values.layer(index)

@@ -151,7 +151,7 @@ class Runner:
         def compute(batch: Batch, rows: Any) -> Output:
             nonlocal finite
             with np.errstate(all="ignore"):  # NaN is reported as an error with the operation's name, not as a warning
-                pages, before = self.cache.storage, sealed(x)
+                pages, before = self.cache.storage, x if x is None else sealed(x)
                 hidden = self.model.forward(body, batch, pages, layers=self.layers, x=before)  # -> [T, E]
                 if not last:
                     return Output(None, hidden)

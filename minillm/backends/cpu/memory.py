@@ -21,7 +21,8 @@ from ...reference.rotary import Rotation
 from ...reference.sampling import Draw
 from ..formats import Format
 from ..memory import Arena, Memory, Moments
-from ..recording import Result, attempt
+from ..pages import Pages, Shape
+from ..recording import Result, attempt, touch
 from .launching import (
     Angles,
     Argmax,
@@ -234,6 +235,15 @@ class RecordedStep(Generic[Result]):
         return Moments(self, self._began, self._program.ended())
 
 
+class CpuPages(Pages):
+    """One model's keys and values; a pass in which anything but a kernel reads them is not recorded."""
+
+    def layer(self, layer: int) -> tuple[Any, Any]:
+        """One layer's keys and values, for operations. 2 x [pages, K, P, D]"""
+        touch()
+        return super().layer(layer)
+
+
 class CpuMemory(Memory):
     """The host's memory; small passes are recorded as programs."""
 
@@ -251,6 +261,10 @@ class CpuMemory(Memory):
 
     def _use(self, workspace: Workspace) -> None:
         self.workspace, self.arena = workspace, workspace.arena
+
+    def new_pages(self, shape: Shape) -> Pages:
+        """Memory for a K/V cache [L, pages, K, P, D]."""
+        return CpuPages(self.xp, shape, self.cache)
 
     def run(
         self,
