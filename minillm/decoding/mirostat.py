@@ -17,7 +17,7 @@ import numpy as np
 from ..backends.chooser import Chooser
 from ..reference.sampling import scale
 from ..reference.softmax import softmax
-from .rules import UNFILTERED, Growing
+from .row_pipeline import UNFILTERED, Growing
 from .sampling import Sampling, TokenState, keys_of
 from .strategy import Feed, Request, State
 
@@ -47,7 +47,7 @@ class Mirostat(Sampling):
         """As greedy search, with every mu at its initial value."""
         state, feeds = super().begin(request)
         mu = dict.fromkeys(request.indices, 2 * self.settings.mirostat_tau)
-        return MirostatState(request, state.results, rules=self.rules, growing=state.growing, mu=mu), feeds
+        return MirostatState(request, state.results, pipeline=self.pipeline, growing=state.growing, mu=mu), feeds
 
     def choose(self, chooser: Chooser, logits: Any, growing: Growing) -> list[int]:
         """Draw one token for each row of processed logits. [R, V] -> R ids"""

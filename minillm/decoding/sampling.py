@@ -1,7 +1,7 @@
 """Greedy search and sampling, token by token: the most likely token, or a random draw after the filters.
 
-One call serves all requests of a batch, whatever their settings (`rules.py`); rows that are changed before the choice,
-or whose log-probabilities are wanted, cost extra, and others do not.
+One call serves all requests of a batch, whatever their settings (`row_pipeline.py`); rows that are changed before the
+choice, or whose log-probabilities are wanted, cost extra, and others do not.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ from ..backends.chooser import Chooser
 from ..reference.philox import Keys
 from ..reference.sampling import Draw, Parameters
 from .continuation import Continuation, reports
-from .rules import Growing, Rules, apply_rules, rules_of
+from .row_pipeline import Growing, RowPipeline, pipeline_of
+from .row_processing import process_rows
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
 
@@ -40,7 +41,7 @@ class Sampling(Strategy):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.rules = Rules.of(settings)
+        self.pipeline = RowPipeline.of(settings)
 
     @property
     def batch_key(self) -> object:
@@ -56,20 +57,20 @@ class Sampling(Strategy):
     def begin(self, request: Request) -> tuple[TokenState, list[Feed]]:
         """Feed the prompt once; continuations fork from it after the first step."""
         continuations = [request.continuation(i) for i in request.indices]
-        state = TokenState(request, continuations, rules=self.rules, growing=list(continuations))
+        state = TokenState(request, continuations, pipeline=self.pipeline, growing=list(continuations))
         draw = self.next_draw(state, continuations[0]) if len(continuations) == 1 else None
         return state, [Feed(request.prompt_ids, draw=draw)]
 
     def next_draw(self, state: State, continuation: Continuation) -> Draw | None:
         """The draw from unmodified logits that `choose` will make for a continuation's next token, if it will."""
-        rules, request = rules_of(state), state.request
-        if rules.changes or continuation.guide is not None or not rules.draw.temperature:
+        pipeline, request = pipeline_of(state), state.request
+        if pipeline.changes or continuation.guide is not None or not pipeline.draw.temperature:
             return None
-        return Draw(*rules.draw, request.settings.seed, continuation.index, _place(request, continuation))
+        return Draw(*pipeline.draw, request.settings.seed, continuation.index, _place(request, continuation))
 
     def choose(self, chooser: Chooser, logits: Any, growing: Growing) -> list[int]:
         """Choose one token for each row of processed logits. [R, V] -> R ids"""
-        draws = [rules_of(state).draw for state, _ in growing]
+        draws = [pipeline_of(state).draw for state, _ in growing]
         if not any(draw.temperature for draw in draws):
             return [int(token) for token in chooser.argmax(logits)]
         columns = zip(Parameters._fields, zip(*draws, strict=True), strict=True)
@@ -94,14 +95,15 @@ class Sampling(Strategy):
         A continuation that cannot continue, because processors and filters leave no token or because its guide or text
         fails, is left unchanged, with the error in its request's `State.error`.
         """
-        rules = [rules_of(state) for state, _ in growing]
-        changed = [row for row, (_, c) in enumerate(growing) if rules[row].changes or c.guide is not None]
-        reported = {row: rule.top_logprobs for row, rule in enumerate(rules) if rule.top_logprobs is not None}
+        pipelines = [pipeline_of(state) for state, _ in growing]
+        changed = [row for row, (_, c) in enumerate(growing) if pipelines[row].changes or c.guide is not None]
+        counts = [pipeline.top_logprobs for pipeline in pipelines]
+        reported = {row: count for row, count in enumerate(counts) if count is not None}
         unchanged = logits if raw is None else raw
         at_risk = raw is None and chooser.on_host and not reported.keys().isdisjoint(changed)
         unchanged = chooser.copied(logits, [*reported]) if at_risk else _take(chooser, unchanged, [*reported])
         if chooser.on_host and changed:
-            apply_rules(chooser, logits, changed, [growing[row] for row in changed])
+            process_rows(chooser, logits, changed, [growing[row] for row in changed])
             tokens = self._chosen(chooser.host, logits, growing)
         else:
             tokens = [0] * len(growing)
@@ -112,7 +114,7 @@ class Sampling(Strategy):
             if changed:
                 copied = chooser.to_host(_take(chooser, logits, changed))
                 theirs = [growing[row] for row in changed]
-                apply_rules(chooser.host, copied, range(len(changed)), theirs)
+                process_rows(chooser.host, copied, range(len(changed)), theirs)
                 _put(tokens, changed, self._chosen(chooser.host, copied, theirs))
         pushes: list[tuple[Any, ...]] = [(token,) for token in tokens]
         if reported:

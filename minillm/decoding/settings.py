@@ -10,7 +10,7 @@ is reported once as a warning when the file is read, the second falls back to it
 
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, make_dataclass, replace
 from typing import Any, Unpack, get_type_hints
 
@@ -120,6 +120,10 @@ class Settings(_Resolved):  # type: ignore[misc]  # its attributes are the table
         """The tokens that end a sequence."""
         ids: tuple[int, ...] = self.eos_token_id
         return ids
+
+    def has_defaults(self, names: Iterable[str]) -> bool:
+        """Whether all of these fields are at their defaults."""
+        return all(getattr(self, name) == FIELDS[name].default for name in names)
 
     @property
     def guide(self) -> tuple[str, Any] | None:

@@ -43,7 +43,7 @@ from .continuation import Continuation
 from .filters import build_filters
 from .history import History
 from .processors import SHORT_MATCH, build_processors, common_suffixes, rows_without_a_token
-from .rules import Growing, Rules
+from .row_pipeline import Growing, RowPipeline
 from .sampling import Sampling, keys_of
 from .settings import Settings
 from .stats import Speculation
@@ -153,7 +153,7 @@ class Guessing(Strategy):
 
     def set_up(self, state: GuessState) -> None:
         """Create the request's empty continuations."""
-        request, state.rules = state.request, self.choice.rules
+        request, state.pipeline = state.request, self.choice.pipeline
         state.results = [request.continuation(i) for i in request.indices]
         state.lines = [Line(continuation, len(request.prompt_ids)) for continuation in state.results]
         state.speculation = state.counts
@@ -383,7 +383,7 @@ class AcceptOrResample(Sampling):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.rules = Rules.of(settings, masked=True)  # p, as Algorithm 1 compares it
+        self.pipeline = RowPipeline.of(settings, masked=True)  # p, as Algorithm 1 compares it
 
     def choose(self, chooser: Chooser, logits: Any, growing: Growing) -> list[int]:
         """Choose one token for each row of processed logits. [R, V] -> R ids"""

@@ -29,7 +29,7 @@ from .stats import Speculation
 
 if TYPE_CHECKING:
     from .history import Tally
-    from .rules import Rules
+    from .row_pipeline import RowPipeline
 
 
 class Rows(NamedTuple):
@@ -159,7 +159,7 @@ class State:
     """Counts of accepted guesses, for speculative strategies."""
     error: Exception | None = None
     """Error that ends the request. The loop ends it; the strategy ignores it from then on."""
-    rules: "Rules | None" = None
+    pipeline: "RowPipeline | None" = None
     """How a strategy that chooses token by token treats the request's rows"""
     tallies: dict[int, "Tally"] = field(default_factory=dict)
     """The tokens of continuations whose processors ask for them, by the continuation's index"""

@@ -119,13 +119,13 @@ def test_each_row_is_as_alone_and_by_definition(name: str, seed: int) -> None:
         for n, i in enumerate(running):
             [apart] = advanced(chooser, [alone[i]], raw[n : n + 1])
             np.testing.assert_allclose(rows[n], apart, rtol=1e-6)
-            rules, (scores, token) = together[i].rules, expected[n]
-            assert rules is not None
+            pipeline, (scores, token) = together[i].pipeline, expected[n]
+            assert pipeline is not None
             if token is None:
                 assert isinstance(together[i].error, ParameterError)
                 assert isinstance(alone[i].error, ParameterError)
                 continue
-            if not rules.filters:
+            if not pipeline.filters:
                 np.testing.assert_allclose(rows[n], scores, rtol=1e-6)
             ours, theirs = together[i].results[0], alone[i].results[0]
             assert ours.token_ids[-1] == token
@@ -141,7 +141,7 @@ def test_each_row_is_as_alone_and_by_definition(name: str, seed: int) -> None:
                 ids, values = top_log_probs(raw[n : n + 1], count)
                 assert [token for token, _ in ours.top_log_probs[-1]] == ids[0].tolist()
                 np.testing.assert_allclose([p for _, p in ours.top_log_probs[-1]], values[0], rtol=1e-6, atol=1e-6)
-            kinds |= {type(processor).__name__ for _, processor in rules.processors}
+            kinds |= {type(processor).__name__ for _, processor in pipeline.processors}
     assert len(kinds) == 10, "every kind of processor was at work"
 
 

@@ -10,7 +10,7 @@ from minillm.backends.chooser import Chooser
 from minillm.decoding.beam import BeamSearch
 from minillm.decoding.history import History
 from minillm.decoding.processors import rows_without_a_token
-from minillm.decoding.rules import FEW
+from minillm.decoding.row_processing import FEW
 from minillm.decoding.speculative import Distribution
 from minillm.decoding.strategy import Rows
 from minillm.errors import NumericalError, ParameterError
