@@ -80,9 +80,8 @@ class Backend:
         """activation(x W^T + b) + residual; logits are float32. [T, in] -> [T, out]"""
         dtype = self.xp.float32 if weight.makes_logits else None
         out = self.memory.arena.take((len(x), weight.shape[0]), dtype)
-        return reference.linear(
-            x, expand(weight.data), weight.bias, self.xp, out, activation=activation, residual=residual
-        )
+        matrix = weight.data if weight.in_float32 else expand(weight.data)
+        return reference.linear(x, matrix, weight.bias, self.xp, out, activation=activation, residual=residual)
 
     def add_low_rank(self, y: Any, x: Any, parts: Any, *, activation: str | None = None, residual: Any = None) -> Any:
         """activation(y + (x A^T) B^T) + residual, in y or not; `parts`: rows and `LowRankWeight`s. [T, out], [T, in]

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from ..batch import Batch
 from ..reference.cost import Cost
 from ..reference.sampling import Draw
-from .memory import Moments
+from .clock import Moments
 from .observe import CountingBackend, WrappedBackend
 from .operations import Backend
 from .recording import Result

@@ -24,8 +24,9 @@ from ..formats import Format, WeightFormats
 from ..group import Group
 from ..loader import HugePages, Loader
 from ..operations import Backend
-from ..pages import Pages, StoredVectors
+from ..pages import Pages
 from ..recording import Recordable, recorded
+from ..stored_vectors import StoredVectors
 from ..weights import Experts, Weight
 from .launching import (
     DRAW,

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from ...batch import Batch
 from ...reference.rotary import Rotation
 from ...reference.sampling import Draw
+from ..clock import Moments
 from ..formats import Format
-from ..memory import Arena, Memory, Moments
+from ..memory import Arena, Memory
 from ..pages import Pages, Shape
 from ..recording import Result, attempt, touch
 from .launching import (

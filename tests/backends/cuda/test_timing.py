@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm.backends.clock import HostClock
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.device import Device, EventClock
-from minillm.backends.memory import HostClock
 from minillm.backends.observe import CountingBackend
 from minillm.backends.timing import TimingBackend
 from minillm.batch import TokenSequence
