@@ -81,7 +81,7 @@ class StepLoop:
         tokens, prompts = self._take_pending(follow=not admitted), False
         if tokens is None:
             prompts = any(not run.started or run.recompute for run in self.scheduler.running)
-            tokens = sum(self._forward(name, prompts) for name in self.runners)
+            tokens = sum([self._forward(name, prompts) for name in self.runners])
             self._choose([run for run in self.scheduler.running if run.ready])
         if self._runs_ahead and self._pending is None and not self.scheduler.may_admit:
             self._pending = launch_first(self.runners["target"], self.scheduler.running)
