@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ParameterError, shown
+from .field_values import ByIdentity
 from .functions import UserProcessor, called
 from .history import History
 from .settings import Settings
-from .values import LARGE, ByIdentity
+from .values import LARGE
 
 SHORT_MATCH = 16
 """Tokens up to which a match is sought at all positions at once; longer ones are found by `common_suffixes`."""

@@ -1,4 +1,4 @@
-"""What happens to a row of logits before a token is chosen from it, as a request's settings say.
+"""The pipeline of a row of logits: what is done to it before a token is chosen, as a request's settings say.
 
 Most rows are not changed at all: the draw itself applies temperature, top-k, top-p and min-p. Where processors, guides
 or other filters are asked for, `row_processing.py` applies them.

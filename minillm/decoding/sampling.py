@@ -99,23 +99,17 @@ class Sampling(Strategy):
         changed = [row for row, (_, c) in enumerate(growing) if pipelines[row].changes or c.guide is not None]
         counts = [pipeline.top_logprobs for pipeline in pipelines]
         reported = {row: count for row, count in enumerate(counts) if count is not None}
-        unchanged = logits if raw is None else raw
-        at_risk = raw is None and chooser.on_host and not reported.keys().isdisjoint(changed)
-        unchanged = chooser.copied(logits, [*reported]) if at_risk else _take(chooser, unchanged, [*reported])
-        if chooser.on_host and changed:
-            process_rows(chooser, logits, changed, [growing[row] for row in changed])
-            tokens = self._chosen(chooser.host, logits, growing)
+        unchanged: Any = None
+        if reported:
+            at_risk = raw is None and chooser.on_host and not reported.keys().isdisjoint(changed)
+            rows = [*reported]
+            unchanged = (
+                chooser.copied(logits, rows) if at_risk else _take(chooser, logits if raw is None else raw, rows)
+            )
+        if changed:
+            tokens = self._process_and_choose(chooser, logits, growing, changed)
         else:
-            tokens = [0] * len(growing)
-            plain = [row for row in range(len(growing)) if row not in changed] if changed else [*range(len(growing))]
-            if plain:
-                chosen = self._chosen(chooser, _take(chooser, logits, plain), [growing[row] for row in plain])
-                _put(tokens, plain, chosen)
-            if changed:
-                copied = chooser.to_host(_take(chooser, logits, changed))
-                theirs = [growing[row] for row in changed]
-                process_rows(chooser.host, copied, range(len(changed)), theirs)
-                _put(tokens, changed, self._chosen(chooser.host, copied, theirs))
+            tokens = self._chosen(chooser, logits, growing)
         pushes: list[tuple[Any, ...]] = [(token,) for token in tokens]
         if reported:
             row_reports = reports(chooser, unchanged, [tokens[row] for row in reported], [*reported.values()])
@@ -127,6 +121,22 @@ class Sampling(Strategy):
                     continuation.push(*push)
                 except Exception as error:
                     state.error = error
+
+    def _process_and_choose(self, chooser: Chooser, logits: Any, growing: Growing, changed: Sequence[int]) -> list[int]:
+        """`choose` after the rows `changed` have been processed, on the host; the other rows stay on the device."""
+        if chooser.on_host:
+            process_rows(chooser, logits, changed, [growing[row] for row in changed])
+            return self._chosen(chooser.host, logits, growing)
+        tokens = [0] * len(growing)
+        plain = [row for row in range(len(growing)) if row not in changed]
+        if plain:
+            chosen = self._chosen(chooser, _take(chooser, logits, plain), [growing[row] for row in plain])
+            _put(tokens, plain, chosen)
+        copied = chooser.to_host(_take(chooser, logits, changed))
+        theirs = [growing[row] for row in changed]
+        process_rows(chooser.host, copied, range(len(changed)), theirs)
+        _put(tokens, changed, self._chosen(chooser.host, copied, theirs))
+        return tokens
 
     def _chosen(self, chooser: Chooser, logits: Any, growing: Growing) -> list[int]:
         """`choose` for all rows; on failure row by row, so that only the request with the bad row ends."""

@@ -39,6 +39,7 @@ import numpy as np
 from ..backends.chooser import Chooser
 from ..reference.philox import Keys
 from ..reference.softmax import softmax
+from .acceptance import Speculation
 from .continuation import Continuation
 from .filters import build_filters
 from .history import History
@@ -46,7 +47,6 @@ from .processors import SHORT_MATCH, build_processors, common_suffixes, rows_wit
 from .row_pipeline import Growing, RowPipeline
 from .sampling import Sampling, keys_of
 from .settings import Settings
-from .stats import Speculation
 from .strategy import Feed, Request, Rows, State, Strategy
 
 

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from ..backends.chooser import Chooser
 from ..reference.sampling import Draw
+from .acceptance import Speculation
 from .continuation import Continuation, TextStream
 from .functions import StoppingCriteria
 from .guided import Guide
 from .prompt_scores import PromptScores
 from .settings import Settings
-from .stats import Speculation
 
 if TYPE_CHECKING:
     from .history import Tally

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from ..backends.loader import Tensor
 from ..config import ModelConfig
-from ..decoding.settings import unsupported
+from ..decoding.checkpoint_fields import unsupported
 from ..errors import ModelNotFoundError
 from ..models import config_of, tensor_shapes
 from ..models.sources import check_tensors

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm.decoding.field_values import ByIdentity
 from minillm.decoding.fields import FIELDS
 from minillm.decoding.filters import MASKED
 from minillm.decoding.history import History
@@ -30,7 +31,6 @@ from minillm.decoding.processors import (
 )
 from minillm.decoding.resolving import resolve
 from minillm.decoding.settings import GenerationConfig
-from minillm.decoding.values import ByIdentity
 
 from .histories import history, random_history
 
