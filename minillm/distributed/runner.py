@@ -20,7 +20,7 @@ from ..cache import PagedCache
 from ..errors import RankError
 from ..models.base import Model
 from ..models.heads import without_head
-from ..models.sources import vocabulary_share
+from ..models.parameters import vocabulary_share
 from ..reference.sampling import Draw
 from ..runner.runner import Output, Runner
 from .logits import RankChooser, RemoteRows, largest, wanted_of

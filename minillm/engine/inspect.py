@@ -15,10 +15,10 @@ from ..backends.attention_maps import AttentionRecorder
 from ..backends.observe import put_between
 from ..batch import TokenSequence
 from ..cache import PagedCache
+from ..encoder_input import EncoderInput
 from ..progress import work
 from ..reference.softmax import chosen_log_probs, top_log_probs
 from ..runner.runner import Runner
-from ..source_text import SourceText
 from ..text.display import brief, results_html, view_tokens
 
 Turn = Callable[[], AbstractContextManager[None]]
@@ -44,8 +44,8 @@ def logits_by_chunk(
     """
     backend = runner.backend
     apart = runner.apart(_cache_for(runner, token_ids, source_ids or ()))
-    source = None if source_ids is None else SourceText(source_ids)
-    sequence = TokenSequence(list(token_ids), adapter=lora, source=source)
+    source = None if source_ids is None else EncoderInput(source_ids)
+    sequence = TokenSequence(list(token_ids), adapter=lora, encoder_input=source)
     while sequence.pending:
         first, count = sequence.cached, min(CHUNK, sequence.pending)
         with turn():

@@ -24,10 +24,10 @@ from ..decoding.event import Event, FinishReason
 from ..decoding.prompt_scores import PromptScores
 from ..decoding.stats import Stats
 from ..decoding.strategy import Feed, Request, Rows
+from ..encoder_input import EncoderInput
 from ..errors import CacheFullError, EngineStateError, ParameterError
 from ..reference.sampling import Draw
 from ..runner.runner import Runner, Slice
-from ..source_text import SourceText
 from .async_decode import DEVICE_ERRORS, PendingStep, can_run_ahead, hand_back, launch_first, launch_next
 from .run import Chunk, Run
 from .scheduler import Limits, Load, Scheduler
@@ -391,9 +391,9 @@ class StepLoop:
                 for sequence in run.live[name] if name == "target" else ():
                     sequence.adapter = run.request.settings.lora
                 if run.request.source_ids is not None:
-                    source = run.sources.setdefault(name, SourceText(run.request.source_ids))
+                    source = run.encoder_inputs.setdefault(name, EncoderInput(run.request.source_ids))
                     for sequence in run.live[name]:
-                        sequence.source, sequence.private = source, True  # its keys depend on the source too
+                        sequence.encoder_input, sequence.private = source, True  # its keys depend on the source too
                 placed[name] = iter(run.live[name])
         run.fed = [next(placed[feed.model]) for feed in feeds]
         if not run.request.settings.use_cache:  # the naive way: every step recomputes everything

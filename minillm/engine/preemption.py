@@ -38,7 +38,7 @@ def _own_pages(run: Run, caches: Mapping[str, PagedCache], name: str) -> dict[in
         for i, page in enumerate(sequence.pages):
             computed = min(cache.page_size, max(0, sequence.cached - i * cache.page_size))
             positions[page] = max(positions.get(page, 0), computed)
-        if sequence.source is not None and sequence is run.live[name][0]:
-            owners.update(sequence.source.pages)
-            positions |= dict.fromkeys(sequence.source.pages, cache.page_size)
+        if sequence.encoder_input is not None and sequence is run.live[name][0]:
+            owners.update(sequence.encoder_input.pages)
+            positions |= dict.fromkeys(sequence.encoder_input.pages, cache.page_size)
     return {page: positions[page] for page, count in owners.items() if count == cache.owners(page)}

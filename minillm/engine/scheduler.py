@@ -37,8 +37,8 @@ from ..cache import PagedCache
 from ..cache.prefix import WORTH_WAITING
 from ..decoding.prompt_scores import MAX_ROWS
 from ..decoding.stats import Stats
+from ..encoder_input import EncoderInput
 from ..errors import CacheFullError
-from ..source_text import SourceText
 from .preemption import choose_victim
 from .run import Chunk, Recompute, Run, num_pages
 
@@ -339,7 +339,7 @@ class Scheduler:
         share = 0 if due is None else max(1, budget // PROMPT_SHARE)
         rows_share = MAX_ROWS // PROMPT_SHARE if due is not None and due.scored else 0
         rows, chosen, leaders = MAX_ROWS, list[Chunk](), _Leaders(cache)
-        encoded: set[SourceText | None] = set()
+        encoded: set[EncoderInput | None] = set()
         for chunk in prompts:
             if chunk is due:
                 share = rows_share = 0
@@ -349,7 +349,7 @@ class Scheduler:
             chunk = _to_compute(chunk, cache)
             if chunk.skips and leaders.lead(chunk.sequence):
                 continue
-            encodes = 0 if chunk.sequence.source in encoded else chunk.encodes
+            encodes = 0 if chunk.sequence.encoder_input in encoded else chunk.encodes
             if encodes and encodes >= budget - share and not first:
                 continue  # the encoder reads a source in one pass
             if due and share and chunk.tokens > budget - share and _leads(chunk, budget, due, cache):
@@ -363,7 +363,7 @@ class Scheduler:
             if count:
                 budget = max(0, budget - encodes - count)
                 rows -= min(rows, count) if scored else 0
-                encoded.add(chunk.sequence.source)
+                encoded.add(chunk.sequence.encoder_input)
                 chosen.append(chunk._replace(tokens=count))
                 leaders.add(chosen[-1])
         return chosen

@@ -30,8 +30,8 @@ from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..reference.attention import AttentionSpec
 from .encoder_decoder import Encoder, EncoderDecoder
+from .parameters import Names, Weights
 from .reading import merge_names, read_activation, read_heads, read_layers, refuse_other_layers
-from .sources import Names, Weights
 
 OTHER_NAMES = {"encoder_attention_heads": "num_attention_heads", "d_model": "hidden_size"}
 """Fields of config.json with an alternative name."""

@@ -26,8 +26,8 @@ from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..reference.attention import AttentionSpec
 from .decoder import Decoder
+from .parameters import Names, Weights
 from .reading import merge_names, read_heads, read_shared, refuse_other_layers
-from .sources import Names, Weights
 
 ACTIVATION = "gelu_new"
 """The MLP's activation, which config.json does not name."""

@@ -19,8 +19,8 @@ from ..layers.head import ClassificationHead, Head, NoHead
 from ..layers.mlp import MLP
 from ..reference.attention import AttentionSpec
 from .decoder import Decoder
+from .parameters import Weights
 from .reading import read_activation, read_heads, read_layers
-from .sources import Weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,9 +22,9 @@ from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..reference.rotary import Rotation
 from .decoder import Decoder
+from .parameters import Names, Weights
 from .reading import read_activation, read_heads, read_shared, refuse_other_layers
 from .rotary import BASE, RotaryConfig, from_tables, read_rotary, rope_table
-from .sources import Names, Weights
 
 ROTARY_SHARE = 0.25
 """Share of each head's dimensions that are rotated if config.json has none."""

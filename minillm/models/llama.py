@@ -25,9 +25,9 @@ from ..layers.norm import RMSNorm
 from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .decoder import Decoder
+from .parameters import Names, Weights
 from .reading import read_activation, read_grouped_heads, read_shared, refuse_experts, refuse_other_layers
 from .rotary import BASE, RotaryConfig, read_rotary, refuse_partial
-from .sources import Names, Weights
 
 C = TypeVar("C", bound="LlamaConfig")
 

@@ -22,9 +22,9 @@ from ..layers.mlp import GatedMLP
 from ..reference.rotary import Rotation
 from .decoder import Decoder
 from .llama import NAMES
+from .parameters import Weights
 from .reading import read_activation, read_grouped_heads, read_shared, refuse_other_layers
 from .rotary import RotaryConfig, read_rotary, refuse_partial
-from .sources import Weights
 
 __all__ = ["NAMES", "Olmo2Config", "build", "read_config"]
 

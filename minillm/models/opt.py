@@ -20,8 +20,8 @@ from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
 from .decoder import Decoder
+from .parameters import Names, Weights
 from .reading import read_activation, read_heads, read_shared, refuse_other_layers
-from .sources import Names, Weights
 
 POSITION_OFFSET = 2
 """Index of position 0 in the position table, whose first two rows served padded batches."""

@@ -35,7 +35,7 @@ def encode_sources(
     Raises:
         NumericalError: NaN or infinity in the encoder's result; the message names the operation that produced it.
     """
-    new = {sequence.source: sequence.adapter for sequence in sequences if sequence.source is not None}
+    new = {sequence.encoder_input: sequence.adapter for sequence in sequences if sequence.encoder_input is not None}
     texts = [
         TokenSequence(source.token_ids, pages=source.pages, adapter=adapter)
         for source, adapter in new.items()

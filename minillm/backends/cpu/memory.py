@@ -138,7 +138,7 @@ class Workspace:
     def refill(self, batch: Batch) -> None:
         """Set what follows from the next batch of a recorded step."""
         self.sequences.fill(batch)
-        if batch.sources:
+        if batch.cross_rows:
             self.sources.fill(batch.by_source)
         for rotation, *_, growth in self._angles.values():
             if growth is not None:

@@ -1,4 +1,4 @@
-"""The sources of a model's parameters.
+"""The parameters of a model, and where they come from.
 
 `build` of a family asks a `Weights` for each parameter, and says there all that is known of it: the tensors in the
 checkpoint, their shapes and order, its role, and how several devices share it. What answers is
