@@ -13,7 +13,7 @@ import numpy as np
 from ..backends.chooser import Chooser
 from .continuation import Continuation
 from .guided import restrict
-from .history import History, Tally
+from .history import History, TokenCounts
 from .processors import InPlace, LogitsProcessor, no_token_left, rows_without_a_token
 from .row_pipeline import Growing, RowPipeline, pipeline_of
 
@@ -75,7 +75,7 @@ def _apply_processors(
     if not changed:
         return
     sequences = [(growing[i][0].request, growing[i][1].token_ids) for i in changed]
-    history = History.of(sequences, [places[i] for i in changed], [_tally(*growing[i]) for i in changed])
+    history = History.of(sequences, [places[i] for i in changed], [_counts_of(*growing[i]) for i in changed])
     for _, kind in sorted(kinds.items()):
         for processor, members in _merged(kind):
             members_history = history if len(members) == len(changed) else history.take(members)
@@ -109,10 +109,10 @@ def _apply(processor: LogitsProcessor, history: History, logits: Any, rows: Sequ
         logits[slice(None) if whole else np.asarray(rows)] = changed
 
 
-def _tally(state: "State", continuation: Continuation) -> Tally:
-    """The tally of a continuation, up to date."""
-    tally = state.tallies.get(continuation.index)
-    if tally is None:
-        tally = state.tallies[continuation.index] = Tally(state.request)
-    tally.extend(continuation.token_ids[tally.length - len(state.request.prompt_ids) :])
-    return tally
+def _counts_of(state: "State", continuation: Continuation) -> TokenCounts:
+    """The counts of a continuation, up to date."""
+    counts = state.token_counts.get(continuation.index)
+    if counts is None:
+        counts = state.token_counts[continuation.index] = TokenCounts(state.request)
+    counts.extend(continuation.token_ids[counts.length - len(state.request.prompt_ids) :])
+    return counts

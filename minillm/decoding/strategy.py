@@ -28,7 +28,7 @@ from .prompt_scores import PromptScores
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from .history import Tally
+    from .history import TokenCounts
     from .row_pipeline import RowPipeline
 
 
@@ -161,7 +161,7 @@ class State:
     """Error that ends the request. The loop ends it; the strategy ignores it from then on."""
     pipeline: "RowPipeline | None" = None
     """How a strategy that chooses token by token treats the request's rows"""
-    tallies: dict[int, "Tally"] = field(default_factory=dict)
+    token_counts: dict[int, "TokenCounts"] = field(default_factory=dict)
     """The tokens of continuations whose processors ask for them, by the continuation's index"""
 
 
