@@ -193,8 +193,8 @@ class Memory:
         arguments alone; where a record cannot be made it is called twice. Its result is a tuple of arrays with one row
         for each of `rows`, the logits first.
 
-        `draws`, one for each of `rows` or none at all, are the calls of `Chooser.sample` that will follow, where they
-        are known. They change no result; a backend may sample within the pass, so that the host waits once.
+        `draws`, one for each of `rows` or none at all, are the calls of `TokenSampler.sample` that will follow, where
+        they are known. They change no result; a backend may sample within the pass, so that the host waits once.
         """
         return compute(*self.upload(batch, rows))
 

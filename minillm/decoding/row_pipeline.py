@@ -34,7 +34,7 @@ class RowPipeline:
     filters: tuple[LogitsProcessor, ...]
     """Filters that mask the row before the draw, which does not support them"""
     draw: Parameters
-    """Parameters of `Chooser.sample`; a temperature of 0 takes the most likely token"""
+    """Parameters of `TokenSampler.sample`; a temperature of 0 takes the most likely token"""
     top_logprobs: int | None
     """Number of log-probabilities returned beside the chosen token's; None: not even its own"""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..backends.chooser import Chooser
+from ..backends.token_sampler import TokenSampler
 from .continuation import Continuation
 from .guided import restrict
 from .history import History, TokenCounts
@@ -24,14 +24,14 @@ FEW = 128
 """Tokens of a row that are looked at first"""
 
 
-def process_rows(chooser: Chooser, logits: Any, places: Sequence[int], growing: Growing) -> None:
+def process_rows(sampler: TokenSampler, logits: Any, places: Sequence[int], growing: Growing) -> None:
     """Apply processors, then guides, then filters to the row of each of C continuations, in place.
 
     A continuation that has no token left, or whose guide fails, gets the error in its request's `State.error`; any
     choice from its row will do.
 
     Args:
-        chooser: the host's chooser
+        sampler: the host's sampler
         logits: [R, V]
         places: [C], the row of each continuation
         growing: the C continuations
@@ -39,19 +39,19 @@ def process_rows(chooser: Chooser, logits: Any, places: Sequence[int], growing: 
     pipelines = [pipeline_of(state) for state, _ in growing]
     guided = [i for i, (_, continuation) in enumerate(growing) if continuation.guide is not None]
     unprocessed = {i: logits[places[i]].copy() for i in guided if pipelines[i].processors}
-    _apply_processors(chooser, logits, places, growing, pipelines)
+    _apply_processors(sampler, logits, places, growing, pipelines)
     if guided:
         guides = [guide for _, continuation in growing if (guide := continuation.guide) is not None]
         originals = [unprocessed.get(i) for i in guided]
-        for i, error in restrict(chooser, logits, [places[i] for i in guided], guides, originals):
+        for i, error in restrict(sampler, logits, [places[i] for i in guided], guides, originals):
             growing[guided[i]][0].error = error
     # Before the filters: they keep a token in each row that has one, and fail on a row that has none.
     doubtful = [i for i, pipeline in enumerate(pipelines) if pipeline.forbids or growing[i][1].guide is not None]
     if doubtful:  # nearly always some of the first tokens are left
         few = logits[np.asarray([places[i] for i in doubtful]), :FEW]
-        doubtful = [doubtful[n] for n in np.flatnonzero(rows_without_a_token(few, chooser.xp))]
+        doubtful = [doubtful[n] for n in np.flatnonzero(rows_without_a_token(few, sampler.xp))]
     for i in doubtful:
-        if rows_without_a_token(logits[places[i]], chooser.xp):
+        if rows_without_a_token(logits[places[i]], sampler.xp):
             growing[i][0].error = growing[i][0].error or no_token_left()
             logits[places[i]] = 0.0
     groups: dict[tuple[LogitsProcessor, ...], list[int]] = {}
@@ -60,11 +60,11 @@ def process_rows(chooser: Chooser, logits: Any, places: Sequence[int], growing: 
             groups.setdefault(pipeline.filters, []).append(place)
     for filters, rows in groups.items():
         for filter_ in filters:
-            _apply(filter_, History.of([]), logits, rows, chooser.xp)
+            _apply(filter_, History.of([]), logits, rows, sampler.xp)
 
 
 def _apply_processors(
-    chooser: Chooser, logits: Any, places: Sequence[int], growing: Growing, pipelines: Sequence[RowPipeline]
+    sampler: TokenSampler, logits: Any, places: Sequence[int], growing: Growing, pipelines: Sequence[RowPipeline]
 ) -> None:
     """Apply each kind of processor, in order, to all rows that have one."""
     kinds: dict[int, list[tuple[int, LogitsProcessor]]] = {}  # by place in the order: sequences with their processors
@@ -80,9 +80,9 @@ def _apply_processors(
         for processor, members in _merged(kind):
             members_history = history if len(members) == len(changed) else history.take(members)
             if isinstance(processor, InPlace):
-                processor(members_history, logits, chooser.xp)
+                processor(members_history, logits, sampler.xp)
             else:
-                _apply(processor, members_history, logits, [places[changed[n]] for n in members], chooser.xp)
+                _apply(processor, members_history, logits, [places[changed[n]] for n in members], sampler.xp)
 
 
 def _merged(kind: Sequence[tuple[int, LogitsProcessor]]) -> list[tuple[LogitsProcessor, list[int]]]:

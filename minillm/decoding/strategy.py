@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from ..backends.chooser import Chooser
+from ..backends.token_sampler import TokenSampler
 from ..reference.sampling import Draw
 from .acceptance import Speculation
 from .continuation import Continuation, TextStream
@@ -61,7 +61,7 @@ class Feed(NamedTuple):
     hidden: bool = False
     """Also return the hidden states before the LM head."""
     draw: Draw | None = None
-    """The `Chooser.sample` call for its last row, if known in advance: it can then run with the forward pass."""
+    """The `TokenSampler.sample` call for its last row, if known in advance: it can then run with the forward pass."""
 
 
 class Candidate(NamedTuple):
@@ -205,11 +205,11 @@ class Strategy(ABC):
         return
 
     @abstractmethod
-    def step(self, chooser: Chooser, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Advance each request by one step.
 
         Args:
-            chooser: the chooser for the logits, or its `host`
+            sampler: the sampler for the logits, or its `host`
             states: states of N requests; request i made `states[i].feeds` feeds
             rows: outputs of those feeds, concatenated over requests
 

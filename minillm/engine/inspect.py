@@ -49,7 +49,7 @@ def logits_by_chunk(
     while sequence.pending:
         first, count = sequence.cached, min(CHUNK, sequence.pending)
         with turn():
-            yield first, backend.chooser.to_host(apart.forward([sequence], [count], rows=range(count)).logits)
+            yield first, backend.sampler.to_host(apart.forward([sequence], [count], rows=range(count)).logits)
 
 
 def all_logits(

@@ -18,7 +18,7 @@ from itertools import count, pairwise
 from typing import Any, Literal
 
 from ..backends import compile_seconds, working_time
-from ..backends.chooser import Chooser
+from ..backends.token_sampler import TokenSampler
 from ..batch import TokenSequence
 from ..decoding.event import Event, FinishReason
 from ..decoding.prompt_scores import PromptScores
@@ -237,7 +237,7 @@ class StepLoop:
         sequences, counts = [chunk.sequence for chunk in chunks], [chunk.tokens for chunk in chunks]
         output = self.runners[name].forward(sequences, counts, rows, draws)
         for scores, its_rows in scored:
-            scores.add(self.runners[name].backend.chooser, output.logits[its_rows])
+            scores.add(self.runners[name].backend.sampler, output.logits[its_rows])
         for run, i, its_rows in completed:
             run.outputs[i] = Slice(output, its_rows.start, its_rows.stop)
         for run, _, _ in completed:
@@ -258,11 +258,11 @@ class StepLoop:
         states = [run.state for run in group if run.state is not None]
         for run, state in zip(group, states, strict=True):
             state.feeds = len(run.feeds)
-        strategy, chooser = group[0].request.strategy, self.runners["target"].backend.chooser
-        place = chooser if strategy.on_device else chooser.host
+        strategy, sampler = group[0].request.strategy, self.runners["target"].backend.sampler
+        place = sampler if strategy.on_device else sampler.host
         next_feeds: list[list[Feed]] = [[] for _ in group]
         try:
-            next_feeds = strategy.step(place, states, gather(group, chooser, place))
+            next_feeds = strategy.step(place, states, gather(group, sampler, place))
         except Exception as error:
             for state in states:
                 state.error = state.error or error
@@ -547,8 +547,8 @@ class StepLoop:
         return self.scheduler.load()
 
 
-def gather(group: Sequence[Run], chooser: Chooser, place: Chooser) -> Rows:
-    """Concatenate the outputs of several requests' feeds, moved from `chooser` to `place`."""
+def gather(group: Sequence[Run], sampler: TokenSampler, place: TokenSampler) -> Rows:
+    """Concatenate the outputs of several requests' feeds, moved from `sampler` to `place`."""
     slices: list[Slice] = []
     starts, wants_hidden = [0], False
     for run in group:
@@ -557,9 +557,9 @@ def gather(group: Sequence[Run], chooser: Chooser, place: Chooser) -> Rows:
             slices.append(rows)
             starts.append(starts[-1] + rows.stop - rows.first)
             wants_hidden = wants_hidden or feed.hidden
-    logits = _end_to_end(slices, "logits", chooser.xp)
-    hidden = chooser.to_host(_end_to_end(slices, "hidden", chooser.xp)) if wants_hidden else None
-    return Rows(logits if place is chooser else chooser.to_host(logits), starts, hidden)
+    logits = _end_to_end(slices, "logits", sampler.xp)
+    hidden = sampler.to_host(_end_to_end(slices, "hidden", sampler.xp)) if wants_hidden else None
+    return Rows(logits if place is sampler else sampler.to_host(logits), starts, hidden)
 
 
 def _end_to_end(slices: list[Slice], kind: Literal["logits", "hidden"], xp: Any) -> Any:

@@ -71,4 +71,4 @@ def encoded(
     batch, _ = backend.memory.upload(batch, [])
     with np.errstate(all="ignore"):  # reported with the operation's name
         x = model.encode(body, batch, cache.storage)  # [T] -> [T, E]
-        return bool(np.isfinite(backend.chooser.to_host(x)).all())
+        return bool(np.isfinite(backend.sampler.to_host(x)).all())

@@ -156,7 +156,7 @@ class Runner:
                 if not last:
                     return Output(None, hidden)
                 if len(rows) < batch.num_tokens:
-                    finite = not self.cache.prefix_cache or bool(np.isfinite(backend.chooser.to_host(hidden)).all())
+                    finite = not self.cache.prefix_cache or bool(np.isfinite(backend.sampler.to_host(hidden)).all())
                     hidden = body.take_rows(hidden, rows)  # [T, E] -> [R, E]
                 hidden = self.model.states(head, hidden)  # [R, E] -> [R, W]
                 return Output(self.model.logits(head, hidden), hidden)  # [R, W] -> [R, V]
@@ -165,7 +165,7 @@ class Runner:
             output = backend.memory.run(self, batch, rows, compute, draws)
         else:
             output = compute(*backend.memory.upload(batch, rows))
-        return output, finite and (output.logits is None or backend.chooser.finite(output.logits))
+        return output, finite and (output.logits is None or backend.sampler.finite(output.logits))
 
     def encode(self, backend: Backend, batch: Batch) -> bool:
         """Run the encoder over a batch of sources, and whether its result is finite."""

@@ -374,7 +374,7 @@ class TextPasses:
                     start += count
                 with self._turn():
                     output = runner.forward(sequences, counts, rows=rows)
-                    results = np.array(runner.backend.chooser.to_host(output.logits), np.float32)  # [R, W], a copy
+                    results = np.array(runner.backend.sampler.to_host(output.logits), np.float32)  # [R, W], a copy
                 stops = np.cumsum(spans).tolist()
                 for chunks, stop, count in zip(chunks_of_texts, stops, spans, strict=True):
                     chunks.append(results[stop - count : stop])

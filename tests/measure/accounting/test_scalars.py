@@ -55,7 +55,7 @@ def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> M
     runner.backend = backend
     pages = runner.cache.storage
     pages.keys, pages.values = numbers(pages.keys), numbers(pages.values)
-    backend.chooser.finite = lambda logits: True  # type: ignore[method-assign]
+    backend.sampler.finite = lambda logits: True  # type: ignore[method-assign]
     Number.arithmetic = Number.comparisons = 0
     T = sum(new for new, _ in lengths)
     runner.forward(sequences, [new for new, _ in lengths], rows=range(T - rows, T))
