@@ -33,8 +33,8 @@ from minillm.models import family_of, opt, published, published_config, tensor_s
 from minillm.models.bart import LOGITS_BIAS
 from minillm.models.gpt2 import GPT2Config
 from minillm.models.llama import LlamaConfig
+from minillm.models.parameters import random_tensors, transpose
 from minillm.models.rotary import BASE
-from minillm.models.sources import random_tensors, transpose
 
 Table = Mapping[str, Tensor]
 

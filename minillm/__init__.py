@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from .decoding.settings import GenerationConfig
     from .engine.async_engine import AsyncEngine
     from .engine.engine import Engine
-    from .engine.results import Completion, Generation, Score
+    from .engine.inspect import Score
+    from .engine.results import Completion, Generation
     from .errors import MinillmError
     from .pipelines import pipeline
 
@@ -31,7 +32,7 @@ _HOMES = {
     "Generation": ".engine.results",
     "GenerationConfig": ".decoding.settings",
     "MinillmError": ".errors",
-    "Score": ".engine.results",
+    "Score": ".engine.inspect",
     "pipeline": ".pipelines",
 }
 

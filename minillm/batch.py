@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .source_text import SourceText
+from .encoder_input import EncoderInput
 
 IntArray = NDArray[np.int64]
 
@@ -40,7 +40,7 @@ class TokenSequence:
     """Number of leading positions that others had computed"""
     tree: tuple[int, ...] = ()
     """Parent index of each of the last tokens among them, always smaller than its own; -1: the line before them"""
-    source: SourceText | None = None
+    encoder_input: EncoderInput | None = None
     """The text that an encoder-decoder's decoder attends to beside the sequence"""
     probe: Any = None
     """The hooks of the request that it belongs to (`runner/hooks.py`); None: nobody looks inside the model"""
@@ -106,24 +106,24 @@ class Batch:
     """[T], token types; None in models without"""
     adapters: tuple[str | None, ...] = field(default=(), kw_only=True)
     """Each sequence's LoRA adapter; empty if none has one"""
-    sources: tuple[Span, ...] = field(default=(), kw_only=True)
+    cross_rows: tuple[Span, ...] = field(default=(), kw_only=True)
     """The same rows, with the pages of each sequence's source, fully visible to them; empty without an encoder"""
 
     @cached_property
     def over_sources(self) -> "Batch":
         """The batch as cross-attention sees it."""
-        return replace(self, spans=self.sources, sources=())
+        return replace(self, spans=self.cross_rows, cross_rows=())
 
     @cached_property
     def by_source(self) -> "Batch":
         """The same, adjacent sequences with one source, such as beams, as one: its keys are then read once."""
         spans: list[Span] = []
-        for span in self.sources:
+        for span in self.cross_rows:
             if spans and span.pages == spans[-1].pages:
                 spans[-1] = spans[-1]._replace(stop=span.stop)
             else:
                 spans.append(span)
-        return replace(self, spans=tuple(spans), sources=())
+        return replace(self, spans=tuple(spans), cross_rows=())
 
     @property
     def num_tokens(self) -> int:
@@ -163,7 +163,7 @@ class Batch:
         """
         token_ids: list[int] = []
         spans: list[Span] = []
-        sources: list[Span] = []
+        cross_rows: list[Span] = []
         positions: list[int] = []  # Python lists: faster than NumPy calls for a few tokens
         slot_pages: list[int] = []
         types: list[int] = []
@@ -177,8 +177,8 @@ class Batch:
             tree = ancestors(sequence.tree) if sequence.tree and not after else None
             has_tree = has_tree or tree is not None
             spans.append(Span(start, len(token_ids), context_len, len(sequence.token_ids), tuple(pages), tree))
-            if sequence.source is not None:
-                sources.append(Span(start, len(token_ids), *sequence.source.extent))
+            if sequence.encoder_input is not None:
+                cross_rows.append(Span(start, len(token_ids), *sequence.encoder_input.extent))
             places = range(sequence.cached, context_len)
             positions += places
             slot_pages += [pages[place // page_size] for place in places]
@@ -191,7 +191,7 @@ class Batch:
             *(tokens[0], tokens[1], tokens[2], tokens[3]),
             tuple(spans),
             adapters=tuple(adapters) if any(adapters) else (),
-            sources=tuple(sources),
+            cross_rows=tuple(cross_rows),
             types=np.array(types, np.int64) if types else None,
         )
 

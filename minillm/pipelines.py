@@ -21,7 +21,7 @@ from .engine.engine import Engine
 from .engine.results import Generation
 from .errors import ParameterError, PromptError, TaskError, listed, shown
 from .files import read_optional_json
-from .text.tokenizer import Tokenizer
+from .text.tokenizer import Tokenizer, fitting
 
 _DIRECTION = re.compile(r"translation_([A-Za-z_]+?)_to_([A-Za-z_]+)")
 _LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3}|__[a-z]{2,3}__")
@@ -581,8 +581,8 @@ def _truncates(options: Mapping[str, Any]) -> bool:
 def framed(engine: Engine, text: str, limit: int | None = None) -> tuple[list[int], list[int], list[int]]:
     """`Tokenizer.framed`, with the text's own tokens cut, so that there are `limit` in all."""
     tokenizer = need_tokenizer(engine.tokenizer)
-    before, inside, after = tokenizer.framed(text)
-    return before, inside if limit is None else tokenizer.cut(inside, limit - len(before) - len(after)), after
+    before, inside, after = fitting.framed(tokenizer, text)
+    return before, inside if limit is None else fitting.cut(tokenizer, inside, limit - len(before) - len(after)), after
 
 
 def truncated(engine: Engine, text: str, limit: int, *, add_special_tokens: bool = True) -> list[int]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from minillm.engine.results import Completion, Generation, Score
+from minillm.engine.inspect import Score
+from minillm.engine.results import Completion, Generation
 
 SCORES = 1e-4
 UNIFORM = 1e-5

@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 
 from minillm.batch import TokenSequence
 from minillm.decoding.strategy import Request
+from minillm.encoder_input import EncoderInput
 from minillm.models import ENCODER_DECODERS
 from minillm.runner.runner import Runner
-from minillm.source_text import SourceText
 
 from . import tiny
 from .tiny import TOKENIZER, loop_of, run, runner_of, tiny_tensors
@@ -67,5 +67,5 @@ def logits_of(runner: Runner, source: Sequence[int], tokens: Sequence[int]) -> n
     P = runner.cache.page_size
     pages = -(-len(source) // P) + -(-len(tokens) // P)
     apart = runner_of(runner.model, backend=runner.backend, pages=pages, page_size=P)
-    sequence = TokenSequence(list(tokens), source=SourceText(list(source)), private=True)
+    sequence = TokenSequence(list(tokens), encoder_input=EncoderInput(list(source)), private=True)
     return apart.forward([sequence], [len(tokens)], rows=range(len(tokens))).logits.copy()

@@ -9,9 +9,9 @@ import pytest
 
 import minillm
 from minillm import AsyncEngine, Engine, GenerationConfig
-from minillm.engine.driver import EventStream
 from minillm.engine.engine_base import EngineBase
 from minillm.engine.loading import DEMO_MODEL
+from minillm.engine.stream import EventStream
 from minillm.formats.write_checkpoint import write_checkpoint
 from minillm.text.chat import ChatTemplate
 

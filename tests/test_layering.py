@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "minillm"
 
-GROUND = ("errors", "files", "output_files", "progress", "parallel", "config", "source_text", "batch")
+GROUND = ("errors", "files", "output_files", "progress_bar", "progress", "parallel", "config", "encoder_input", "batch")
 """Files that everything may import; each imports only those before it"""
 
 FOLDERS = {

@@ -38,8 +38,8 @@ LIMIT = {"max_new_tokens": 3, "eos_token_id": ()}
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bars appear without delay."""
-    monkeypatch.setattr("minillm.progress.BAR_DELAY", 0)
-    monkeypatch.setattr("minillm.progress.INTERVAL", 0)
+    monkeypatch.setattr("minillm.progress_bar.BAR_DELAY", 0)
+    monkeypatch.setattr("minillm.progress_bar.INTERVAL", 0)
 
 
 @pytest.fixture(scope="module")
@@ -206,9 +206,9 @@ def test_work_that_needs_less_than_it_might_ends_at_100(at_once: None, engine: E
 def test_short_work_shows_nothing_and_imports_nothing(tmp_path: Path) -> None:
     code = f"""
         import sys
-        from minillm import Engine, progress
-        assert progress.BAR_DELAY == 1
-        progress.BAR_DELAY = 99  # this machine may be busy
+        from minillm import Engine, progress_bar
+        assert progress_bar.BAR_DELAY == 1
+        progress_bar.BAR_DELAY = 99  # this machine may be busy
         Engine().generate([{TEXT!r}] * 2, max_new_tokens=2)
         print("END", "tqdm" in sys.modules)
     """
@@ -227,8 +227,8 @@ def test_bars_of_commands_leave_nothing(at_once: None, capsys: pytest.CaptureFix
 
 SLOW_WORK = """
     import sys, time
-    import minillm.progress as progress
-    progress.BAR_DELAY = 0
+    from minillm import progress, progress_bar
+    progress_bar.BAR_DELAY = 0
     with progress.work("loading", 10, "parts") as loading:
         loading.advance(4)
         {what}

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_compiling = threading.local()
+
+class _Compiling(threading.local):
+    seconds = 0.0
+    """Time that this thread has spent in it"""
+
+
+_compiling = _Compiling()
 
 
 def kernel_sources(hardware: str) -> Path:
@@ -23,14 +29,14 @@ def compiling() -> Iterator[None]:
     try:
         yield
     finally:
-        _compiling.seconds = compile_seconds() + time.perf_counter() - began
+        _compiling.seconds += time.perf_counter() - began
 
 
 def compile_seconds() -> float:
     """Seconds that this thread has spent in compiling kernels."""
-    return getattr(_compiling, "seconds", 0.0)
+    return _compiling.seconds
 
 
 def working_time() -> float:
     """Seconds on a clock that stands still while this thread compiles kernels."""
-    return time.perf_counter() - compile_seconds()
+    return time.perf_counter() - _compiling.seconds

@@ -31,7 +31,7 @@ class AttentionRecorder(WrappedBackend):
         """Recompute the map from the layer's queries and keys."""
         if operation == "attend" and self.layer is not None and self.layer in self.wanted:
             keys, _ = arguments["cache"].layer(self.layer)
-            host = self.chooser.to_host
+            host = self.sampler.to_host
             spec: AttentionSpec = arguments["spec"].with_arrays(lambda weight: host(weight.data))
             q, batch = host(arguments["q"]), arguments["batch"]
             [self.maps[self.layer]] = attention_map(q, host(keys), batch, spec, np)

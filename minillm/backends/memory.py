@@ -1,19 +1,19 @@
-"""The memory and the time of a backend: results, the K/V cache, batches, and the recording of forward passes."""
+"""The memory of a backend: results, the K/V cache, batches, and the recording of forward passes."""
 
 import contextlib
 import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..batch import Batch, IntArray
 from ..reference.sampling import Draw
+from .clock import Clock, HostClock
 from .formats import ACTIVATION_FORMATS, CACHE_FORMATS, Format, chosen
 from .pages import Pages, Shape
 from .recording import Result
@@ -76,43 +76,6 @@ class Arena:
     def nbytes(self) -> int:
         """Bytes held."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
-
-
-class Clock(Protocol):
-    """Records points in time, and measures the seconds between them.
-
-    On a CPU an operation has ended when its call returns, so a mark is the host's time. A GPU runs asynchronously: a
-    mark is an event in its stream, and `seconds` waits for both events.
-    """
-
-    def mark(self) -> Any:
-        """Record the point in time at which all work queued so far is done."""
-
-    def seconds(self, began: Any, ended: Any) -> float:
-        """Seconds from one mark to another."""
-
-
-class HostClock:
-    """The host's clock, for backends that compute within the call."""
-
-    def mark(self) -> int:
-        """Nanoseconds since an arbitrary point in the past."""
-        return time.perf_counter_ns()
-
-    def seconds(self, began: int, ended: int) -> float:
-        """Seconds from one mark to another."""
-        return (ended - began) / 1e9
-
-
-class Moments(NamedTuple):
-    """End times of the launches of a recorded pass."""
-
-    step: object
-    """The recorded step: the same object each time"""
-    began: Any
-    """A mark of the backend's clock"""
-    ended: Any
-    """A mark for each launch; None where the pass has just been recorded"""
 
 
 def free_memory() -> int:
@@ -230,8 +193,8 @@ class Memory:
         arguments alone; where a record cannot be made it is called twice. Its result is a tuple of arrays with one row
         for each of `rows`, the logits first.
 
-        `draws`, one for each of `rows` or none at all, are the calls of `Chooser.sample` that will follow, where they
-        are known. They change no result; a backend may sample within the pass, so that the host waits once.
+        `draws`, one for each of `rows` or none at all, are the calls of `TokenSampler.sample` that will follow, where
+        they are known. They change no result; a backend may sample within the pass, so that the host waits once.
         """
         return compute(*self.upload(batch, rows))
 

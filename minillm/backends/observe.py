@@ -1,7 +1,7 @@
 """Wraps a backend and reports each operation to an observer: to check, count or time a forward pass.
 
 An observer derives from `WrappedBackend` and overrides `observe`, and `before` if it needs the start of an operation.
-The operations are `COSTS`' keys; loader, memory and chooser are the wrapped backend's own.
+The operations are `COSTS`' keys; loader, memory and sampler are the wrapped backend's own.
 
 - `CheckingBackend` finds where NaN or infinity begins.
 - `CountingBackend` counts what actually ran: every operation's FLOPs and bytes, by operation and layer, from the shapes
@@ -41,7 +41,7 @@ class WrappedBackend(Backend):
     """Whether it leaves all results as they are, as a class has to say of itself; others may change them in place"""
 
     def __init__(self, inner: Backend) -> None:
-        super().__init__(inner.loader, inner.memory, inner.chooser)
+        super().__init__(inner.loader, inner.memory, inner.sampler)
         self.inner = inner
         self.changes_results = inner.changes_results or not vars(type(self)).get("only_looks", False)
         self.name, self.rank, self.ranks = inner.name, inner.rank, inner.ranks
@@ -118,7 +118,7 @@ class CheckingBackend(WrappedBackend):
         if self.error is not None:
             return
         results = result if isinstance(result, tuple) else () if result is None else (result,)
-        if all(np.isfinite(self.chooser.to_host(array)).all() for array in results):
+        if all(np.isfinite(self.sampler.to_host(array)).all() for array in results):
             return
         where = "before the first layer" if self.layer is None else f"in layer {self.layer}"
         weights = [w.name for w in (weight, *arguments.values()) if isinstance(w, Weight)]

@@ -1,7 +1,7 @@
 """The operations of the model, by default `reference/`'s. Layers call these methods, never an array library.
 
 A backend overrides those it has a faster implementation of, so a missing kernel never blocks a feature. The rest is
-done by the objects it carries: `loader` (weights), `memory` (results, cache, recording), `chooser` (tokens).
+done by the objects it carries: `loader` (weights), `memory` (results, cache, recording), `sampler` (tokens).
 """
 
 from operator import attrgetter
@@ -12,12 +12,12 @@ from ..batch import Batch
 from ..reference.attention import AttentionSpec
 from ..reference.experts import Routing
 from ..reference.rotary import Rotation
-from .chooser import Chooser
 from .group import Group
 from .loader import Loader
 from .memory import Memory
 from .pages import Pages
 from .recording import composed
+from .token_sampler import TokenSampler
 from .weights import Weight, expand, look_up
 
 
@@ -38,13 +38,13 @@ class Backend:
     """The processes that share each layer (tensor parallelism), this one's number among them, and how many they are"""
 
     def __init__(
-        self, loader: Loader | None = None, memory: Memory | None = None, chooser: Chooser | None = None
+        self, loader: Loader | None = None, memory: Memory | None = None, sampler: TokenSampler | None = None
     ) -> None:
         """Set the parts; those left out are float32 on the array module of the memory, which is NumPy by default."""
         self.memory = memory or Memory()
         self.xp = self.memory.xp
         self.loader = loader or Loader(xp=self.xp)
-        self.chooser = chooser or Chooser(self.xp)
+        self.sampler = sampler or TokenSampler(self.xp)
 
     def join(self, group: Group) -> None:
         """Share each layer with the processes of a group: `reduce` sums over them. Passes are no longer replayed."""
@@ -80,9 +80,8 @@ class Backend:
         """activation(x W^T + b) + residual; logits are float32. [T, in] -> [T, out]"""
         dtype = self.xp.float32 if weight.makes_logits else None
         out = self.memory.arena.take((len(x), weight.shape[0]), dtype)
-        return reference.linear(
-            x, expand(weight.data), weight.bias, self.xp, out, activation=activation, residual=residual
-        )
+        matrix = weight.data if weight.in_float32 else expand(weight.data)
+        return reference.linear(x, matrix, weight.bias, self.xp, out, activation=activation, residual=residual)
 
     def add_low_rank(self, y: Any, x: Any, parts: Any, *, activation: str | None = None, residual: Any = None) -> Any:
         """activation(y + (x A^T) B^T) + residual, in y or not; `parts`: rows and `LowRankWeight`s. [T, out], [T, in]

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from ..batch import Batch
 from ..reference.cost import Cost
 from ..reference.sampling import Draw
-from .memory import Moments
+from .clock import Moments
 from .observe import CountingBackend, WrappedBackend
 from .operations import Backend
 from .recording import Result
@@ -107,11 +107,11 @@ class TimingBackend(WrappedBackend):
     only_looks = True
 
     memory: Any
-    chooser: Any
+    sampler: Any
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
-        memory, chooser = inner.memory, inner.chooser
+        memory, sampler = inner.memory, inner.sampler
         self._replaying: Replaying | None = None
         if inner.replays and isinstance(memory, Replaying) and memory.tells_moments:
             self._replaying = memory
@@ -119,8 +119,8 @@ class TimingBackend(WrappedBackend):
         self.clock = memory.clock
         self._mark = self.clock.mark
         self.memory = Replaced(memory, upload=self._uncounted("upload", memory.upload), run=self._run)
-        choices = {name: getattr(chooser, name) for name in ("to_host", "finite", "argmax", "sample")}
-        self.chooser = Replaced(chooser, **{name: self._uncounted(name, call) for name, call in choices.items()})
+        choices = {name: getattr(sampler, name) for name in ("to_host", "finite", "argmax", "sample")}
+        self.sampler = Replaced(sampler, **{name: self._uncounted(name, call) for name, call in choices.items()})
         self._began: Any = None
         self._noted: list[Any] = []  # `_Replay`, or `_Noted` as a tuple, which is faster to make
         self._counting = CountingBackend(inner)

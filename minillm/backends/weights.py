@@ -45,6 +45,11 @@ class Weight:
         """Whether its products are logits, which are always float32."""
         return self.role in LOGITS
 
+    @cached_property
+    def in_float32(self) -> bool:
+        """Whether its numbers are used as they are stored."""
+        return not isinstance(self.data, Quantized) and bool(self.data.dtype == np.float32)
+
     def rows_from(self, first: int) -> "Weight":
         """The same table without its first rows, which are never looked up."""
         return replace(self, data=self.data[first:])

@@ -81,8 +81,8 @@ class PagedCache:
             sequence.pages[first] = self._own(sequence.pages[first], sequence.cached % self.page_size)
         for _ in range(len(sequence.pages), self.pages_for(tokens)):
             sequence.pages.append(self._take())
-        if sequence.source is not None:
-            sequence.source.hold(sequence, self.pages_for(len(sequence.source.token_ids)), self._take)
+        if sequence.encoder_input is not None:
+            sequence.encoder_input.hold(sequence, self.pages_for(len(sequence.encoder_input.token_ids)), self._take)
 
     def advance(self, sequence: TokenSequence, count: int) -> None:
         """Count the next `count` pending tokens as cached."""
@@ -152,8 +152,8 @@ class PagedCache:
         self._drop_pages(sequence, self.pages_for(keep))
         del sequence.token_ids[keep:]
         sequence.cached, sequence.reused = keep, min(keep, sequence.reused)
-        if not keep and sequence.source is not None:
-            sequence.source.release(sequence, self._release)
+        if not keep and sequence.encoder_input is not None:
+            sequence.encoder_input.release(sequence, self._release)
 
     def forget(self, sequence: TokenSequence) -> None:
         """Free the pages but keep the tokens; all become pending again."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backends import working_time
+from ..decoding.checkpoint_fields import chat_sampling
 from ..decoding.fields import FIELDS
-from ..decoding.resolving import chat_sampling, is_on
+from ..decoding.settings import is_on
 from ..errors import MinillmError, ParameterError, PromptError, UsageError, listed, printable
 from ..progress import showing
 from .conversation import Conversation

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ParameterError
-from ..progress import bars_aside
+from ..progress_bar import bars_aside
 from .options import add_model_options, add_text_options, each_block, load_engine, read_texts
 from .output import as_json, note, show
 

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from ..errors import one_line
-from ..progress import bars_aside
+from ..progress_bar import bars_aside
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 FORMATS = ("text", "json")

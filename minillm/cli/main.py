@@ -15,7 +15,7 @@ from ..decoding.fields import FIELDS
 from ..decoding.foreign import COMMANDS as OTHER_COMMANDS
 from ..decoding.foreign import PYTHON, renamed
 from ..errors import FollowedError, MinillmError, listed, printable, shown
-from ..progress import vanishing
+from ..progress_bar import vanishing
 from . import configuration, logs
 from .options import has_ranks
 

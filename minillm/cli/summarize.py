@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from ..errors import ParameterError
-from ..progress import bars_aside
+from ..progress_bar import bars_aside
 from .options import (
     COMMON,
     TEXTS_AT_ONCE,

@@ -22,7 +22,7 @@ strategy; the caller stands in for it and answers each feed with next-token logi
     while feeds:
         logits = np.log(...)                                    # [len(feeds), 3], row i for feeds[i]
         state.feeds = len(feeds)
-        [feeds] = search.step(Chooser(), [state], Rows(logits, starts=range(len(feeds) + 1)))
+        [feeds] = search.step(TokenSampler(), [state], Rows(logits, starts=range(len(feeds) + 1)))
     state.results[0].token_ids, state.results[0].score
 
 `tests/decoding/test_beam_example.py` is this program, with the numbers of every step.
@@ -43,7 +43,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.chooser import Chooser
+from ..backends.token_sampler import TokenSampler
 from ..errors import NumericalError, ParameterError
 from ..reference.philox import BEAMS, uniform
 from ..reference.sampling import sample_without_replacement
@@ -94,12 +94,12 @@ class BeamSearch(Strategy):
         beam = request.continuation(0, text=bool(request.settings.stop_strings))
         return BeamState(request, beams=[beam], scores=np.zeros(1, np.float32))
 
-    def step(self, chooser: Chooser, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Extend every request's beams by one token."""
         answers, first = [], 0
         for state in states:
             assert isinstance(state, BeamState)
-            feeds = self.extend(chooser, state, rows.logits[first : first + state.feeds])
+            feeds = self.extend(sampler, state, rows.logits[first : first + state.feeds])
             if not feeds:
                 self.return_best(state, state.finished)
             answers.append(feeds)
@@ -122,11 +122,11 @@ class BeamSearch(Strategy):
         assert isinstance(state, BeamState)
         return [state]
 
-    def extend(self, chooser: Chooser, state: BeamState, logits: Any, handicap: Any = None) -> list[Feed]:
+    def extend(self, sampler: TokenSampler, state: BeamState, logits: Any, handicap: Any = None) -> list[Feed]:
         """Run one step for a set of beams. Returns no feeds when they are done.
 
         Args:
-            chooser: the chooser for the logits
+            sampler: the sampler for the logits
             state: the beams
             logits: [beams, V]
             handicap: [V], subtracted from each beam's log-probabilities before the processors see them
@@ -135,8 +135,8 @@ class BeamSearch(Strategy):
             ParameterError: no beam has a token left, and none has finished.
             NumericalError: a sum is NaN or +inf.
         """
-        scores, raw = self._log_probs(chooser, state, logits, handicap)
-        parents, tokens, sums = self._candidates(chooser, state, scores)
+        scores, raw = self._log_probs(sampler, state, logits, handicap)
+        parents, tokens, sums = self._candidates(sampler, state, scores)
         if not parents:
             state.beams, state.scores = [], sums
             return []
@@ -151,20 +151,20 @@ class BeamSearch(Strategy):
             return []
         return [Feed((tokens[i],), parent=parents[i]) for i in order]
 
-    def _log_probs(self, chooser: Chooser, state: BeamState, logits: Any, handicap: Any) -> tuple[Any, Any]:
+    def _log_probs(self, sampler: TokenSampler, state: BeamState, logits: Any, handicap: Any) -> tuple[Any, Any]:
         """Processed log-probabilities of each row, and raw ones if log-probabilities are to be returned."""
-        scores = chooser.log_softmax(logits)  # [beams, V]
+        scores = sampler.log_softmax(logits)  # [beams, V]
         raw = scores.copy() if self.settings.logprobs or state.request.guide is not None else scores
         if handicap is not None:
             scores -= handicap
         if self.processors or self.filters:
             history = History.of([(state.request, beam.token_ids) for beam in state.beams])
             for processor in self.processors:
-                scores = processor(history, scores, chooser.xp)
-            scores = self._filtered(history, scores, chooser.xp)
+                scores = processor(history, scores, sampler.xp)
+            scores = self._filtered(history, scores, sampler.xp)
         if state.request.guide is not None:
             guides = [beam.guide for beam in state.beams if beam.guide is not None]
-            for _, error in restrict(chooser, scores, range(len(guides)), guides, list(raw)):
+            for _, error in restrict(sampler, scores, range(len(guides)), guides, list(raw)):
                 raise error
         return scores, raw
 
@@ -181,11 +181,11 @@ class BeamSearch(Strategy):
         scores[live] = filtered
         return scores
 
-    def _candidates(self, chooser: Chooser, state: BeamState, scores: Any) -> tuple[list[int], list[int], Any]:
+    def _candidates(self, sampler: TokenSampler, state: BeamState, scores: Any) -> tuple[list[int], list[int], Any]:
         """Best (or sampled) candidates over all beams, best first: their parents, tokens and summed log-probabilities.
 
         Args:
-            chooser: the chooser for the scores
+            sampler: the sampler for the scores
             state: the beams
             scores: [beams, V]
         """
@@ -200,11 +200,11 @@ class BeamSearch(Strategy):
             count, request = min(self.candidates, total.size), state.request
             position = len(request.prompt_ids) + len(state.beams[0].token_ids)
             uniforms = uniform(request.settings.seed, np.arange(count), position, BEAMS)
-            chosen = sample_without_replacement(total, uniforms, chooser.xp)
+            chosen = sample_without_replacement(total, uniforms, sampler.xp)
             chosen = chosen[np.argsort(-total[chosen], kind="stable")]
             sums = total[chosen]
         else:
-            tokens = chooser.top(scores, min(self.candidates, V))  # [beams, V] -> [beams, n]
+            tokens = sampler.top(scores, min(self.candidates, V))  # [beams, V] -> [beams, n]
             rows = np.arange(len(tokens))[:, None]
             total = (scores[rows, tokens] + state.scores[:, None]).reshape(-1)  # [beams, n] -> [beams n]
             chosen = (rows * V + tokens).reshape(-1)
@@ -307,12 +307,12 @@ class DiverseBeamSearch(BeamSearch):
         groups = [self.first_beams(request) for _ in range(self.settings.num_beam_groups)]
         return DiverseState(request, groups=groups, running=list(groups)), [Feed(request.prompt_ids)]
 
-    def step(self, chooser: Chooser, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Extend every group of every request by one token."""
         answers, first = [], 0
         for state in states:
             assert isinstance(state, DiverseState)
-            answers.append(self._extend_groups(chooser, state, rows.logits[first : first + state.feeds]))
+            answers.append(self._extend_groups(sampler, state, rows.logits[first : first + state.feeds]))
             first += state.feeds
         return answers
 
@@ -321,16 +321,16 @@ class DiverseBeamSearch(BeamSearch):
         assert isinstance(state, DiverseState)
         return state.groups
 
-    def _extend_groups(self, chooser: Chooser, state: DiverseState, logits: Any) -> list[Feed]:
+    def _extend_groups(self, sampler: TokenSampler, state: DiverseState, logits: Any) -> list[Feed]:
         """Run one step of one request. logits: [beams of the running groups, V], or [1, V] after the prompt"""
         feeds: list[Feed] = []
         first = 0
         running, state.running = state.running, []
-        handicap = chooser.xp.zeros(logits.shape[-1], logits.dtype)
+        handicap = sampler.xp.zeros(logits.shape[-1], logits.dtype)
         for group in running:
             shared = not group.beams[0].token_ids
             own = slice(0, 1) if shared else slice(first, first + len(group.beams))
-            more = self.extend(chooser, group, logits[own], handicap if group is not state.groups[0] else None)
+            more = self.extend(sampler, group, logits[own], handicap if group is not state.groups[0] else None)
             feeds += [Feed(feed.tokens, parent=own.start + (feed.parent or 0)) for feed in more]
             if more:
                 state.running.append(group)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..backends.chooser import Chooser
+from ..backends.token_sampler import TokenSampler
 from .event import Event, FinishReason
 from .functions import StoppingCriteria
 from .guided import Guide
@@ -185,18 +185,18 @@ class Continuation:
 
 
 def reports(
-    chooser: Chooser, logits: Any, tokens: Sequence[int], tops: Sequence[int]
+    sampler: TokenSampler, logits: Any, tokens: Sequence[int], tops: Sequence[int]
 ) -> list[tuple[float, TopLogProbs | None]]:
     """Log-probabilities of R chosen tokens, and the most likely ones beside them, for `Continuation.push`.
 
     Args:
-        chooser: the chooser for the logits
+        sampler: the sampler for the logits
         logits: [R, V] of the model, before processors
         tokens: [R]
         tops: [R], how many of the most likely tokens are wanted in each row; 0 gives None
     """
     most = max(tops)
-    log_probs = chooser.log_probs(logits, np.asarray(tokens), most)
+    log_probs = sampler.log_probs(logits, np.asarray(tokens), most)
     ids, values = log_probs.top_ids.tolist(), log_probs.top.tolist()
     return [
         (chosen, [*zip(ids[row][:top], values[row][:top], strict=True)] if top else None)

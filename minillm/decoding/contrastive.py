@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.chooser import Chooser
+from ..backends.token_sampler import TokenSampler
 from ..errors import ParameterError
 from ..reference.softmax import log_softmax, softmax, top_indices
 from .continuation import Continuation, reports
@@ -81,52 +81,52 @@ class ContrastiveSearch(Strategy):
         state = ContrastiveState(request, [request.continuation(0)])
         return state, [Feed(request.prompt_ids, rows="all", hidden=True)]
 
-    def step(self, chooser: Chooser, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Choose one of each request's candidates, and feed the candidates for the token after it."""
         answers, first = [], 0
         for state in states:
             assert isinstance(state, ContrastiveState)
             own = slice(rows.starts[first], rows.starts[first + state.feeds])
-            answers.append(self._advance(chooser, state, rows.logits[own], rows.hidden[own]))
+            answers.append(self._advance(sampler, state, rows.logits[own], rows.hidden[own]))
             first += state.feeds
         return answers
 
-    def _advance(self, chooser: Chooser, state: ContrastiveState, logits: Any, hidden: Any) -> list[Feed]:
+    def _advance(self, sampler: TokenSampler, state: ContrastiveState, logits: Any, hidden: Any) -> list[Feed]:
         """Run one step of one request.
 
         Args:
-            chooser: the chooser for the rows
+            sampler: the sampler for the rows
             state: the request's state
             logits: [k, V], one row per candidate; after the prompt [S, V]
             hidden: [k, W] or [S, W], the hidden states of the same rows
         """
-        directions = hidden / chooser.xp.linalg.norm(hidden, axis=-1, keepdims=True)
+        directions = hidden / sampler.xp.linalg.norm(hidden, axis=-1, keepdims=True)
         if not state.candidates:
             S, W = directions.shape
-            state.directions = chooser.xp.empty((S + state.request.max_new_tokens, W), directions.dtype)
+            state.directions = sampler.xp.empty((S + state.request.max_new_tokens, W), directions.dtype)
             state.directions[:S] = directions
-            return self._feeds(chooser, state, logits[-1:], parent=0)
-        chosen = self._choose(chooser, state, directions)
+            return self._feeds(sampler, state, logits[-1:], parent=0)
+        chosen = self._choose(sampler, state, directions)
         state.directions[len(state.line)] = directions[chosen]
         token = state.candidates[chosen]
         reported = self.settings.logprobs
-        report = reports(chooser, state.logits, [token], [self.settings.top_logprobs])[0] if reported else (None, None)
+        report = reports(sampler, state.logits, [token], [self.settings.top_logprobs])[0] if reported else (None, None)
         state.continuation.push(token, *report)
         if state.continuation.finish_reason is not None:
             return []
-        return self._feeds(chooser, state, logits[chosen : chosen + 1], parent=chosen)
+        return self._feeds(sampler, state, logits[chosen : chosen + 1], parent=chosen)
 
-    def _choose(self, chooser: Chooser, state: ContrastiveState, directions: Any) -> int:
+    def _choose(self, sampler: TokenSampler, state: ContrastiveState, directions: Any) -> int:
         """Index of the best candidate; ties go to the more likely one. directions: [k, W], unit vectors"""
         similarity = state.directions[: len(state.line)] @ directions.T  # [S, W] @ [W, k] -> [S, k]
         scores = (1 - self.alpha) * state.probabilities - self.alpha * similarity.max(axis=0)  # -> [k]
         return int(scores.argmax())
 
-    def _feeds(self, chooser: Chooser, state: ContrastiveState, logits: Any, parent: int) -> list[Feed]:
+    def _feeds(self, sampler: TokenSampler, state: ContrastiveState, logits: Any, parent: int) -> list[Feed]:
         """Feeds of the most likely tokens after the sequence `parent`: top_k, or fewer if fewer are allowed.
 
         Args:
-            chooser: the chooser for the row
+            sampler: the sampler for the row
             state: the request's state
             logits: [1, V]
             parent: index of the sequence that the row belongs to
@@ -142,12 +142,12 @@ class ContrastiveSearch(Strategy):
         if self.processors:
             history = History.of([(state.request, state.continuation.token_ids)])
             for processor in self.processors:
-                scores = processor(history, scores, chooser.xp)
-        if rows_without_a_token(scores, chooser.xp).any():
+                scores = processor(history, scores, sampler.xp)
+        if rows_without_a_token(scores, sampler.xp).any():
             raise no_token_left()
-        probabilities = softmax(scores, chooser.xp)[0]  # [1, V] -> [V]
-        best = top_indices(scores[0], self.settings.top_k, chooser.xp)
-        best = best[scores[0][best] > -chooser.xp.inf]  # forbidden tokens are no candidates
+        probabilities = softmax(scores, sampler.xp)[0]  # [1, V] -> [V]
+        best = top_indices(scores[0], self.settings.top_k, sampler.xp)
+        best = best[scores[0][best] > -sampler.xp.inf]  # forbidden tokens are no candidates
         state.candidates, state.probabilities = [int(i) for i in best], probabilities[best]
         return [Feed((token,), parent=parent, hidden=True) for token in state.candidates]
 
@@ -167,7 +167,7 @@ class ContrastiveDecoding(Strategy):
         state, feeds = self.choice.begin(request)
         return state, to_both(feeds)
 
-    def step(self, chooser: Chooser, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Choose a token for every growing continuation and feed it."""
         expert_rows: list[int] = []
         amateur_rows: list[int] = []
@@ -182,9 +182,9 @@ class ContrastiveDecoding(Strategy):
             first += 2 * state.feeds
         expert, amateur = (rows.logits[np.asarray(places)] for places in (expert_rows, amateur_rows))  # [R, V] each
         scores = contrast(
-            expert, amateur, self.settings.contrastive_alpha, self.settings.amateur_temperature, chooser.xp
+            expert, amateur, self.settings.contrastive_alpha, self.settings.amateur_temperature, sampler.xp
         )
-        self.choice.extend(chooser, scores, growing, raw=expert)
+        self.choice.extend(sampler, scores, growing, raw=expert)
         return [to_both(self.choice.next_feeds(state)) for state in states if isinstance(state, TokenState)]
 
 

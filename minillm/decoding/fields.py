@@ -15,26 +15,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
-from .values import (
-    LARGE,
-    Reader,
+from .field_values import (
     biases,
     decay,
-    flag,
     function,
     mirostat_version,
-    number,
     phrases,
-    positive,
     schema,
-    sequence,
     stopping_rule,
-    text,
     text_or_ids,
     texts,
     token_ids,
-    whole,
 )
+from .values import LARGE, Reader, flag, number, positive, sequence, text, whole
 
 
 class Setting(NamedTuple):
@@ -280,3 +273,6 @@ FIELDS: dict[str, Setting] = {name: hint.__metadata__[0] for name, hint in Gener
 """Name of a field -> its declaration."""
 GUIDES = tuple(name for name, setting in FIELDS.items() if setting.group == "guided")
 """Fields that set a guide; a request has at most one of them."""
+
+OFF = {"num_beams": 1, "num_beam_groups": 1}
+"""Fields whose value without effect is not a false one -> that value."""

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import NumericalError, ParameterError, holdable, shown
+from .field_values import ByIdentity
 from .history import History
-from .values import ByIdentity
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.chooser import Chooser
+from ..backends.token_sampler import TokenSampler
 from ..errors import ParameterError, install
 from ..text.schemas import LIMIT_LINE, USUAL_DIGITS, digits_in, exact
 from .number_limit import NumberLimit, TokenDigits
@@ -239,12 +239,12 @@ def _refused(field: str) -> Iterator[None]:
 
 
 def restrict(
-    chooser: Chooser, logits: Any, rows: Sequence[int], guides: Sequence[Guide], originals: Sequence[Any]
+    sampler: TokenSampler, logits: Any, rows: Sequence[int], guides: Sequence[Guide], originals: Sequence[Any]
 ) -> list[tuple[int, Exception]]:
     """Set tokens that each guide does not allow to -inf in its row, in place.
 
     Args:
-        chooser: the host's chooser
+        sampler: the host's sampler
         logits: [R, V], after the processors
         rows: [G], the row of each guide
         guides: G of them, of one model
@@ -262,10 +262,10 @@ def restrict(
         except Exception as error:
             failures.append((i, error))
             masks[i] = ~np.uint32(0)
-    for i in np.flatnonzero(~chooser.keep_allowed(logits, rows, masks)).tolist():
+    for i in np.flatnonzero(~sampler.keep_allowed(logits, rows, masks)).tolist():
         if originals[i] is not None:
             logits[rows[i]] = originals[i]
-            chooser.keep_allowed(logits, rows[i : i + 1], masks[i : i + 1])
+            sampler.keep_allowed(logits, rows[i : i + 1], masks[i : i + 1])
     return failures
 
 

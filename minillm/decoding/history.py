@@ -1,6 +1,6 @@
 """The tokens of growing sequences, as logits processors read them: in flat arrays, made when one asks, and counted.
 
-`History` is made for each step; a `Tally` stays with its sequence, so that a step costs only its new tokens.
+`History` is made for each step; a `TokenCounts` stays with its sequence, so that a step costs only its new tokens.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .strategy import Request
 
 
-class Tally:
+class TokenCounts:
     """The tokens of one growing sequence, and how often each was generated. A step costs only its new tokens."""
 
     def __init__(self, request: "Request") -> None:
@@ -64,7 +64,7 @@ class History:
         requests: index of the request that each belongs to, from 0, [N] int64.
         batch_ids: index of each one's prompt in the list given to `Engine.generate`, [N] int64.
         places: row of the logits that each belongs to, [N] int64; None: they are the rows in order.
-        tallies: the same tokens of each sequence, counted; None: they are counted when that is needed.
+        token_counts: the same tokens of each sequence, counted; None: they are counted when that is needed.
         given: the user's prompt of each, which an encoder read if the model has one; None: the sequences' prompts.
     """
 
@@ -74,7 +74,7 @@ class History:
     requests: NDArray[np.int64]
     batch_ids: NDArray[np.int64]
     places: NDArray[np.int64] | None = None
-    tallies: Sequence[Tally] | None = None
+    token_counts: Sequence[TokenCounts] | None = None
     given: Sequence[Sequence[int]] | None = None
 
     @classmethod
@@ -82,13 +82,13 @@ class History:
         cls,
         sequences: Sequence[tuple["Request", Sequence[int]]],
         places: Sequence[int] | None = None,
-        tallies: Sequence[Tally] | None = None,
+        token_counts: Sequence[TokenCounts] | None = None,
     ) -> "History":
-        """The history of sequences, each given as its request and the tokens generated so far; and their tallies."""
+        """The history of sequences, each given as its request and the tokens generated so far; and their counts."""
         lines = (
             [np.asarray((*request.prompt_ids, *generated), np.int64) for request, generated in sequences]
-            if tallies is None
-            else [tally.tokens for tally in tallies]
+            if token_counts is None
+            else [counts.tokens for counts in token_counts]
         )
         prompt_lengths = np.asarray([len(request.prompt_ids) for request, _ in sequences], np.int64)
         numbers: dict[int, int] = {}
@@ -99,7 +99,7 @@ class History:
             np.asarray([numbers.setdefault(id(request), len(numbers)) for request, _ in sequences], np.int64),
             np.asarray([request.batch_id for request, _ in sequences], np.int64),
             None if places is None else np.asarray(places, np.int64),
-            tallies,
+            token_counts,
             [request.given_ids for request, _ in sequences],
         )
 
@@ -113,7 +113,7 @@ class History:
             self.requests[selected],
             self.batch_ids[selected],
             self.at(selected),
-            None if self.tallies is None else [self.tallies[row] for row in rows],
+            None if self.token_counts is None else [self.token_counts[row] for row in rows],
             None if self.given is None else [self.given[row] for row in rows],
         )
 
@@ -167,16 +167,16 @@ class History:
 
     def seen(self, xp: ModuleType) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The tokens that occur in the sequences, each at least once: indices of sequences and ids. [M], [M]"""
-        if self.tallies is None:
+        if self.token_counts is None:
             return self.rows(xp), self.token_ids
-        lines = [tally.distinct for tally in self.tallies]
+        lines = [counts.distinct for counts in self.token_counts]
         return np.repeat(np.arange(len(lines)), [*map(len, lines)]), np.concatenate(lines)
 
     def generated(self, xp: ModuleType) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """The tokens generated, each once: indices of sequences, ids, and how often. [M], [M], [M]"""
-        if self.tallies is not None:
+        if self.token_counts is not None:
             rows, ids = self.seen(xp)
-            counts = np.concatenate([tally.counts for tally in self.tallies])
+            counts = np.concatenate([counts.counts for counts in self.token_counts])
             nonzero = np.flatnonzero(counts)
             return rows[nonzero], ids[nonzero], counts[nonzero]
         rows = self.rows(xp)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.chooser import Chooser
+from ..backends.token_sampler import TokenSampler
 from ..reference.philox import uniform
 from .settings import Settings
 from .speculative import Guess, Guessing, GuessState, Line
@@ -80,13 +80,13 @@ class Lookahead(Guessing):
         window.ends = tree.add_window(window.levels, room)
         return Guess(tree.tokens, tree.parents)
 
-    def learn(self, chooser: Chooser, state: LookaheadState, line: Line, logits: Any) -> None:
+    def learn(self, sampler: TokenSampler, state: LookaheadState, line: Line, logits: Any) -> None:
         """Collect the N-grams completed by the pass, and move the window to the new end of the text."""
         window = state.windows[line.continuation.index]
         if state.fresh or line.continuation.finish_reason is not None:
             return
         latest = (
-            [int(token) for token in chooser.argmax(logits[[end + 1 for end in window.ends]])] if window.ends else []
+            [int(token) for token in sampler.argmax(logits[[end + 1 for end in window.ends]])] if window.ends else []
         )
         for column, token in enumerate(latest):
             first, *rest = (level[column] for level in window.levels)

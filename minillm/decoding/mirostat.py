@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.chooser import Chooser
+from ..backends.token_sampler import TokenSampler
 from ..reference.sampling import scale
 from ..reference.softmax import softmax
-from .rules import UNFILTERED, Growing
+from .row_pipeline import UNFILTERED, Growing
 from .sampling import Sampling, TokenState, keys_of
 from .strategy import Feed, Request, State
 
@@ -47,16 +47,16 @@ class Mirostat(Sampling):
         """As greedy search, with every mu at its initial value."""
         state, feeds = super().begin(request)
         mu = dict.fromkeys(request.indices, 2 * self.settings.mirostat_tau)
-        return MirostatState(request, state.results, rules=self.rules, growing=state.growing, mu=mu), feeds
+        return MirostatState(request, state.results, pipeline=self.pipeline, growing=state.growing, mu=mu), feeds
 
-    def choose(self, chooser: Chooser, logits: Any, growing: Growing) -> list[int]:
+    def choose(self, sampler: TokenSampler, logits: Any, growing: Growing) -> list[int]:
         """Draw one token for each row of processed logits. [R, V] -> R ids"""
-        xp, rows = chooser.xp, np.arange(len(growing))
+        xp, rows = sampler.xp, np.arange(len(growing))
         scores = scale(logits, self.settings.temperature)
         probs = softmax(scores, xp)
         mus = np.asarray([max(0.0, self._state(state).mu[c.index]) for state, c in growing], np.float32)
         likely = probs >= xp.minimum(xp.exp2(-xp.asarray(mus)), probs.max(axis=-1))[:, None]  # below 0: only the best
-        tokens = chooser.sample(xp.where(likely, scores, -xp.inf), keys_of(growing), **UNFILTERED._asdict())
+        tokens = sampler.sample(xp.where(likely, scores, -xp.inf), keys_of(growing), **UNFILTERED._asdict())
         mass = xp.where(likely, probs, 0).sum(axis=-1, dtype=xp.float64)  # [R, V] -> [R]
         surprises = -xp.log2(probs[rows, tokens] / mass)
         for (state, continuation), surprise in zip(growing, surprises, strict=True):

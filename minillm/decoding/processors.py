@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ParameterError, shown
+from .field_values import ByIdentity
 from .functions import UserProcessor, called
 from .history import History
 from .settings import Settings
-from .values import LARGE, ByIdentity
+from .values import LARGE
 
 SHORT_MATCH = 16
 """Tokens up to which a match is sought at all positions at once; longer ones are found by `common_suffixes`."""
@@ -72,6 +73,15 @@ def force(
     logits[forced] = -xp.inf
     logits[forced[:, None], xp.asarray(ids, xp.int64)] = 0.0
     return logits
+
+
+PROCESSED = (
+    *("sequence_bias", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "prefix_allowed_tokens_fn"),
+    *("repetition_penalty", "encoder_repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"),
+    *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "logits_processor"),
+)
+"""The fields that ask for a processor; with all of them at their defaults there is none"""
 
 
 def build_processors(settings: Settings) -> tuple[LogitsProcessor, ...]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.chooser import Chooser
+from ..backends.token_sampler import TokenSampler
 
 TopLogProbs = list[tuple[int, float]]
 """Most likely tokens at one position with their log-probabilities, best first."""
@@ -40,10 +40,10 @@ class PromptScores:
         """
         return range(max(first, len(self.log_probs) - 1), min(first + count, len(self._prompt_ids) - 1))
 
-    def add(self, chooser: Chooser, logits: Any) -> None:
+    def add(self, sampler: TokenSampler, logits: Any) -> None:
         """Read the next rows of logits, [R, V], in the order of the positions; they may be on a device."""
         place = len(self.log_probs)
-        log_probs = chooser.log_probs(logits, np.asarray(self._prompt_ids[place : place + len(logits)]), self._top)
+        log_probs = sampler.log_probs(logits, np.asarray(self._prompt_ids[place : place + len(logits)]), self._top)
         self.log_probs += log_probs.chosen.tolist()
         if self._top:
             pairs = zip(log_probs.top_ids.tolist(), log_probs.top.tolist(), strict=True)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError, shown
 from .fields import FIELDS, GUIDES, MODELS, NEEDS
-from .settings import GenerationConfig, Settings
+from .searches import ContradictionError, check_searches
+from .settings import GenerationConfig, Settings, is_on
 from .values import RefusedError
 
 if TYPE_CHECKING:
@@ -34,53 +35,12 @@ STRATEGIES = {
 }
 """Field or additional model -> module and class of the strategy that it selects. The last one that is on counts."""
 
-SEARCHES = {
-    "num_beams": "set num_beams=1",
-    "penalty_alpha": "leave penalty_alpha out",
-    "prompt_lookup_num_tokens": "leave prompt_lookup_num_tokens out",
-    "lookahead_window": "leave lookahead_window out",
-    "num_assistant_tokens": "set num_assistant_tokens=0 to leave the draft model out",
-    "amateur": "use an engine without an amateur",
-}
-"""Exclusive search strategies (a request has at most one) -> how to leave each out."""
-
 SYNONYMS = {
     ("max_new_tokens", "max_length"): " are two names of one limit: leave one of them out",
     ("min_new_tokens", "min_length"): " are two names of one limit: leave one of them out",
     GUIDES: ": a text has at most one guide; leave one of them out",
 }
 """Exclusive fields -> end of the error message about two of them."""
-
-FILTERS = ("top_h", "top_n_sigma", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-NO_FILTER = {name: FIELDS[name].default for name in FILTERS} | {"top_k": 0}
-"""Fields that Mirostat replaces -> the value without effect."""
-
-
-CHAT_SAMPLING: Mapping[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 0, "min_p": 0.05}
-"""Sampling of chats where a checkpoint does not say how: greedy search repeats itself, a temperature of 1 strays."""
-
-
-def chat_sampling(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling of a chat, as generation fields: a checkpoint's generation_config.json, or `CHAT_SAMPLING`.
-
-    A checkpoint says how it is sampled by do_sample, or by a field that needs it; penalties alone do not.
-    """
-    own = {
-        name: value
-        for name, value in checkpoint.items()
-        if value is not None and name in FIELDS and FIELDS[name].group == "sampling" and name != "seed"
-    }
-    says = any(name == "do_sample" or FIELDS[name].needs == "do_sample" for name in own)
-    return {**({"do_sample": True} if says else CHAT_SAMPLING), **own}
-
-
-OFF = {"num_beams": 1, "num_beam_groups": 1}
-"""Fields whose value without effect is not a false one -> that value."""
-
-
-def is_on(name: str, value: Any) -> bool:
-    """True if a value of a field, or of whether a model is loaded, switches something on."""
-    return bool(value) and value != OFF.get(name)
 
 
 def _depth(name: str) -> int:
@@ -137,19 +97,11 @@ def resolve(
     while True:
         try:
             return _Resolution(user, checkpoint, models, vocab_size).settings()
-        except _ContradictionError as error:
+        except ContradictionError as error:
             dropped = next((name for name in error.fields if name in checkpoint), None)
             if dropped is None:
                 raise ParameterError(str(error), field=error.fields[0], advice=error.advice) from None
             del checkpoint[dropped]
-
-
-class _ContradictionError(Exception):
-    """Fields contradict each other; the first of `fields` that is the checkpoint's gives way."""
-
-    def __init__(self, message: str, *fields: str, advice: str | None = None) -> None:
-        super().__init__(message)
-        self.fields, self.advice = fields, advice
 
 
 class _Resolution:
@@ -170,10 +122,8 @@ class _Resolution:
 
     def settings(self) -> Settings:
         """Check the values against each other. Returns them, with a fresh seed for sampling without one."""
-        self.check_contrastive_search()
-        self.check_searches()
-        self.check_groups()
-        self.check_mirostat()
+        if [name for name in STRATEGIES if name != "do_sample" and self.on(name)]:
+            check_searches(self.user, self.given, self.resolved)
         self.check_token_ids()
         self.check_end()
         self.check_results()
@@ -202,69 +152,13 @@ class _Resolution:
         """True if a field has a value that switches something on, or if the engine has the model of this name."""
         return is_on(name, self.resolved[name])
 
-    def searches(self) -> list[str]:
-        """Names of SEARCHES that are on."""
-        return [name for name in SEARCHES if (value := self.resolved[name]) and value != OFF.get(name)]
-
     def check_synonyms(self) -> None:
         """A request sets one name of each thing; the first of a checkpoint's names counts."""
         for names, end in SYNONYMS.items():
             given = [name for name in names if name in self.given]
             if len(given) > 1:
                 both = " and ".join(f"{name}={shown(self.given[name])}" for name in given[:2])
-                raise _ContradictionError(both + end, *reversed(given))
-
-    def check_contrastive_search(self) -> None:
-        """Contrastive search chooses among top_k tokens, without sampling and without beams."""
-        alpha, num_beams = self.resolved["penalty_alpha"], self.resolved["num_beams"]
-        if not alpha:
-            return
-        if self.resolved["do_sample"]:
-            message = f"penalty_alpha={alpha} with do_sample=True: contrastive search does not sample; leave one out"
-            raise _ContradictionError(message, "penalty_alpha", "do_sample")
-        if num_beams > 1:
-            message = f"penalty_alpha={alpha} with num_beams={num_beams}: leave one of them out"
-            raise _ContradictionError(message, "penalty_alpha", "num_beams")
-        top_k = self.resolved["top_k"] if "top_k" in self.given else 0
-        if top_k < 2:
-            actual = f"found {top_k}" if "top_k" in self.given else "none is set"
-            message = f"penalty_alpha={alpha} needs top_k, the number of candidates, of at least 2; {actual}"
-            raise _ContradictionError(message, "penalty_alpha")
-
-    def check_searches(self) -> None:
-        """At most one strategy that excludes others. The engine's models win over the checkpoint's fields."""
-        if len(names := self.searches()) > 1:
-            both = " and ".join(f"{name}={self.resolved[name]}" for name in names[:2])
-            leave = ", or ".join(SEARCHES[name] for name in names[:2])
-            raise _ContradictionError(f"{both} each select a strategy, and a request has one: {leave}", *names)
-
-    def check_groups(self) -> None:
-        """Groups of beams are equally large, do not sample, and have a penalty."""
-        groups, num_beams = self.resolved["num_beam_groups"], self.resolved["num_beams"]
-        if groups == 1:
-            return
-        if num_beams % groups:
-            message = f"num_beam_groups={groups} does not divide num_beams={num_beams}: choose one that does"
-            raise _ContradictionError(message, "num_beam_groups")
-        if self.resolved["do_sample"]:
-            message = f"num_beam_groups={groups} with do_sample=True: groups of beams do not sample; leave one out"
-            raise _ContradictionError(message, "num_beam_groups", "do_sample")
-        if self.resolved["diversity_penalty"] == 0.0:
-            message = f"num_beam_groups={groups} needs a diversity_penalty above 0: without one all groups are equal"
-            raise _ContradictionError(message, "num_beam_groups")
-
-    def check_mirostat(self) -> None:
-        """Mirostat draws one token at a time and replaces the filters."""
-        if not self.resolved["mirostat"]:
-            return
-        filters = [name for name in NO_FILTER if name in self.user and self.resolved[name] != NO_FILTER[name]]
-        for name in [*filters, *reversed(self.searches())]:  # beams last: they give way to Mirostat
-            raise _ContradictionError(
-                f"{name}={shown(self.resolved[name])} with mirostat=2: Mirostat draws one token at a time, by a rule of"
-                f" its own; leave {name} or mirostat out",
-                *(("num_beams", "mirostat") if name == "num_beams" else ("mirostat", name)),
-            )
-        self.resolved |= NO_FILTER
+                raise ContradictionError(both + end, *reversed(given))
 
     def check_token_ids(self) -> None:
         """Token ids are in the vocabulary and do not forbid all of it; a checkpoint's other ids are dropped."""
@@ -287,7 +181,7 @@ class _Resolution:
             token = resolved[name]
             if token is not None and token >= self.vocab_size:
                 message = f"{name}: {token} is not in the vocabulary of {self.vocab_size} tokens"
-                raise _ContradictionError(message, name)
+                raise ContradictionError(message, name)
 
         ends = {(token,) for token in resolved["eos_token_id"]}
         words = tuple(word for word in resolved["bad_words_ids"] if word not in ends)
@@ -309,7 +203,7 @@ class _Resolution:
             resolved["max_new_tokens"] = 20
         if resolved["max_new_tokens"] == 0 and not resolved["echo"]:
             advice = "raise it, or set echo=True for the prompt alone"
-            raise _ContradictionError("max_new_tokens=0 generates nothing", "max_new_tokens", advice=advice)
+            raise ContradictionError("max_new_tokens=0 generates nothing", "max_new_tokens", advice=advice)
         for name, effect in (
             ("min_new_tokens", "hold back"),
             ("min_length", "hold back"),
@@ -336,7 +230,7 @@ class _Resolution:
         resolved = self.resolved
         count, num_beams = resolved["num_return_sequences"], resolved["num_beams"]
         if count > num_beams and (num_beams > 1 or not resolved["do_sample"]):
-            raise _ContradictionError(
+            raise ContradictionError(
                 f"num_return_sequences={count} is more than num_beams={num_beams}: there are no more results than"
                 " beams",
                 "num_return_sequences",
@@ -421,7 +315,7 @@ def strategy_class(settings: Settings) -> type["Strategy"]:
         from .scoring import Scoring
 
         return Scoring
-    chosen = [name for name in STRATEGIES if (value := getattr(settings, name)) and value != OFF.get(name)]
+    chosen = [name for name in STRATEGIES if is_on(name, getattr(settings, name))]
     module, name = STRATEGIES[chosen[-1] if chosen else "do_sample"]
     kind: type[Strategy] = getattr(import_module(f".{module}", __package__), name)
     return kind

@@ -1,7 +1,7 @@
 """Greedy search and sampling, token by token: the most likely token, or a random draw after the filters.
 
-One call serves all requests of a batch, whatever their settings (`rules.py`); rows that are changed before the choice,
-or whose log-probabilities are wanted, cost extra, and others do not.
+One call serves all requests of a batch, whatever their settings (`row_pipeline.py`); rows that are changed before the
+choice, or whose log-probabilities are wanted, cost extra, and others do not.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..backends.chooser import Chooser
+from ..backends.token_sampler import TokenSampler
 from ..reference.philox import Keys
 from ..reference.sampling import Draw, Parameters
 from .continuation import Continuation, reports
-from .rules import Growing, Rules, apply_rules, rules_of
+from .row_pipeline import Growing, RowPipeline, pipeline_of
+from .row_processing import process_rows
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
 
@@ -40,7 +41,7 @@ class Sampling(Strategy):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.rules = Rules.of(settings)
+        self.pipeline = RowPipeline.of(settings)
 
     @property
     def batch_key(self) -> object:
@@ -56,37 +57,37 @@ class Sampling(Strategy):
     def begin(self, request: Request) -> tuple[TokenState, list[Feed]]:
         """Feed the prompt once; continuations fork from it after the first step."""
         continuations = [request.continuation(i) for i in request.indices]
-        state = TokenState(request, continuations, rules=self.rules, growing=list(continuations))
+        state = TokenState(request, continuations, pipeline=self.pipeline, growing=list(continuations))
         draw = self.next_draw(state, continuations[0]) if len(continuations) == 1 else None
         return state, [Feed(request.prompt_ids, draw=draw)]
 
     def next_draw(self, state: State, continuation: Continuation) -> Draw | None:
         """The draw from unmodified logits that `choose` will make for a continuation's next token, if it will."""
-        rules, request = rules_of(state), state.request
-        if rules.changes or continuation.guide is not None or not rules.draw.temperature:
+        pipeline, request = pipeline_of(state), state.request
+        if pipeline.changes or continuation.guide is not None or not pipeline.draw.temperature:
             return None
-        return Draw(*rules.draw, request.settings.seed, continuation.index, _place(request, continuation))
+        return Draw(*pipeline.draw, request.settings.seed, continuation.index, _place(request, continuation))
 
-    def choose(self, chooser: Chooser, logits: Any, growing: Growing) -> list[int]:
+    def choose(self, sampler: TokenSampler, logits: Any, growing: Growing) -> list[int]:
         """Choose one token for each row of processed logits. [R, V] -> R ids"""
-        draws = [rules_of(state).draw for state, _ in growing]
+        draws = [pipeline_of(state).draw for state, _ in growing]
         if not any(draw.temperature for draw in draws):
-            return [int(token) for token in chooser.argmax(logits)]
+            return [int(token) for token in sampler.argmax(logits)]
         columns = zip(Parameters._fields, zip(*draws, strict=True), strict=True)
         parameters: dict[str, Any] = {name: np.asarray(column) for name, column in columns}
-        return [int(token) for token in chooser.sample(logits, keys_of(growing), **parameters)]
+        return [int(token) for token in sampler.sample(logits, keys_of(growing), **parameters)]
 
-    def step(self, chooser: Chooser, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Choose a token for every growing continuation and feed it."""
         growing = [(state, c) for state in states if isinstance(state, TokenState) for c in state.growing]
-        self.extend(chooser, _row_per_continuation(chooser, rows, states), growing)  # [feeds, V] -> [R, V]
+        self.extend(sampler, _row_per_continuation(sampler, rows, states), growing)  # [feeds, V] -> [R, V]
         return [self.next_feeds(state) for state in states if isinstance(state, TokenState)]
 
-    def extend(self, chooser: Chooser, logits: Any, growing: Growing, raw: Any = None) -> None:
+    def extend(self, sampler: TokenSampler, logits: Any, growing: Growing, raw: Any = None) -> None:
         """Give each continuation its next token.
 
         Args:
-            chooser: the chooser of tokens
+            sampler: the sampler of tokens
             logits: [R, V], one row per continuation; may be changed in place
             growing: the R continuations, each with its request's state
             raw: the model's own logits, if `logits` are something else
@@ -94,29 +95,24 @@ class Sampling(Strategy):
         A continuation that cannot continue, because processors and filters leave no token or because its guide or text
         fails, is left unchanged, with the error in its request's `State.error`.
         """
-        rules = [rules_of(state) for state, _ in growing]
-        changed = [row for row, (_, c) in enumerate(growing) if rules[row].changes or c.guide is not None]
-        reported = {row: rule.top_logprobs for row, rule in enumerate(rules) if rule.top_logprobs is not None}
-        unchanged = logits if raw is None else raw
-        at_risk = raw is None and chooser.on_host and not reported.keys().isdisjoint(changed)
-        unchanged = chooser.copied(logits, [*reported]) if at_risk else _take(chooser, unchanged, [*reported])
-        if chooser.on_host and changed:
-            apply_rules(chooser, logits, changed, [growing[row] for row in changed])
-            tokens = self._chosen(chooser.host, logits, growing)
+        pipelines = [pipeline_of(state) for state, _ in growing]
+        changed = [row for row, (_, c) in enumerate(growing) if pipelines[row].changes or c.guide is not None]
+        counts = [pipeline.top_logprobs for pipeline in pipelines]
+        reported = {row: count for row, count in enumerate(counts) if count is not None}
+        unchanged: Any = None
+        if reported:
+            at_risk = raw is None and sampler.on_host and not reported.keys().isdisjoint(changed)
+            rows = [*reported]
+            unchanged = (
+                sampler.copied(logits, rows) if at_risk else _take(sampler, logits if raw is None else raw, rows)
+            )
+        if changed:
+            tokens = self._process_and_choose(sampler, logits, growing, changed)
         else:
-            tokens = [0] * len(growing)
-            plain = [row for row in range(len(growing)) if row not in changed] if changed else [*range(len(growing))]
-            if plain:
-                chosen = self._chosen(chooser, _take(chooser, logits, plain), [growing[row] for row in plain])
-                _put(tokens, plain, chosen)
-            if changed:
-                copied = chooser.to_host(_take(chooser, logits, changed))
-                theirs = [growing[row] for row in changed]
-                apply_rules(chooser.host, copied, range(len(changed)), theirs)
-                _put(tokens, changed, self._chosen(chooser.host, copied, theirs))
+            tokens = self._chosen(sampler, logits, growing)
         pushes: list[tuple[Any, ...]] = [(token,) for token in tokens]
         if reported:
-            row_reports = reports(chooser, unchanged, [tokens[row] for row in reported], [*reported.values()])
+            row_reports = reports(sampler, unchanged, [tokens[row] for row in reported], [*reported.values()])
             for row, report in zip(reported, row_reports, strict=True):
                 pushes[row] = tokens[row], *report
         for push, (state, continuation) in zip(pushes, growing, strict=True):
@@ -126,16 +122,34 @@ class Sampling(Strategy):
                 except Exception as error:
                     state.error = error
 
-    def _chosen(self, chooser: Chooser, logits: Any, growing: Growing) -> list[int]:
+    def _process_and_choose(
+        self, sampler: TokenSampler, logits: Any, growing: Growing, changed: Sequence[int]
+    ) -> list[int]:
+        """`choose` after the rows `changed` have been processed, on the host; the other rows stay on the device."""
+        if sampler.on_host:
+            process_rows(sampler, logits, changed, [growing[row] for row in changed])
+            return self._chosen(sampler.host, logits, growing)
+        tokens = [0] * len(growing)
+        plain = [row for row in range(len(growing)) if row not in changed]
+        if plain:
+            chosen = self._chosen(sampler, _take(sampler, logits, plain), [growing[row] for row in plain])
+            _put(tokens, plain, chosen)
+        copied = sampler.to_host(_take(sampler, logits, changed))
+        theirs = [growing[row] for row in changed]
+        process_rows(sampler.host, copied, range(len(changed)), theirs)
+        _put(tokens, changed, self._chosen(sampler.host, copied, theirs))
+        return tokens
+
+    def _chosen(self, sampler: TokenSampler, logits: Any, growing: Growing) -> list[int]:
         """`choose` for all rows; on failure row by row, so that only the request with the bad row ends."""
         try:
-            return self.choose(chooser, logits, growing)
+            return self.choose(sampler, logits, growing)
         except Exception as error:
             if len(growing) == 1:
                 growing[0][0].error = growing[0][0].error or error
                 return [0]
             return [
-                self._chosen(chooser, logits[row : row + 1], growing[row : row + 1])[0] for row in range(len(growing))
+                self._chosen(sampler, logits[row : row + 1], growing[row : row + 1])[0] for row in range(len(growing))
             ]
 
     def next_feeds(self, state: TokenState) -> list[Feed]:
@@ -152,7 +166,7 @@ class Sampling(Strategy):
         return feeds
 
 
-def _row_per_continuation(chooser: Chooser, rows: Rows, states: Sequence[State]) -> Any:
+def _row_per_continuation(sampler: TokenSampler, rows: Rows, states: Sequence[State]) -> Any:
     """One row of logits per continuation; after the prompt a request's continuations share the same row."""
     sources: list[int] = []
     first = 0
@@ -161,15 +175,15 @@ def _row_per_continuation(chooser: Chooser, rows: Rows, states: Sequence[State])
         shared = state.feeds == 1
         sources += [first if shared else first + i for i in range(len(state.growing))]
         first += state.feeds
-    return _take(chooser, rows.logits, sources)
+    return _take(sampler, rows.logits, sources)
 
 
-def _take(chooser: Chooser, logits: Any, rows: Sequence[int]) -> Any:
+def _take(sampler: TokenSampler, logits: Any, rows: Sequence[int]) -> Any:
     """Some rows of logits; without a copy if they are adjacent, and the same array if they are all. -> [rows, V]"""
     first, count = (rows[0] if rows else 0), len(rows)
     if [*rows] == [*range(first, first + count)]:
         return logits if count == len(logits) else logits[first : first + count]
-    return chooser.xp.take(logits, chooser.xp.asarray(rows), axis=0)
+    return sampler.xp.take(logits, sampler.xp.asarray(rows), axis=0)
 
 
 def _put(tokens: list[int], rows: Sequence[int], chosen: Sequence[int]) -> None:

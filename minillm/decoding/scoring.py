@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..backends.chooser import Chooser
+from ..backends.token_sampler import TokenSampler
 from .strategy import Feed, Request, Rows, State, Strategy
 
 
@@ -26,7 +26,7 @@ class Scoring(Strategy):
         """Feed the prompt once."""
         return State(request, [request.continuation(i) for i in request.indices]), [Feed(request.prompt_ids)]
 
-    def step(self, chooser: Chooser, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """End every continuation, empty as it is."""
         for state in states:
             for continuation in state.results:

@@ -10,13 +10,13 @@ is reported once as a warning when the file is read, the second falls back to it
 
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, make_dataclass, replace
 from typing import Any, Unpack, get_type_hints
 
 from ..errors import ParameterError, listed, shown
-from .fields import FIELDS, GROUPS, GUIDES, NEEDS, GenerationFields, Group
-from .foreign import PYTHON, TRANSFORMERS, WORDS, ignored, refused
+from .fields import FIELDS, GROUPS, GUIDES, NEEDS, OFF, GenerationFields, Group
+from .foreign import PYTHON, TRANSFORMERS, WORDS
 
 _Given: Any = make_dataclass("_Given", [(name, Any, None) for name in FIELDS], frozen=True, kw_only=True)
 
@@ -121,21 +121,14 @@ class Settings(_Resolved):  # type: ignore[misc]  # its attributes are the table
         ids: tuple[int, ...] = self.eos_token_id
         return ids
 
+    def has_defaults(self, names: Iterable[str]) -> bool:
+        """Whether all of these fields are at their defaults."""
+        return not [name for name in names if getattr(self, name) != FIELDS[name].default]
+
     @property
     def guide(self) -> tuple[str, Any] | None:
         """Name and value of the `guided_...` field that is set, if any."""
         return next(((name, value) for name in GUIDES if (value := getattr(self, name)) is not None), None)
-
-
-# fmt: off
-OWN_FIELDS = frozenset({
-    "decoder_prompt", "include_stop", "prefix_allowed_tokens_fn", "logits_processor", "stopping_criteria", "lora",
-    "seed", "top_n_sigma", "mirostat", "mirostat_tau", "mirostat_eta", "presence_penalty", "frequency_penalty",
-    "contrastive_alpha", "amateur_temperature", *GUIDES, "lookahead_window", "lookahead_ngram_size",
-    "lookahead_guesses", "echo", "skip_special_tokens", "logprobs", "top_logprobs",
-})
-# fmt: on
-"""Fields that transformers' GenerationConfig does not have."""
 
 
 def refuse_unknown(given: Mapping[str, object]) -> None:
@@ -161,30 +154,6 @@ def refuse_unknown(given: Mapping[str, object]) -> None:
         raise ParameterError(f"unknown generation field {shown(name)}: {hint}")
 
 
-def unsupported(checkpoint: Mapping[str, object]) -> list[str]:
-    """Names of the generation fields of a checkpoint that minillm does not support."""
-    return [
-        name
-        for name, value in checkpoint.items()
-        if name not in FIELDS and name not in ignored(TRANSFORMERS) and not _has_no_effect(name, value)
-    ]
-
-
-def _has_no_effect(name: str, value: object) -> bool:
-    word = WORDS[TRANSFORMERS].get(name)
-    return value in (None, [], {}, *(() if word is None else word.neutral))
-
-
-def model_config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The generation fields in a config.json, where checkpoints of before transformers 4.26 have them.
-
-    As transformers reads them (`GenerationConfig.from_model_config`): null counts as absent, the fields of a nested
-    decoder fill in what the outer ones leave out, and `force_bos_token_to_be_generated`, of older releases of BART,
-    forces the token that begins a text. Special tokens are left to the model's configuration, and `use_cache`, which
-    training switches off and no text depends on, is left out.
-    """
-    names = (FIELDS.keys() - OWN_FIELDS - {"eos_token_id", "use_cache"}) | refused(TRANSFORMERS).keys()
-    nested = next((raw[name] for name in ("decoder", "generator", "text_config") if raw.get(name)), None)
-    forced = {"forced_bos_token_id": raw.get("bos_token_id")} if raw.get("force_bos_token_to_be_generated") else {}
-    sources = (nested if isinstance(nested, Mapping) else {}, raw, forced)
-    return {name: value for source in sources for name, value in source.items() if name in names and value is not None}
+def is_on(name: str, value: Any) -> bool:
+    """True if a value of a field, or of whether a model is loaded, switches something on."""
+    return bool(value) and value != OFF.get(name)

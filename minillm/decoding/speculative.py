@@ -36,17 +36,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backends.chooser import Chooser
+from ..backends.token_sampler import TokenSampler
 from ..reference.philox import Keys
 from ..reference.softmax import softmax
+from .acceptance import Speculation
 from .continuation import Continuation
 from .filters import build_filters
 from .history import History
 from .processors import SHORT_MATCH, build_processors, common_suffixes, rows_without_a_token
-from .rules import Growing, Rules
+from .row_pipeline import Growing, RowPipeline
 from .sampling import Sampling, keys_of
 from .settings import Settings
-from .stats import Speculation
 from .strategy import Feed, Request, Rows, State, Strategy
 
 
@@ -142,7 +142,7 @@ class Guessing(Strategy):
     def guess(self, state: Any, line: Line, room: int) -> Guess:
         """Guess the tokens after a continuation, at most `room` deep."""
 
-    def learn(self, chooser: Chooser, state: Any, line: Line, logits: Any) -> None:
+    def learn(self, sampler: TokenSampler, state: Any, line: Line, logits: Any) -> None:
         """Hook: called with a line's logits, from the newest token on, when its guess is verified."""
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
@@ -153,21 +153,21 @@ class Guessing(Strategy):
 
     def set_up(self, state: GuessState) -> None:
         """Create the request's empty continuations."""
-        request, state.rules = state.request, self.choice.rules
+        request, state.pipeline = state.request, self.choice.pipeline
         state.results = [request.continuation(i) for i in request.indices]
         state.lines = [Line(continuation, len(request.prompt_ids)) for continuation in state.results]
         state.speculation = state.counts
 
-    def step(self, chooser: Chooser, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Verify each line's guess, and feed the next one."""
-        self.verify(chooser, located(states, rows), rows)
+        self.verify(sampler, located(states, rows), rows)
         return [self.feeds(state) for state in states if isinstance(state, GuessState)]
 
-    def verify(self, chooser: Chooser, located: list[tuple[GuessState, Line, int]], rows: Rows) -> None:
+    def verify(self, sampler: TokenSampler, located: list[tuple[GuessState, Line, int]], rows: Rows) -> None:
         """Choose tokens as long as they match the guesses.
 
         Args:
-            chooser: the chooser of tokens
+            sampler: the sampler of tokens
             located: lines, each with the row of its newest token's logits
             rows: results of the last feeds
         """
@@ -177,11 +177,11 @@ class Guessing(Strategy):
         walking = located
         while walking:
             logits = rows.logits[np.asarray([first + line.node + 1 for _, line, first in walking])]  # [N, V]
-            self.choice.extend(chooser, logits, [(state, line.continuation) for state, line, _ in walking])
+            self.choice.extend(sampler, logits, [(state, line.continuation) for state, line, _ in walking])
             walking = [place for place in walking if place[0].error is None and place[1].follow(place[0])]
         for state, line, first in located:
             if state.error is None:
-                self.learn(chooser, state, line, rows.logits[first : first + 1 + len(line.guess.tokens)])
+                self.learn(sampler, state, line, rows.logits[first : first + 1 + len(line.guess.tokens)])
 
     def feeds(self, state: GuessState) -> list[Feed]:
         """Feed each unfinished continuation with a new guess."""
@@ -291,11 +291,11 @@ class SpeculativeDecoding(Guessing):
         state.drafts = {line.continuation.index: Draft(len(request.prompt_ids)) for line in state.lines}
         return state, [Feed(request.prompt_ids), Feed(request.prompt_ids, model="draft")]
 
-    def step(self, chooser: Chooser, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Draft one more token for some requests, verify the drafts of others."""
         places = located(states, rows)
-        self._draft(chooser, [place for place in places if _drafting(place[0])], rows)
-        self.verify(chooser, [place for place in places if not _drafting(place[0])], rows)
+        self._draft(sampler, [place for place in places if _drafting(place[0])], rows)
+        self.verify(sampler, [place for place in places if not _drafting(place[0])], rows)
         return [self.feeds(state) for state in states if isinstance(state, DraftState)]
 
     def guess(self, state: DraftState, line: Line, room: int) -> Guess:
@@ -342,19 +342,19 @@ class SpeculativeDecoding(Guessing):
             draft.draft_place, draft.cached = place, len(tokens)
         return feeds
 
-    def _draft(self, chooser: Chooser, places: list[tuple[GuessState, Line, int]], rows: Rows) -> None:
+    def _draft(self, sampler: TokenSampler, places: list[tuple[GuessState, Line, int]], rows: Rows) -> None:
         """Choose each draft's next token."""
         if not places:
             return
         drafts = [(state, line.continuation, _draft_of(state, line.continuation)) for state, line, _ in places]
         history = History.of([(state.request, c.token_ids + draft.tokens) for state, c, draft in drafts])
-        scores = self.distribution(chooser, history, rows.logits[np.asarray([row for *_, row in places])])  # [N, V]
+        scores = self.distribution(sampler, history, rows.logits[np.asarray([row for *_, row in places])])  # [N, V]
         if not self.settings.do_sample:
-            tokens = chooser.argmax(scores)
+            tokens = sampler.argmax(scores)
         else:
-            q = softmax(scores, chooser.xp)
+            q = softmax(scores, sampler.xp)
             ahead = [len(draft.tokens) for *_, draft in drafts]
-            tokens = _draw(chooser, scores, keys_of([(state, c) for state, c, _ in drafts], DRAFT, ahead))
+            tokens = _draw(sampler, scores, keys_of([(state, c) for state, c, _ in drafts], DRAFT, ahead))
             for (*_, draft), row in zip(drafts, q, strict=True):
                 draft.probabilities.append(row)
         for (*_, draft), token in zip(drafts, tokens, strict=True):
@@ -367,14 +367,14 @@ class Distribution:
     def __init__(self, settings: Settings) -> None:
         self.processors, self.filters = build_processors(settings), build_filters(settings)
 
-    def __call__(self, chooser: Chooser, history: History, logits: Any) -> Any:
+    def __call__(self, sampler: TokenSampler, history: History, logits: Any) -> Any:
         """Apply processors and filters. [N, V] -> [N, V]; `logits` may be changed."""
         for processor in self.processors:
-            logits = processor(history, logits, chooser.xp)
+            logits = processor(history, logits, sampler.xp)
         if self.processors:  # no allowed token: any draft will do, since the target decides
-            logits[rows_without_a_token(logits, chooser.xp)] = 0.0
+            logits[rows_without_a_token(logits, sampler.xp)] = 0.0
         for filter_ in self.filters:
-            logits = filter_(history, logits, chooser.xp)
+            logits = filter_(history, logits, sampler.xp)
         return logits
 
 
@@ -383,9 +383,9 @@ class AcceptOrResample(Sampling):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.rules = Rules.of(settings, masked=True)  # p, as Algorithm 1 compares it
+        self.pipeline = RowPipeline.of(settings, masked=True)  # p, as Algorithm 1 compares it
 
-    def choose(self, chooser: Chooser, logits: Any, growing: Growing) -> list[int]:
+    def choose(self, sampler: TokenSampler, logits: Any, growing: Growing) -> list[int]:
         """Choose one token for each row of processed logits. [R, V] -> R ids"""
         drafted = [
             _draft_of(state, c).start + len(_draft_of(state, c).tokens) > len(c.token_ids) for state, c in growing
@@ -394,23 +394,23 @@ class AcceptOrResample(Sampling):
         for judge, choose in ((True, self._accept_or_resample), (False, super().choose)):
             rows = [row for row, is_drafted in enumerate(drafted) if is_drafted is judge]
             if rows:
-                chosen = choose(chooser, logits[np.asarray(rows)], [growing[row] for row in rows])
+                chosen = choose(sampler, logits[np.asarray(rows)], [growing[row] for row in rows])
                 for row, token in zip(rows, chosen, strict=True):
                     tokens[row] = token
         return tokens
 
-    def _accept_or_resample(self, chooser: Chooser, scores: Any, growing: Growing) -> list[int]:
+    def _accept_or_resample(self, sampler: TokenSampler, scores: Any, growing: Growing) -> list[int]:
         """Apply algorithm 1 to one drafted token per row."""
-        p = softmax(scores, chooser.xp)  # [R, V]
+        p = softmax(scores, sampler.xp)  # [R, V]
         drafts = [(_draft_of(state, c), len(c.token_ids)) for state, c in growing]
         drafted = np.asarray([draft.tokens[length - draft.start] for draft, length in drafts])
-        q = chooser.xp.stack([draft.probabilities[length - draft.start] for draft, length in drafts])  # [R, V]
+        q = sampler.xp.stack([draft.probabilities[length - draft.start] for draft, length in drafts])  # [R, V]
         accepted = self.accepts(p, q, drafted, keys_of(growing, ACCEPT).uniforms())
         tokens = [int(token) for token in drafted]
         rejected = [row for row, is_accepted in enumerate(accepted) if not is_accepted]
         if rejected:
-            scores = residual_scores(p[rejected], q[rejected], chooser.xp)
-            instead = _draw(chooser, scores, keys_of([growing[row] for row in rejected], RESIDUAL))
+            scores = residual_scores(p[rejected], q[rejected], sampler.xp)
+            instead = _draw(sampler, scores, keys_of([growing[row] for row in rejected], RESIDUAL))
             for row, token in zip(rejected, instead, strict=True):
                 tokens[row] = int(token)
         return tokens
@@ -428,9 +428,9 @@ def residual_scores(p: Any, q: Any, xp: Any) -> Any:
     return xp.where(residual > 0, xp.log(xp.maximum(residual, xp.finfo(residual.dtype).tiny)), -xp.inf)
 
 
-def _draw(chooser: Chooser, scores: Any, keys: Keys) -> Any:
+def _draw(sampler: TokenSampler, scores: Any, keys: Keys) -> Any:
     """Draw one token for each row, without filters. [R, V] -> [R]"""
-    return chooser.sample(scores, keys, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    return sampler.sample(scores, keys, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 def _drafting(state: State) -> bool:

@@ -18,19 +18,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from ..backends.chooser import Chooser
+from ..backends.token_sampler import TokenSampler
 from ..reference.sampling import Draw
+from .acceptance import Speculation
 from .continuation import Continuation, TextStream
 from .functions import StoppingCriteria
 from .guided import Guide
 from .hooks import Hooks
 from .prompt_scores import PromptScores
 from .settings import Settings
-from .stats import Speculation
 
 if TYPE_CHECKING:
-    from .history import Tally
-    from .rules import Rules
+    from .history import TokenCounts
+    from .row_pipeline import RowPipeline
 
 
 class Rows(NamedTuple):
@@ -62,7 +62,7 @@ class Feed(NamedTuple):
     hidden: bool = False
     """Also return the hidden states before the LM head."""
     draw: Draw | None = None
-    """The `Chooser.sample` call for its last row, if known in advance: it can then run with the forward pass."""
+    """The `TokenSampler.sample` call for its last row, if known in advance: it can then run with the forward pass."""
 
 
 class Candidate(NamedTuple):
@@ -162,9 +162,9 @@ class State:
     """Counts of accepted guesses, for speculative strategies."""
     error: Exception | None = None
     """Error that ends the request. The loop ends it; the strategy ignores it from then on."""
-    rules: "Rules | None" = None
+    pipeline: "RowPipeline | None" = None
     """How a strategy that chooses token by token treats the request's rows"""
-    tallies: dict[int, "Tally"] = field(default_factory=dict)
+    token_counts: dict[int, "TokenCounts"] = field(default_factory=dict)
     """The tokens of continuations whose processors ask for them, by the continuation's index"""
 
 
@@ -208,11 +208,11 @@ class Strategy(ABC):
         return
 
     @abstractmethod
-    def step(self, chooser: Chooser, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Advance each request by one step.
 
         Args:
-            chooser: the chooser for the logits, or its `host`
+            sampler: the sampler for the logits, or its `host`
             states: states of N requests; request i made `states[i].feeds` feeds
             rows: outputs of those feeds, concatenated over requests
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.chooser import Chooser, LogProbs
+from ..backends.token_sampler import LogProbs, TokenSampler
 from ..reference.philox import Keys
 from ..reference.sampling import Draw
 from ..reference.softmax import top_indices
@@ -27,18 +27,18 @@ def wanted_of(draws: Sequence[Draw | None], rows: int) -> tuple[tuple[int, ...],
     return tuple(1 if draw is None else draw.top_k + 1 for draw in drawn), False
 
 
-def largest(logits: Any, best: Sequence[int], first: int, chooser: Chooser) -> NDArray[np.float64]:
+def largest(logits: Any, best: Sequence[int], first: int, sampler: TokenSampler) -> NDArray[np.float64]:
     """The largest logits of each row with their ids, best first, ties by ascending id. [R, V'] -> [sum of best, 2]
 
     Args:
         logits: this rank's logits
         best: how many of each row; a row with fewer columns ends with -inf. [R]
         first: id of the first column
-        chooser: the logits' backend's chooser
+        sampler: the logits' backend's sampler
     """
     out = np.full((sum(best), 2), -np.inf)
     out[:, 1] = 0
-    host, place = chooser.to_host(logits), 0
+    host, place = sampler.to_host(logits), 0
     for row, count in zip(host, best, strict=True):
         ids = [row.argmax()] if count == 1 else top_indices(row, min(count, len(row)), np)
         out[place : place + len(ids), 0], out[place : place + len(ids), 1] = row[ids], np.add(ids, first)
@@ -85,17 +85,17 @@ class RemoteRows:
         return self.fetch() if dtype is None else self.fetch().astype(dtype)
 
 
-class RankChooser(Chooser):
+class RankSampler(TokenSampler):
     """Chooses tokens on rank 0."""
 
-    def __init__(self, inner: Chooser) -> None:
-        """`inner` is the chooser of logits that are all on this rank."""
+    def __init__(self, inner: TokenSampler) -> None:
+        """`inner` is the sampler of logits that are all on this rank."""
         super().__init__(inner.xp)
         self.inner = inner
 
     @property
-    def host(self) -> Chooser:
-        """The chooser for strategies that process logits on the host."""
+    def host(self) -> TokenSampler:
+        """The sampler for strategies that process logits on the host."""
         return self.inner.host
 
     @property

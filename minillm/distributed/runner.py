@@ -20,12 +20,12 @@ from ..cache import PagedCache
 from ..errors import RankError
 from ..models.base import Model
 from ..models.heads import without_head
-from ..models.sources import vocabulary_share
+from ..models.parameters import vocabulary_share
 from ..reference.sampling import Draw
 from ..runner.hooked_backend import View
 from ..runner.hooks import ModelHooks
 from ..runner.runner import Output, Runner
-from .logits import RankChooser, RemoteRows, largest, wanted_of
+from .logits import RankSampler, RemoteRows, largest, wanted_of
 from .messages import (
     CopyPositions,
     Encode,
@@ -62,7 +62,7 @@ class Part:
     def report(self, output: Output, best: Sequence[int], *, finite: bool) -> NDArray[np.float64]:
         """The largest logits of this rank, after a row that says whether all are finite. [1 + sum of best, 2]"""
         first = self.shares[self.ranks.group.rank][0]
-        largest_logits = largest(output.logits, best, first, self.backend.chooser)
+        largest_logits = largest(output.logits, best, first, self.backend.sampler)
         return np.concatenate([[[finite, 0]], largest_logits])
 
 
@@ -128,7 +128,7 @@ class Leader:
         self._caches = 0
         self.close = weakref.finalize(self, _end, part.ranks)
         """End the other ranks: when the engine is closed, dropped, or the program ends"""
-        part.backend.chooser = RankChooser(part.backend.chooser)
+        part.backend.sampler = RankSampler(part.backend.sampler)
 
     def new_cache(self, cache: PagedCache, task: Task) -> int:
         """Announce a cache. Returns its number."""
@@ -312,7 +312,7 @@ class Results:
         columns = []
         for i, source in enumerate(part.ranks.last):
             if source == world.rank:
-                columns.append(part.backend.chooser.to_host(self._own.logits))
+                columns.append(part.backend.sampler.to_host(self._own.logits))
             else:
                 columns.append(np.empty((rows, part.logits_of(i)), np.float32))
                 world.receive(columns[-1], source)
@@ -396,13 +396,13 @@ class Follower:
         ranks = self.part.ranks
         if ranks.is_last and (what == "logits" or ranks.group.rank == 0):
             stored = self._output.logits if what == "logits" else self._output.hidden
-            self.world.send(self.part.backend.chooser.to_host(stored)[list(rows)], 0, "logits")
+            self.world.send(self.part.backend.sampler.to_host(stored)[list(rows)], 0, "logits")
 
     def _send_texts(self) -> None:
         """Send the results of a pass over whole texts to rank 0, if its stage does not have them."""
         ranks = self.part.ranks
         if ranks.is_last and not ranks.is_first and ranks.group.rank == 0:
-            rows = self.part.backend.chooser.to_host(self._output.logits)
+            rows = self.part.backend.sampler.to_host(self._output.logits)
             self.world.send(np.ascontiguousarray(rows, np.float32), 0, "logits")
 
     def _send_maps(self, recorder: AttentionRecorder) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 from ..backends.memory import DecodeStep, TokensRead
 from ..batch import IntArray, TokenSequence
 from ..decoding.continuation import Continuation
-from ..decoding.rules import rules_of
+from ..decoding.row_pipeline import pipeline_of
 from ..decoding.sampling import Sampling, TokenState
 from ..errors import CacheFullError, DeviceError
 from ..reference.sampling import DRAWS, Draw
@@ -166,8 +166,8 @@ def _needs_tokens_alone(run: Run) -> bool:
     state, settings = run.state, run.request.settings
     if type(run.request.strategy) is not Sampling or not isinstance(state, TokenState):
         return False
-    rules = rules_of(state)
-    plain = not rules.changes and rules.top_logprobs is None and all(c.guide is None for c in state.growing)
+    pipeline = pipeline_of(state)
+    plain = not pipeline.changes and pipeline.top_logprobs is None and all(c.guide is None for c in state.growing)
     ordinary = settings.use_cache and run.prompt_scores is None and run.probe is None
     return plain and ordinary and run.started and not run.recompute
 
@@ -176,4 +176,4 @@ def _draw(row: Row) -> Draw:
     """The parameters by which the token after a sequence's last one is chosen."""
     state, sequence, index = row.run.state, row.sequence, row.continuation.index
     assert state is not None
-    return Draw(*rules_of(state).draw, state.request.settings.seed, index, len(sequence.token_ids))
+    return Draw(*pipeline_of(state).draw, state.request.settings.seed, index, len(sequence.token_ids))

@@ -23,10 +23,10 @@ from ..tasks.pooling import Pooling
 from ..text.chat import RENDER_ARGUMENTS, Messages, refuse_documents
 from ..text.tokenizer import EncodedText
 from .arguments import read, refuse_task
-from .driver import EventStream
 from .engine_base import EngineBase
-from .inspect import all_logits, last_attention, score_tokens
-from .results import Generation, Score
+from .inspect import Score, all_logits, last_attention, score_tokens
+from .results import Generation
+from .stream import EventStream
 
 
 class Engine(EngineBase):

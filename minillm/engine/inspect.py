@@ -1,10 +1,11 @@
-"""Model outputs at every position: logits, log-probabilities of given tokens, most likely next tokens, attention
-maps; and the attention of one token in every layer.
+"""Model outputs at every position: logits, log-probabilities of given tokens (`Score`), most likely next tokens,
+attention maps; and the attention of one token in every layer.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from ..backends.attention_maps import AttentionRecorder
 from ..backends.observe import put_between
 from ..batch import TokenSequence
 from ..cache import PagedCache
+from ..encoder_input import EncoderInput
 from ..progress import work
 from ..reference.softmax import chosen_log_probs, top_log_probs
 from ..runner.runner import Runner
-from ..source_text import SourceText
+from ..text.display import brief, results_html, view_tokens
 
 Turn = Callable[[], AbstractContextManager[None]]
 """Makes a `with` block with exclusive use of the backend; between an engine's blocks other calls may step."""
@@ -42,12 +44,12 @@ def logits_by_chunk(
     """
     backend = runner.backend
     apart = runner.apart(_cache_for(runner, token_ids, source_ids or ()))
-    source = None if source_ids is None else SourceText(source_ids)
-    sequence = TokenSequence(list(token_ids), adapter=lora, source=source)
+    source = None if source_ids is None else EncoderInput(source_ids)
+    sequence = TokenSequence(list(token_ids), adapter=lora, encoder_input=source)
     while sequence.pending:
         first, count = sequence.cached, min(CHUNK, sequence.pending)
         with turn():
-            yield first, backend.chooser.to_host(apart.forward([sequence], [count], rows=range(count)).logits)
+            yield first, backend.sampler.to_host(apart.forward([sequence], [count], rows=range(count)).logits)
 
 
 def all_logits(
@@ -156,3 +158,36 @@ def _cache_for(runner: Runner, token_ids: Sequence[int], source_ids: Sequence[in
     backend = runner.backend
     pages = sum(-(-len(ids) // backend.memory.page_size) for ids in (token_ids, source_ids))
     return PagedCache(runner.model.config, backend, pages, layers=runner.layers)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Log-probabilities of a text's tokens. A notebook shows the text, its tokens in shades as of a `Generation`.
+
+    Example:
+        >>> engine.score("A list of colors: red, orange, yellow")
+        Score(tokens=11, total=..., perplexity=...)
+    """
+
+    token_ids: list[int]
+    logprobs: list[float | None]
+    """Natural logarithms; None for the first token"""
+    token_bytes: list[bytes] = field(default_factory=list, compare=False)
+    """UTF-8 bytes of each token, as of an `Event`; empty without a tokenizer"""
+
+    def __repr__(self) -> str:
+        return brief("Score", tokens=len(self.token_ids), total=self.total, perplexity=self.perplexity)
+
+    def _repr_html_(self) -> str:
+        note = f"{len(self.token_ids)} tokens · log-probability {self.total:.4g} · perplexity {self.perplexity:.4g}"
+        return results_html([([], view_tokens(self.token_ids, self.token_bytes, self.logprobs), note)])
+
+    @property
+    def total(self) -> float:
+        """Summed log-probability of all tokens after the first."""
+        return math.fsum(value for value in self.logprobs if value is not None)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(-mean log-probability); 1 for fewer than two tokens."""
+        return math.exp(-self.total / max(1, len(self.token_ids) - 1))

@@ -18,16 +18,16 @@ from itertools import count, pairwise
 from typing import Any, Literal
 
 from ..backends import compile_seconds, working_time
-from ..backends.chooser import Chooser
+from ..backends.token_sampler import TokenSampler
 from ..batch import TokenSequence
 from ..decoding.event import Event, FinishReason
 from ..decoding.prompt_scores import PromptScores
 from ..decoding.stats import Stats
 from ..decoding.strategy import Feed, Request, Rows
+from ..encoder_input import EncoderInput
 from ..errors import CacheFullError, EngineStateError, ParameterError
 from ..reference.sampling import Draw
 from ..runner.runner import Runner, Slice
-from ..source_text import SourceText
 from .async_decode import DEVICE_ERRORS, PendingStep, can_run_ahead, hand_back, launch_first, launch_next
 from .run import Chunk, Run
 from .scheduler import Limits, Load, Scheduler
@@ -81,7 +81,7 @@ class StepLoop:
         tokens, prompts = self._take_pending(follow=not admitted), False
         if tokens is None:
             prompts = any(not run.started or run.recompute for run in self.scheduler.running)
-            tokens = sum(self._forward(name, prompts) for name in self.runners)
+            tokens = sum([self._forward(name, prompts) for name in self.runners])
             self._choose([run for run in self.scheduler.running if run.ready])
         if self._runs_ahead and self._pending is None and not self.scheduler.may_admit:
             self._pending = launch_first(self.runners["target"], self.scheduler.running)
@@ -241,7 +241,7 @@ class StepLoop:
         sequences, counts = [chunk.sequence for chunk in chunks], [chunk.tokens for chunk in chunks]
         output = self.runners[name].forward(sequences, counts, rows, draws)
         for scores, its_rows in scored:
-            scores.add(self.runners[name].backend.chooser, output.logits[its_rows])
+            scores.add(self.runners[name].backend.sampler, output.logits[its_rows])
         for run, i, its_rows in completed:
             run.outputs[i] = Slice(output, its_rows.start, its_rows.stop)
         for run, _, _ in completed:
@@ -262,11 +262,11 @@ class StepLoop:
         states = [run.state for run in group if run.state is not None]
         for run, state in zip(group, states, strict=True):
             state.feeds = len(run.feeds)
-        strategy, chooser = group[0].request.strategy, self.runners["target"].backend.chooser
-        place = chooser if strategy.on_device else chooser.host
+        strategy, sampler = group[0].request.strategy, self.runners["target"].backend.sampler
+        place = sampler if strategy.on_device else sampler.host
         next_feeds: list[list[Feed]] = [[] for _ in group]
         try:
-            next_feeds = strategy.step(place, states, gather(group, chooser, place))
+            next_feeds = strategy.step(place, states, gather(group, sampler, place))
         except Exception as error:
             for state in states:
                 state.error = state.error or error
@@ -395,9 +395,9 @@ class StepLoop:
                 for sequence in run.live[name] if name == "target" else ():
                     sequence.adapter = run.request.settings.lora
                 if run.request.source_ids is not None:
-                    source = run.sources.setdefault(name, SourceText(run.request.source_ids))
+                    source = run.encoder_inputs.setdefault(name, EncoderInput(run.request.source_ids))
                     for sequence in run.live[name]:
-                        sequence.source, sequence.private = source, True  # its keys depend on the source too
+                        sequence.encoder_input, sequence.private = source, True  # its keys depend on the source too
                 for sequence in run.live[name] if name == "target" and run.probe is not None else ():
                     sequence.probe, sequence.private = run.probe, True  # all of it is computed, for itself alone
                 placed[name] = iter(run.live[name])
@@ -553,8 +553,8 @@ class StepLoop:
         return self.scheduler.load()
 
 
-def gather(group: Sequence[Run], chooser: Chooser, place: Chooser) -> Rows:
-    """Concatenate the outputs of several requests' feeds, moved from `chooser` to `place`."""
+def gather(group: Sequence[Run], sampler: TokenSampler, place: TokenSampler) -> Rows:
+    """Concatenate the outputs of several requests' feeds, moved from `sampler` to `place`."""
     slices: list[Slice] = []
     starts, wants_hidden = [0], False
     for run in group:
@@ -563,9 +563,9 @@ def gather(group: Sequence[Run], chooser: Chooser, place: Chooser) -> Rows:
             slices.append(rows)
             starts.append(starts[-1] + rows.stop - rows.first)
             wants_hidden = wants_hidden or feed.hidden
-    logits = _end_to_end(slices, "logits", chooser.xp)
-    hidden = chooser.to_host(_end_to_end(slices, "hidden", chooser.xp)) if wants_hidden else None
-    return Rows(logits if place is chooser else chooser.to_host(logits), starts, hidden)
+    logits = _end_to_end(slices, "logits", sampler.xp)
+    hidden = sampler.to_host(_end_to_end(slices, "hidden", sampler.xp)) if wants_hidden else None
+    return Rows(logits if place is sampler else sampler.to_host(logits), starts, hidden)
 
 
 def _end_to_end(slices: list[Slice], kind: Literal["logits", "hidden"], xp: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Results of requests: completions, generations, and scores of given texts."""
+"""Results of requests: completions and generations."""
 
 import math
 from collections.abc import Iterable
@@ -193,36 +193,3 @@ class Generation:
         Empty without `watch`.
         """
         return self.completions[0].watched or {}
-
-
-@dataclass(frozen=True)
-class Score:
-    """Log-probabilities of a text's tokens. A notebook shows the text, its tokens in shades as of a `Generation`.
-
-    Example:
-        >>> engine.score("A list of colors: red, orange, yellow")
-        Score(tokens=11, total=..., perplexity=...)
-    """
-
-    token_ids: list[int]
-    logprobs: list[float | None]
-    """Natural logarithms; None for the first token"""
-    token_bytes: list[bytes] = field(default_factory=list, compare=False)
-    """UTF-8 bytes of each token, as of an `Event`; empty without a tokenizer"""
-
-    def __repr__(self) -> str:
-        return brief("Score", tokens=len(self.token_ids), total=self.total, perplexity=self.perplexity)
-
-    def _repr_html_(self) -> str:
-        note = f"{len(self.token_ids)} tokens · log-probability {self.total:.4g} · perplexity {self.perplexity:.4g}"
-        return results_html([([], view_tokens(self.token_ids, self.token_bytes, self.logprobs), note)])
-
-    @property
-    def total(self) -> float:
-        """Summed log-probability of all tokens after the first."""
-        return math.fsum(value for value in self.logprobs if value is not None)
-
-    @property
-    def perplexity(self) -> float:
-        """exp(-mean log-probability); 1 for fewer than two tokens."""
-        return math.exp(-self.total / max(1, len(self.token_ids) - 1))

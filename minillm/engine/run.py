@@ -12,9 +12,9 @@ from ..decoding.event import Event, FinishReason
 from ..decoding.hooks import Watched
 from ..decoding.prompt_scores import PromptScores
 from ..decoding.strategy import Feed, Request, State
+from ..encoder_input import EncoderInput
 from ..runner.hooked_backend import Probe
 from ..runner.runner import Slice
-from ..source_text import SourceText
 
 
 class LostSequence(NamedTuple):
@@ -114,7 +114,7 @@ class Run:
     """Prompt tokens found in the prefix cache; None before the first pass"""
     prompt_scores: PromptScores | None = None
     """Receiver of the prompt's log-probabilities, until they are reported"""
-    sources: dict[str, SourceText] = field(default_factory=dict)
+    encoder_inputs: dict[str, EncoderInput] = field(default_factory=dict)
     """By model, the source that all of its sequences attend to, if they have one"""
     probe: Probe | None = None
     """Its hooks inside the model, if it has any"""
@@ -215,7 +215,7 @@ class Chunk(NamedTuple):
     @property
     def encodes(self) -> int:
         """Tokens of its source that the encoder has to read first."""
-        source = self.sequence.source
+        source = self.sequence.encoder_input
         return 0 if source is None or source.computed else len(source.token_ids)
 
     @property
@@ -230,4 +230,5 @@ class Chunk(NamedTuple):
 def num_pages(live: Sequence[TokenSequence]) -> int:
     """Number of pages of some sequences and of their sources, those that they share counted once."""
     own = len(live[0].pages) if len(live) == 1 else len({page for sequence in live for page in sequence.pages})
-    return own + sum(len(source.pages) for source in {sequence.source for sequence in live} if source is not None)
+    sources = {sequence.encoder_input for sequence in live}
+    return own + sum(len(source.pages) for source in sources if source is not None)

@@ -37,8 +37,9 @@ from ..cache import PagedCache
 from ..cache.prefix import WORTH_WAITING
 from ..decoding.prompt_scores import MAX_ROWS
 from ..decoding.stats import Stats
+from ..encoder_input import EncoderInput
 from ..errors import CacheFullError
-from ..source_text import SourceText
+from .preemption import choose_victim
 from .run import Chunk, Recompute, Run, num_pages
 
 MAX_PASSES = 8
@@ -338,7 +339,7 @@ class Scheduler:
         share = 0 if due is None else max(1, budget // PROMPT_SHARE)
         rows_share = MAX_ROWS // PROMPT_SHARE if due is not None and due.scored else 0
         rows, chosen, leaders = MAX_ROWS, list[Chunk](), _Leaders(cache)
-        encoded: set[SourceText | None] = set()
+        encoded: set[EncoderInput | None] = set()
         for chunk in prompts:
             if chunk is due:
                 share = rows_share = 0
@@ -348,7 +349,7 @@ class Scheduler:
             chunk = _to_compute(chunk, cache)
             if chunk.skips and leaders.lead(chunk.sequence):
                 continue
-            encodes = 0 if chunk.sequence.source in encoded else chunk.encodes
+            encodes = 0 if chunk.sequence.encoder_input in encoded else chunk.encodes
             if encodes and encodes >= budget - share and not first:
                 continue  # the encoder reads a source in one pass
             if due and share and chunk.tokens > budget - share and _leads(chunk, budget, due, cache):
@@ -362,7 +363,7 @@ class Scheduler:
             if count:
                 budget = max(0, budget - encodes - count)
                 rows -= min(rows, count) if scored else 0
-                encoded.add(chunk.sequence.source)
+                encoded.add(chunk.sequence.encoder_input)
                 chosen.append(chunk._replace(tokens=count))
                 leaders.add(chosen[-1])
         return chosen
@@ -385,38 +386,12 @@ class Scheduler:
                     cache.reserve(chunk.sequence, chunk.sequence.cached + chunk.tokens)
                     break
                 except CacheFullError:
-                    victim = self._victim(chunk.run, name)
+                    victim = choose_victim(chunk.run, self.running, self._caches, name)
                     if victim is None:  # it is alone: the pass will raise the error
                         break
                     self.preempt(victim)
                     gone.add(victim)
         return [chunk for chunk in chunks if chunk.run not in gone] if gone else chunks
-
-    def _victim(self, needy: Run, name: str) -> Run | None:
-        """The run to preempt so that `needy` gets a page of a cache: of the lowest priority, and cheapest to recompute.
-
-        It may be `needy` itself, unless that is the first of all, so never one of higher priority. None if no other
-        one has a page to give.
-        """
-        candidates = [run for run in self.running[1:] if run is needy or self._own_pages(run, name)]
-        return max(candidates, key=lambda run: (run.request.priority, -self._cost(run), run.order), default=None)
-
-    def _cost(self, run: Run) -> int:
-        """Number of positions that it alone has in the caches, those that its sequences share counted once."""
-        return sum(sum(self._own_pages(run, name).values()) for name in run.live)
-
-    def _own_pages(self, run: Run, name: str) -> dict[int, int]:
-        """The pages of one cache that no other run uses, and the number of positions computed in each."""
-        cache, owners, positions = self._caches[name], Counter[int](), dict[int, int]()
-        for sequence in run.live.get(name, ()):
-            owners.update(sequence.pages)
-            for i, page in enumerate(sequence.pages):
-                computed = min(cache.page_size, max(0, sequence.cached - i * cache.page_size))
-                positions[page] = max(positions.get(page, 0), computed)
-            if sequence.source is not None and sequence is run.live[name][0]:
-                owners.update(sequence.source.pages)
-                positions |= dict.fromkeys(sequence.source.pages, cache.page_size)
-        return {page: positions[page] for page, count in owners.items() if count == cache.owners(page)}
 
     def preempt(self, run: Run) -> None:
         """Take all pages of a run, and queue it to be recomputed."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..backends.loader import Tensor
 from ..config import ModelConfig
 from ..errors import listed
-from ..models import build_of, family_named, sources, tensor_shapes
+from ..models import build_of, family_named, parameters, tensor_shapes
 from .schemes.matrix import MatrixTensor
 
 logger = logging.getLogger("minillm")
@@ -23,12 +23,12 @@ _CACHE_SCALE = re.compile(r"\.([kvq]|kv|prob|[kvq]_proj\.output)_(scale|zero_poi
 def canonical_names(
     stored: Mapping[str, Tensor], config: ModelConfig, shapes: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """A published checkpoint's tensors by the names that `build` asks for (`sources.Names.canonical`).
+    """A published checkpoint's tensors by the names that `build` asks for (`parameters.Names.canonical`).
 
     Heads for which the model has no place are left out: of an encoder, or the LM head of a classification. `shapes` are
     the model's own tensors, if they are known already.
     """
-    names: sources.Names = family_named(config.model_type).NAMES
+    names: parameters.Names = family_named(config.model_type).NAMES
     tensors = names.canonical(stored, tied_head=config.tied_head)
     if config.output == "tokens":
         return tensors
@@ -75,10 +75,10 @@ def check_published(stored: Mapping[str, Tensor], config: ModelConfig) -> None:
     Raises:
         CheckpointError: a tensor is missing, has the wrong shape or has no place in the model.
     """
-    names: sources.Names = family_named(config.model_type).NAMES
-    shapes = sources.tensor_shapes(build_of(config), config, as_built=False)
+    names: parameters.Names = family_named(config.model_type).NAMES
+    shapes = parameters.tensor_shapes(build_of(config), config, as_built=False)
     tensors = canonical_names(stored, replace(config, tied_head=False), shapes)
     if config.tied_head and names.head in tensors:
         tensors.setdefault(names.embedding, tensors.pop(names.head))
     extras = extra_tensors(tensors, shapes)
-    sources.check_tensors({name: tensor for name, tensor in tensors.items() if name not in extras}, shapes)
+    parameters.check_tensors({name: tensor for name, tensor in tensors.items() if name not in extras}, shapes)

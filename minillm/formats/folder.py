@@ -12,7 +12,7 @@ from typing import Any
 
 from ..backends.loader import Tensor
 from ..config import ModelConfig, read_config, warn_of_unknown_tokens
-from ..decoding.settings import model_config_fields
+from ..decoding.checkpoint_fields import model_config_fields
 from ..errors import CheckpointError
 from ..files import read_optional_json, read_text
 from ..models import TEXT_PARTS, family_of, tensor_shapes

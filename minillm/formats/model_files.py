@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 from ..backends.loader import Tensor
 from ..config import ModelConfig
-from ..decoding.settings import unsupported
+from ..decoding.checkpoint_fields import unsupported
 from ..errors import ModelNotFoundError
 from ..models import config_of, tensor_shapes
-from ..models.sources import check_tensors
+from ..models.parameters import check_tensors
 from ..tasks.pooling import EmbeddingSettings
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import Tokenizer

@@ -23,7 +23,7 @@ from ..backends.operations import Backend
 from ..backends.weights import Weight, expand, narrow
 from ..errors import ParameterError, UnsupportedModelError
 from ..models import build_model
-from ..models.sources import source_of
+from ..models.parameters import source_of
 from ..output_files import check_absent, new_folder
 from ..progress import showing, work
 from ..reference.quantize import GROUPS, Quantized, quantize

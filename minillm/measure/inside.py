@@ -175,7 +175,7 @@ def next_log_probs(
         values.append(0.0)
 
         def note(logits: Any, _: Place, i: int = place_of_value) -> None:
-            rows = engine.runner.backend.chooser.to_host(logits[-1:])  # [R, V] -> [1, V]
+            rows = engine.runner.backend.sampler.to_host(logits[-1:])  # [R, V] -> [1, V]
             values[i] = float(log_softmax(np.asarray(rows, np.float32), np)[0, token])
 
         requests.append(engine.request(prompt, max_new_tokens=1, hooks={**hooks, "logits": note}, lora=lora))

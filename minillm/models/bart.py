@@ -27,11 +27,10 @@ from ..layers.block import PostNorm, PreNorm
 from ..layers.cross_attention import CrossAttention, PostNormCross, PreNormCross
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
-from ..layers.mlp import MLP
 from ..reference.attention import AttentionSpec
 from .encoder_decoder import Encoder, EncoderDecoder
+from .parameters import Names, Weights
 from .reading import merge_names, read_activation, read_heads, read_layers, refuse_other_layers
-from .sources import Names, Weights
 
 OTHER_NAMES = {"encoder_attention_heads": "num_attention_heads", "d_model": "hidden_size"}
 """Fields of config.json with an alternative name."""
@@ -194,7 +193,7 @@ def _encoder_layer(config: BartConfig, weights: Weights) -> PreNorm | PostNorm:
         weights.layer_norm("self_attn_layer_norm", E, NORM_EPSILON),
         _attention(config, weights, 0, causal=False),
         weights.layer_norm("final_layer_norm", E, NORM_EPSILON),
-        _mlp(config, weights, config.encoder_intermediate_size),
+        weights.mlp("fc1", "fc2", E, config.encoder_intermediate_size, config.activation),
     )
 
 
@@ -216,7 +215,7 @@ def _decoder_layer(config: BartConfig, weights: Weights, i: int) -> PreNormCross
             out=cross.linear("out_proj", E, inputs=E, bias=True, split="inputs"),
         ),
         weights.layer_norm("final_layer_norm", E, NORM_EPSILON),
-        _mlp(config, weights, config.intermediate_size),
+        weights.mlp("fc1", "fc2", E, config.intermediate_size, config.activation),
     )
 
 
@@ -228,13 +227,4 @@ def _attention(config: BartConfig, weights: Weights, layer: int, *, causal: bool
         AttentionSpec(config.head_dim**-0.5, causal=causal),
         qkv=own.linear("qkv", {f"{name}_proj": E for name in "qkv"}, inputs=E, bias=True, split="outputs"),
         out=own.linear("out_proj", E, inputs=E, bias=True, split="inputs"),
-    )
-
-
-def _mlp(config: BartConfig, weights: Weights, F: int) -> MLP:
-    E = config.hidden_size
-    return MLP(
-        weights.linear("fc1", F, inputs=E, bias=True, split="outputs"),
-        weights.linear("fc2", E, inputs=F, bias=True, split="inputs"),
-        config.activation,
     )

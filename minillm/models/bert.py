@@ -11,7 +11,7 @@ from typing import Any
 
 from ..backends.operations import Backend
 from .encoder import EncoderConfig, EncoderNames, TextEncoder, build_encoder, read_encoder
-from .sources import Names, Weights
+from .parameters import Names, Weights
 
 
 def read_config(raw: Mapping[str, Any]) -> EncoderConfig:

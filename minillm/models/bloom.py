@@ -23,11 +23,10 @@ from ..errors import UnsupportedModelError
 from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
-from ..layers.mlp import MLP
 from ..reference.attention import AttentionSpec
 from .decoder import Decoder
+from .parameters import Names, Weights
 from .reading import merge_names, read_heads, read_shared, refuse_other_layers
-from .sources import Names, Weights
 
 ACTIVATION = "gelu_new"
 """The MLP's activation, which config.json does not name."""
@@ -118,9 +117,5 @@ def _build_layer(config: BloomConfig, weights: Weights, slopes: Weight, i: int) 
             out=weights.linear("self_attention.dense", E, inputs=E, bias=True, split="inputs"),
         ),
         weights.layer_norm("post_attention_layernorm", E, config.epsilon),
-        MLP(
-            weights.linear("mlp.dense_h_to_4h", F, inputs=E, bias=True, split="outputs"),
-            weights.linear("mlp.dense_4h_to_h", E, inputs=F, bias=True, split="inputs"),
-            ACTIVATION,
-        ),
+        weights.mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", E, F, ACTIVATION),
     )

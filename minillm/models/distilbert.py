@@ -9,8 +9,8 @@ from typing import Any
 from ..backends.operations import Backend
 from ..config import Fields
 from .encoder import EncoderConfig, EncoderNames, TextEncoder, build_encoder
+from .parameters import Names, Weights
 from .reading import read_activation, read_heads, read_layers
-from .sources import Names, Weights
 
 NORM_EPSILON = 1e-12
 """Added to the variance in each layer norm; not in config.json."""

@@ -16,11 +16,10 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.block import PostNorm
 from ..layers.embedding import Embedding
 from ..layers.head import ClassificationHead, Head, NoHead
-from ..layers.mlp import MLP
 from ..reference.attention import AttentionSpec
 from .decoder import Decoder
+from .parameters import Weights
 from .reading import read_activation, read_heads, read_layers
-from .sources import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +141,5 @@ def _build_layer(config: EncoderConfig, weights: Weights, names: EncoderNames, i
             out=weights.linear(names.attention_out, E, inputs=E, bias=True, split="inputs"),
         ),
         weights.layer_norm(names.mlp_norm, E, config.epsilon),
-        MLP(
-            weights.linear(names.up, F, inputs=E, bias=True, split="outputs"),
-            weights.linear(names.down, E, inputs=F, bias=True, split="inputs"),
-            config.activation,
-        ),
+        weights.mlp(names.up, names.down, E, F, config.activation),
     )

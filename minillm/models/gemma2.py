@@ -20,18 +20,16 @@ from ..backends.operations import Backend
 from ..backends.weights import expand, narrow
 from ..config import Fields, ModelConfig
 from ..errors import UnsupportedModelError
-from ..layers.attention import Attention, HeadNorms
 from ..layers.block import Sandwich
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
-from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
 from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .decoder import Decoder
+from .parameters import Names, Weights
 from .reading import read_activation, read_grouped_heads, read_layer_kinds, read_shared, refuse_other_layers
 from .rotary import RotaryConfig, read_rotary, refuse_partial
-from .sources import Names, Weights
 
 TOKENS = {"bos_token_id": 2, "eos_token_id": 1}
 """BOS and EOS token ids if config.json has none."""
@@ -162,39 +160,24 @@ def embedding_scale(width: int, form: Format) -> float:
 
 
 def _build_layer(config: GemmaConfig, weights: Weights, rotation: Rotation, i: int) -> Sandwich:
-    E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
-    Q, KV = config.num_heads * D, config.num_kv_heads * D
-    qkv = {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}
-    units = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-    gate_up = {"mlp.gate_proj": F, "mlp.up_proj": F}
+    E, F = config.hidden_size, config.intermediate_size
 
     def norm(name: str) -> RMSNorm:
         return weights.rms_norm(name, E, config.epsilon, offset=GAIN_OFFSET)
 
-    def attention() -> Attention:
-        norms = None
-        if config.head_norms:
-            q, k = (weights.norm(f"self_attn.{name}_norm", D, offset=GAIN_OFFSET) for name in "qk")
-            norms = HeadNorms(q, k, config.epsilon)
-        return weights.attention(
+    return Sandwich(
+        attention_norm=norm("input_layernorm"),
+        attention=weights.attention(
             config,
             i,
             AttentionSpec(config.query_scalar**-0.5, window=config.windows[i], softcap=config.score_cap),
-            qkv=weights.linear("self_attn.qkv", qkv, inputs=E, bias=config.bias, split="outputs", units=units),
-            out=weights.linear("self_attn.o_proj", E, inputs=Q, bias=config.bias, split="inputs"),
+            qkv=weights.qkv_proj(config, bias=config.bias),
+            out=weights.o_proj(config, bias=config.bias),
             rotation=rotation,
-            head_norms=norms,
-        )
-
-    return Sandwich(
-        attention_norm=norm("input_layernorm"),
-        attention=attention(),
+            head_norms=weights.head_norms(config, config.epsilon, offset=GAIN_OFFSET) if config.head_norms else None,
+        ),
         attention_out_norm=norm("post_attention_layernorm"),
         mlp_norm=norm("pre_feedforward_layernorm"),
-        mlp=GatedMLP(
-            weights.linear("mlp.gate_up", gate_up, inputs=E, split="outputs"),
-            weights.linear("mlp.down_proj", E, inputs=F, split="inputs"),
-            config.activation,
-        ),
+        mlp=weights.gated_mlp(E, F, config.activation),
         mlp_out_norm=norm("post_feedforward_layernorm"),
     )

@@ -13,9 +13,9 @@ from typing import Any
 from ..config import Fields
 from ..errors import UnsupportedModelError
 from .gemma2 import HEADS, TOKENS, GemmaConfig, build, layer_windows, read_gemma
+from .parameters import Names
 from .reading import read_grouped_heads
 from .rotary import RotaryConfig, read_rotary
-from .sources import Names
 
 __all__ = ["NAMES", "build", "read_config"]
 

@@ -19,12 +19,11 @@ from ..errors import CheckpointError
 from ..layers.block import Parallel, PreNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
-from ..layers.mlp import MLP
 from ..reference.rotary import Rotation
 from .decoder import Decoder
+from .parameters import Names, Weights
 from .reading import read_activation, read_heads, read_shared, refuse_other_layers
 from .rotary import BASE, RotaryConfig, from_tables, read_rotary, rope_table
-from .sources import Names, Weights
 
 ROTARY_SHARE = 0.25
 """Share of each head's dimensions that are rotated if config.json has none."""
@@ -126,9 +125,5 @@ def _build_layer(config: GPTNeoXConfig, weights: Weights, rotation: Rotation, i:
             rotation=rotation,
         ),
         weights.layer_norm("post_attention_layernorm", E, config.epsilon),
-        MLP(
-            weights.linear("mlp.dense_h_to_4h", F, inputs=E, bias=True, split="outputs"),
-            weights.linear("mlp.dense_4h_to_h", E, inputs=F, bias=True, split="inputs"),
-            config.activation,
-        ),
+        weights.mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", E, F, config.activation),
     )

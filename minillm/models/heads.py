@@ -15,7 +15,7 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.head import ClassificationHead, Head, LMHead, NoHead
 from .base import Model
 from .decoder import Decoder
-from .sources import Build, Weights
+from .parameters import Build, Weights
 
 CLASSIFIER = "ForSequenceClassification"
 PLAIN = ("Model", "ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM")

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
-from ..layers.attention import HeadNorms, ProjectionNorms
 from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
 from ..layers.experts import ExpertMLP
@@ -25,9 +24,9 @@ from ..layers.norm import RMSNorm
 from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .decoder import Decoder
+from .parameters import Names, Weights
 from .reading import read_activation, read_grouped_heads, read_shared, refuse_experts, refuse_other_layers
 from .rotary import BASE, RotaryConfig, read_rotary, refuse_partial
-from .sources import Names, Weights
 
 C = TypeVar("C", bound="LlamaConfig")
 
@@ -135,14 +134,7 @@ NAMES = Names(prefixes=("model.",), left_out=("rotary_emb.inv_freq",))
 def gated_mlp(config: LlamaConfig, weights: Weights, i: int) -> GatedMLP:
     """The MLP of layer i."""
     E, F = config.hidden_size, config.intermediate_size
-    gate_up: dict[str, Any] = {"outputs": {"mlp.gate_proj": F, "mlp.up_proj": F}}
-    if config.fused:
-        gate_up = {"outputs": {"mlp.gate_up_proj": 2 * F}, "blocks": 2}
-    return GatedMLP(
-        weights.linear("mlp.gate_up", **gate_up, inputs=E, bias=config.mlp_bias, split="outputs"),
-        weights.linear("mlp.down_proj", E, inputs=F, bias=config.mlp_bias, split="inputs"),
-        config.activation,
-    )
+    return weights.gated_mlp(E, F, config.activation, bias=config.mlp_bias, fused=config.fused)
 
 
 def build(
@@ -167,24 +159,10 @@ def _build_layer(
     config: LlamaConfig, weights: Weights, rotation: Rotation, i: int, mlp: Callable[..., GatedMLP | ExpertMLP]
 ) -> PreNorm:
     E, D = config.hidden_size, config.head_dim
-    Q, KV = config.num_heads * D, config.num_kv_heads * D
-    H, K = config.num_heads, config.num_kv_heads
-    qkv: dict[str, Any] = {"outputs": {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}}
-    if config.fused:
-        qkv = {"outputs": {"self_attn.qkv_proj": Q + 2 * KV}, "blocks": (Q, KV, KV)}
 
     def norm(name: str) -> RMSNorm:
         return weights.rms_norm(name, E, config.epsilon)
 
-    head_norms, projection_norms = None, None
-    if config.head_norms:
-        q, k = (weights.norm(f"self_attn.{name}_norm", D) for name in "qk")
-        head_norms = HeadNorms(q, k, config.epsilon)
-    if config.projection_norms:
-        q, k = weights.norm("self_attn.q_norm", Q), weights.norm("self_attn.k_norm", KV)
-        own = weights.share(Q, config.num_heads), weights.share(KV, config.num_kv_heads)
-        projection_norms = ProjectionNorms(q, k, config.epsilon, (config.num_heads, config.num_kv_heads), own)
-        qkv["split"] = None  # each rank has all
     scale = D**-0.5 if config.score_scale is None else config.score_scale
     return PreNorm(
         norm("input_layernorm"),
@@ -192,13 +170,16 @@ def _build_layer(
             config,
             i,
             AttentionSpec(scale, window=config.windows[i]),
-            qkv=weights.linear(
-                "self_attn.qkv", **{"split": "outputs", "units": (H, K, K)} | qkv, inputs=E, bias=config.qkv_bias
+            qkv=weights.qkv_proj(
+                config,
+                bias=config.qkv_bias,
+                split=None if config.projection_norms else "outputs",  # each rank has all that is normalised together
+                fused=config.fused,
             ),
-            out=weights.linear("self_attn.o_proj", E, inputs=Q, bias=config.out_bias, split="inputs"),
+            out=weights.o_proj(config, bias=config.out_bias),
             rotation=rotation if config.rotated[i] else None,
-            head_norms=head_norms,
-            projection_norms=projection_norms,
+            head_norms=weights.head_norms(config, config.epsilon) if config.head_norms else None,
+            projection_norms=weights.projection_norms(config, config.epsilon) if config.projection_norms else None,
         ),
         norm("post_attention_layernorm"),
         mlp(config, weights, i),

@@ -14,8 +14,8 @@ from ..layers.experts import ExpertMLP
 from . import llama
 from .decoder import Decoder
 from .llama import NAMES, TOKENS, LlamaConfig, read_kin
+from .parameters import Weights
 from .reading import merge_names, read_layer_types, read_layers, refuse_other_layers
-from .sources import Weights
 
 __all__ = ["NAMES", "ExpertConfig", "build", "expert_mlp", "read_config", "read_experts"]
 

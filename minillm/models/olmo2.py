@@ -14,17 +14,15 @@ from typing import Any
 
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
-from ..layers.attention import ProjectionNorms
 from ..layers.block import OutputNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
-from ..layers.mlp import GatedMLP
 from ..reference.rotary import Rotation
 from .decoder import Decoder
 from .llama import NAMES
+from .parameters import Weights
 from .reading import read_activation, read_grouped_heads, read_shared, refuse_other_layers
 from .rotary import RotaryConfig, read_rotary, refuse_partial
-from .sources import Weights
 
 __all__ = ["NAMES", "Olmo2Config", "build", "read_config"]
 
@@ -80,30 +78,17 @@ def build(config: Olmo2Config, weights: Weights, backend: Backend) -> Decoder:
 
 
 def _build_layer(config: Olmo2Config, weights: Weights, rotation: Rotation, i: int) -> OutputNorm:
-    E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
-    Q, KV = config.num_heads * D, config.num_kv_heads * D
-    qkv = {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}
-    gate_up = {"mlp.gate_proj": F, "mlp.up_proj": F}
+    E, F = config.hidden_size, config.intermediate_size
     return OutputNorm(
         weights.attention(
             config,
             i,
-            qkv=weights.linear("self_attn.qkv", qkv, inputs=E, bias=config.bias),  # each rank has all: see the norms
-            out=weights.linear("self_attn.o_proj", E, inputs=Q, bias=config.bias, split="inputs"),
+            qkv=weights.qkv_proj(config, bias=config.bias, split=None),  # each rank has all: see the norms
+            out=weights.o_proj(config, bias=config.bias),
             rotation=rotation,
-            projection_norms=ProjectionNorms(
-                weights.norm("self_attn.q_norm", Q),
-                weights.norm("self_attn.k_norm", KV),
-                config.epsilon,
-                (config.num_heads, config.num_kv_heads),
-                (weights.share(Q, config.num_heads), weights.share(KV, config.num_kv_heads)),
-            ),
+            projection_norms=weights.projection_norms(config, config.epsilon),
         ),
         weights.rms_norm("post_attention_layernorm", E, config.epsilon),
-        GatedMLP(
-            weights.linear("mlp.gate_up", gate_up, inputs=E, split="outputs"),
-            weights.linear("mlp.down_proj", E, inputs=F, split="inputs"),
-            config.activation,
-        ),
+        weights.gated_mlp(E, F, config.activation),
         weights.rms_norm("post_feedforward_layernorm", E, config.epsilon),
     )

@@ -10,9 +10,9 @@ from . import llama
 from .decoder import Decoder
 from .llama import NAMES, read_kin
 from .mixtral import ExpertConfig, read_experts
+from .parameters import Weights
 from .qwen3_moe import named_mlp
 from .reading import merge_names, refuse_other_layers
-from .sources import Weights
 
 __all__ = ["NAMES", "build", "read_config"]
 

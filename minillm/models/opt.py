@@ -17,11 +17,10 @@ from ..config import Fields, ModelConfig
 from ..layers.block import PostNorm, PreNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
-from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
 from .decoder import Decoder
+from .parameters import Names, Weights
 from .reading import read_activation, read_heads, read_shared, refuse_other_layers
-from .sources import Names, Weights
 
 POSITION_OFFSET = 2
 """Index of position 0 in the position table, whose first two rows served padded batches."""
@@ -106,11 +105,7 @@ def _build_layer(config: OPTConfig, weights: Weights, i: int) -> PreNorm | PostN
             out=weights.linear("self_attn.out_proj", E, inputs=E, bias=bias, split="inputs"),
         ),
         _norm(config, weights, "final_layer_norm"),
-        MLP(
-            weights.linear("fc1", F, inputs=E, bias=bias, split="outputs"),
-            weights.linear("fc2", E, inputs=F, bias=bias, split="inputs"),
-            config.activation,
-        ),
+        weights.mlp("fc1", "fc2", E, F, config.activation, bias=bias),
     )
 
 

@@ -12,8 +12,8 @@ from . import llama
 from .decoder import Decoder
 from .llama import NAMES, read_kin
 from .mixtral import ExpertConfig, expert_mlp, read_experts
+from .parameters import Weights
 from .reading import merge_names, read_layer_types, read_layers, refuse_other_layers
-from .sources import Weights
 
 __all__ = ["NAMES", "build", "named_mlp", "read_config"]
 

@@ -17,13 +17,12 @@ from ..config import Fields, ModelConfig
 from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
-from ..layers.mlp import MLP
 from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .decoder import Decoder
+from .parameters import Names, Weights
 from .reading import read_activation, read_grouped_heads, read_layer_types, read_shared, refuse_other_layers
 from .rotary import RotaryConfig, read_rotary, refuse_partial
-from .sources import Names, Weights
 
 END_OF_TEXT = 50256
 """The BOS and EOS token id if config.json has none."""
@@ -90,24 +89,17 @@ def build(config: Starcoder2Config, weights: Weights, backend: Backend) -> Decod
 
 
 def _build_layer(config: Starcoder2Config, weights: Weights, rotation: Rotation, i: int) -> PreNorm:
-    E, F, D, bias = config.hidden_size, config.intermediate_size, config.head_dim, config.biases
-    Q, KV = config.num_heads * D, config.num_kv_heads * D
-    qkv = {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}
-    units = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    E, F, bias = config.hidden_size, config.intermediate_size, config.biases
     return PreNorm(
         weights.layer_norm("input_layernorm", E, config.epsilon),
         weights.attention(
             config,
             i,
-            AttentionSpec(D**-0.5, window=config.window),
-            qkv=weights.linear("self_attn.qkv", qkv, inputs=E, bias=bias, split="outputs", units=units),
-            out=weights.linear("self_attn.o_proj", E, inputs=Q, bias=bias, split="inputs"),
+            AttentionSpec(config.head_dim**-0.5, window=config.window),
+            qkv=weights.qkv_proj(config, bias=bias),
+            out=weights.o_proj(config, bias=bias),
             rotation=rotation,
         ),
         weights.layer_norm("post_attention_layernorm", E, config.epsilon),
-        MLP(
-            weights.linear("mlp.c_fc", F, inputs=E, bias=bias, split="outputs"),
-            weights.linear("mlp.c_proj", E, inputs=F, bias=bias, split="inputs"),
-            config.activation,
-        ),
+        weights.mlp("mlp.c_fc", "mlp.c_proj", E, F, config.activation, bias=bias),
     )

@@ -29,8 +29,8 @@ from ..layers.head import LMHead
 from ..layers.mlp import MLP, GatedMLP
 from ..reference.attention import AttentionSpec
 from .encoder_decoder import Encoder, EncoderDecoder
+from .parameters import Names, Weights
 from .reading import merge_names, read_layers, refuse_other_layers
-from .sources import Names, Weights
 
 OTHER_NAMES = {
     "d_model": "hidden_size",

@@ -39,7 +39,7 @@ def encode_sources(
     Raises:
         NumericalError: NaN or infinity in the encoder's result; the message names the operation that produced it.
     """
-    new = {sequence.source: sequence for sequence in sequences if sequence.source is not None}
+    new = {sequence.encoder_input: sequence for sequence in sequences if sequence.encoder_input is not None}
     texts = [
         TokenSequence(source.token_ids, pages=source.pages, adapter=sequence.adapter, probe=sequence.probe)
         for source, sequence in new.items()
@@ -82,4 +82,4 @@ def encoded(
     batch, _ = backend.memory.upload(batch, [])
     with np.errstate(all="ignore"):  # reported with the operation's name
         x = model.encode(body, batch, cache.storage)  # [T] -> [T, E]
-        return bool(np.isfinite(backend.chooser.to_host(x)).all())
+        return bool(np.isfinite(backend.sampler.to_host(x)).all())

@@ -200,7 +200,7 @@ class HookedBackend(WrappedBackend):
         return changed
 
     def _on_host(self, rows: Any) -> NDArray[np.float32]:
-        return np.array(rows if isinstance(rows, np.ndarray) else self.chooser.to_host(rows), np.float32)
+        return np.array(rows if isinstance(rows, np.ndarray) else self.sampler.to_host(rows), np.float32)
 
     # --- operations ----------------------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class HookedBackend(WrappedBackend):
 
     def _look_at_patterns(self, point: str, q: Any, z: Any, pages: Any, batch: Batch, spec: AttentionSpec) -> None:
         """Compute the attention weights once more, on the host, and z anew where they were changed."""
-        host, name = self.chooser.to_host, self._points.name(self.layer, point)
+        host, name = self.sampler.to_host, self._points.name(self.layer, point)
         keys, values = map(host, pages)
         spec = spec.with_arrays(lambda weight: host(weight.data))
         spans = {span.start: span for span in (batch.over_sources if spec.cross else batch).spans}

@@ -167,7 +167,7 @@ class Runner:
         def compute(batch: Batch, rows: Any) -> Output:
             nonlocal finite
             with np.errstate(all="ignore"):  # NaN is reported as an error with the operation's name, not as a warning
-                pages, before = self.cache.storage, sealed(x)
+                pages, before = self.cache.storage, x if x is None else sealed(x)
                 hidden = self.model.forward(body, batch, pages, layers=self.layers, x=before)  # -> [T, E]
                 if not last:
                     return Output(None, hidden)
@@ -176,7 +176,7 @@ class Runner:
                         other_head, body.take_rows(hidden, backend.xp.asarray(others, getattr(rows, "dtype", None)))
                     )
                 if len(rows) < batch.num_tokens:
-                    finite = not self.cache.prefix_cache or bool(np.isfinite(backend.chooser.to_host(hidden)).all())
+                    finite = not self.cache.prefix_cache or bool(np.isfinite(backend.sampler.to_host(hidden)).all())
                     hidden = body.take_rows(hidden, rows)  # [T, E] -> [R, E]
                 return self._logits(head, hidden)
 
@@ -185,7 +185,7 @@ class Runner:
             output = backend.memory.run(self, batch, rows, compute, draws)
         else:
             output = compute(*backend.memory.upload(batch, rows))
-        return output, finite and (output.logits is None or backend.chooser.finite(output.logits))
+        return output, finite and (output.logits is None or backend.sampler.finite(output.logits))
 
     def _backends(self, backend: Backend, batch: Batch, rows: Any, views: Sequence[View]) -> tuple[Backend, Backend]:
         """Backends with a batch's adapters and hooks: for its layers [T], and for the head, which gets some rows."""

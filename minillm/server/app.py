@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from .. import __version__
-from ..decoding.resolving import chat_sampling
+from ..decoding.checkpoint_fields import chat_sampling
 from ..engine.async_engine import AsyncEngine
 from ..engine.engine import Engine
 from ..errors import shown

@@ -23,7 +23,8 @@ from msgspec import Struct
 from ..decoding import foreign
 from ..decoding.fields import FIELDS
 from ..decoding.foreign import API, WORDS, Word
-from ..decoding.resolving import NO_FILTER, read_field
+from ..decoding.resolving import read_field
+from ..decoding.searches import NO_FILTER
 from ..decoding.values import LARGE
 from ..errors import EngineStateError, MinillmError, ParameterError, UsageError, listed, shown
 from .http_json import ApiError, shutting_down

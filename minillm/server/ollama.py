@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from ..decoding.event import Event
 from ..decoding.foreign import OLLAMA, OLLAMA_OPTIONS, WORDS, ignored, refused, renamed
-from ..decoding.resolving import NO_FILTER
+from ..decoding.searches import NO_FILTER
 from ..engine.results import Completion, Generation
 from ..errors import printable, shown
 from ..text.chat import Answer, CallParser, ToolCall

@@ -23,7 +23,7 @@ from ..errors import ParameterError, PromptError, TaskError, shown
 from ..progress import work
 from ..runner.runner import Runner
 from ..text.chat import ChatTemplate
-from ..text.tokenizer import EncodedText, Tokenizer
+from ..text.tokenizer import EncodedText, Tokenizer, encode_texts
 from .pooling import POOLINGS, EmbeddingSettings, Pooling, pooled
 from .text_messages import TextMessages
 
@@ -157,7 +157,7 @@ class TextPasses:
             encoded = self._messages.encode(texts, prompt, self.context)
         else:
             ended = second is None and settings.pooling == "last" and self.config.output != "labels"
-            encoded = tokenizer.encode_texts(*texts, limit=self.context, ended=ended)
+            encoded = encode_texts(tokenizer, *texts, limit=self.context, ended=ended)
             if prompt and second is None and not settings.include_prompt:
                 encoded = encoded._replace(prompt_tokens=self._prompt_tokens(prompt))
         if encoded.truncated and not truncate:
@@ -189,7 +189,7 @@ class TextPasses:
     def _prompt_tokens(self, prompt: str) -> int:
         """Leading tokens that a prompt makes: all but a special one at its end."""
         tokenizer = need_tokenizer(self._tokenizer)
-        ids = tokenizer.encode_texts(prompt, limit=self.context).token_ids
+        ids = encode_texts(tokenizer, prompt, limit=self.context).token_ids
         return len(ids) - (bool(ids) and ids[-1] in tokenizer.special_ids)
 
     # --- results ------------------------------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ class TextPasses:
                     start += count
                 with self._turn():
                     output = runner.forward(sequences, counts, rows=rows)
-                    results = np.array(runner.backend.chooser.to_host(output.logits), np.float32)  # [R, W], a copy
+                    results = np.array(runner.backend.sampler.to_host(output.logits), np.float32)  # [R, W], a copy
                 stops = np.cumsum(spans).tolist()
                 for chunks, stop, count in zip(chunks_of_texts, stops, spans, strict=True):
                     chunks.append(results[stop - count : stop])

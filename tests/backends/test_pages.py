@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from minillm.backends.formats import BFLOAT16, CACHE_FORMATS
-from minillm.backends.pages import Pages, StoredVectors, to_int8
+from minillm.backends.pages import Pages
+from minillm.backends.stored_vectors import StoredVectors, to_int8
 
 
 def test_bfloat16_is_the_nearest() -> None:

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from minillm.backends.chooser import Chooser
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import CountingBackend
 from minillm.backends.timing import Call, TimingBackend
+from minillm.backends.token_sampler import TokenSampler
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.runner.runner import Runner
@@ -35,7 +35,7 @@ class Slow(NumpyBackend):
     def __init__(self) -> None:
         super().__init__()
         self.clock = self.memory.clock = Hand()
-        self.chooser = SlowChooser(self.clock)
+        self.sampler = SlowSampler(self.clock)
 
     def linear(self, x: Any, weight: Any, **options: Any) -> Any:
         self.clock.now += 7 * weight.name.endswith("fc1")
@@ -47,7 +47,7 @@ class Slow(NumpyBackend):
         return result
 
 
-class SlowChooser(Chooser):
+class SlowSampler(TokenSampler):
     def __init__(self, clock: Hand) -> None:
         super().__init__()
         self.clock = clock
@@ -68,7 +68,7 @@ def watched(backend: Any, line: list[int]) -> tuple[np.ndarray, list[Call]]:
     runner = Runner(model, timing, PagedCache(model.config, timing, 4))
     start = timing.clock.mark()
     logits = runner.prefill(TokenSequence(line)).logits
-    timing.chooser.argmax(logits)
+    timing.sampler.argmax(logits)
     return logits.copy(), timing.take(start)
 
 

@@ -17,7 +17,7 @@ from ..tiny import runner_of
 def check_books(cache: PrefixCache, owners: Iterable[TokenSequence]) -> None:
     """Every page is free, known, or owned by those that count as its owners; texts in the cache hang together."""
     owners = list(owners)
-    sources = {sequence.source for sequence in owners if sequence.source is not None}
+    sources = {sequence.encoder_input for sequence in owners if sequence.encoder_input is not None}
     owned = Counter(page for owner in (*owners, *sources) for page in owner.pages)
     assert all(not source.pages or source.users <= set(owners) for source in sources)
     known = nodes_of(cache)

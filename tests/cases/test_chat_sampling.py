@@ -11,7 +11,7 @@ import pytest
 
 from minillm import Engine
 from minillm.cli.main import run
-from minillm.decoding.resolving import CHAT_SAMPLING, chat_sampling
+from minillm.decoding.checkpoint_fields import CHAT_SAMPLING, chat_sampling
 
 from ..tiny import write_checkpoint
 

@@ -24,9 +24,9 @@ LENGTH: dict[str, Any] = {"max_new_tokens": 3, "eos_token_id": []}
 ROOT = Path(minillm.__file__).parent
 FILES = {
     str(ROOT / name)
-    for name in ("engine/driver.py", "engine/loop.py", "engine/scheduler.py", "engine/turns.py", "batch.py",
-                 "runner/runner.py", "source_text.py", "cache/paged.py", "cache/prefix.py", "cache/prefix_tree.py",
-                 "decoding/continuation.py", "decoding/sampling.py")
+    for name in ("engine/driver.py", "engine/stream.py", "engine/loop.py", "engine/scheduler.py", "engine/turns.py",
+                 "batch.py", "runner/runner.py", "encoder_input.py", "cache/paged.py", "cache/prefix.py",
+                 "cache/prefix_tree.py", "decoding/continuation.py", "decoding/sampling.py")
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minillm import Engine
-from minillm.decoding.resolving import CHAT_SAMPLING
+from minillm.decoding.checkpoint_fields import CHAT_SAMPLING
 from minillm.measure.comparison import STRATEGIES
 
 from ..server import chromium

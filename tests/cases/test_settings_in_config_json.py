@@ -9,9 +9,9 @@ import pytest
 
 from minillm import Engine
 from minillm.cli.main import run
+from minillm.decoding.checkpoint_fields import OWN_FIELDS, model_config_fields
 from minillm.decoding.fields import FIELDS
 from minillm.decoding.foreign import TRANSFORMERS, WORDS, ignored
-from minillm.decoding.settings import OWN_FIELDS, model_config_fields
 from minillm.formats import open_model
 
 from ..families import CONFIGS as DECODERS

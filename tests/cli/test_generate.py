@@ -110,14 +110,14 @@ def test_stats_go_to_standard_error(capsys):
 
 INTERRUPTIONS = """
 import logging, time, warnings
-from minillm import progress
+from minillm import progress, progress_bar
 from minillm.cli.main import run
 from minillm.engine.loop import StepLoop
 
 advance = StepLoop.advance
 
 def speak(loop):
-    progress.BAR_DELAY = 0
+    progress_bar.BAR_DELAY = 0
     logging.getLogger("minillm").warning("a message after %d steps", loop.stats.steps)
     warnings.warn("a warning")
     with progress.work("compiling", 2, "kernels") as compiling:

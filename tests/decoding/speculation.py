@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minillm.backends.chooser import Chooser
+from minillm.backends.token_sampler import TokenSampler
 from minillm.decoding.continuation import Continuation
 from minillm.decoding.strategy import Feed, Request, Rows, State, Strategy
 
@@ -59,8 +59,8 @@ class NGramSpeculation(Strategy):
         earlier = [i for i, token in enumerate(line[:-1]) if token == line[-1]]
         return line[earlier[-1] + 1 :][: min(self.longest, state.room)] if earlier else []
 
-    def step(self, chooser: Chooser, states: Sequence[Any], rows: Rows) -> list[list[Feed]]:
-        choices = chooser.argmax(rows.logits).tolist()
+    def step(self, sampler: TokenSampler, states: Sequence[Any], rows: Rows) -> list[list[Feed]]:
+        choices = sampler.argmax(rows.logits).tolist()
         for state, [(first, stop)] in zip(states, rows_of_feeds(states, rows), strict=True):
             state.accept(choices[first:stop])
         return [self.feeds(state) for state in states]
@@ -89,8 +89,8 @@ class DraftSpeculation(Strategy):
         feeds = [Feed(request.prompt_ids), Feed(request.prompt_ids, model="draft")]
         return DraftState(request, [request.continuation(0)], drafting=False), feeds
 
-    def step(self, chooser: Chooser, states: Sequence[Any], rows: Rows) -> list[list[Feed]]:
-        choices = chooser.argmax(rows.logits).tolist()
+    def step(self, sampler: TokenSampler, states: Sequence[Any], rows: Rows) -> list[list[Feed]]:
+        choices = sampler.argmax(rows.logits).tolist()
         answers = []
         for state, spans in zip(states, rows_of_feeds(states, rows), strict=True):
             if state.drafting:

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the reference extra")
 transformers = pytest.importorskip("transformers", reason="needs the reference extra")
 
+from minillm.decoding.field_values import ByIdentity  # noqa: E402
 from minillm.decoding.fields import FIELDS  # noqa: E402
 from minillm.decoding.filters import (  # noqa: E402
     EpsilonCutoff,
@@ -41,7 +42,6 @@ from minillm.decoding.processors import (  # noqa: E402
 )
 from minillm.decoding.resolving import new_token_limit, resolve  # noqa: E402
 from minillm.decoding.settings import GenerationConfig  # noqa: E402
-from minillm.decoding.values import ByIdentity  # noqa: E402
 
 from .histories import random_history  # noqa: E402
 

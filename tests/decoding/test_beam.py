@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.chooser import Chooser
+from minillm.backends.token_sampler import TokenSampler
 from minillm.decoding.beam import BeamSearch
 from minillm.decoding.resolving import resolve
 from minillm.decoding.settings import GenerationConfig
@@ -115,7 +115,7 @@ def test_beams_are_fed_best_first_and_of_equal_ones_the_smaller_index() -> None:
 
     def fed(*logits: list[float]) -> list[tuple[int, int]]:
         rows = Rows(np.array(logits, np.float32), range(len(logits) + 1))
-        [feeds] = strategy.step(Chooser(), [state], rows)
+        [feeds] = strategy.step(TokenSampler(), [state], rows)
         state.feeds = len(feeds)
         return [(feed.parent, feed.tokens[0]) for feed in feeds]
 

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import pytest
 
-from minillm.backends.chooser import Chooser
+from minillm.backends.token_sampler import TokenSampler
 from minillm.decoding.beam import BeamSearch, BeamState, DiverseBeamSearch
 from minillm.decoding.resolving import resolve
 from minillm.decoding.settings import GenerationConfig, Settings
@@ -45,7 +45,7 @@ def test_the_example_step_by_step() -> None:
     while feeds:
         logits = np.log([MODEL[line] for line in lines]).astype(np.float32)  # [len(feeds), 3]
         state.feeds = len(feeds)
-        [feeds] = search.step(Chooser(), [state], Rows(logits, range(len(feeds) + 1)))
+        [feeds] = search.step(TokenSampler(), [state], Rows(logits, range(len(feeds) + 1)))
         lines = [lines[feed.parent or 0] + words(list(feed.tokens)) for feed in feeds]
         steps.append({line: math.exp(score) for line, score in zip(lines, state.scores, strict=False)})
     assert steps[:2] == [pytest.approx({"I": 0.6, "L": 0.3}), pytest.approx({"IL": 0.42, "LI": 0.15})]
@@ -61,7 +61,7 @@ def test_the_example_with_a_group_for_each_beam() -> None:
     while feeds:
         logits = np.log([MODEL.get(line, (1 / 3, 1 / 3, 1 / 3)) for line in lines]).astype(np.float32)
         state.feeds = len(feeds)
-        [feeds] = search.step(Chooser(), [state], Rows(logits, range(len(feeds) + 1)))
+        [feeds] = search.step(TokenSampler(), [state], Rows(logits, range(len(feeds) + 1)))
         lines = [lines[feed.parent or 0] + words(list(feed.tokens)) for feed in feeds]
         steps.append(lines)
     assert steps[:2] == [["I", "L"], ["IL", "LI"]]  # after L the best is I anyway

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.chooser import Chooser
+from minillm.backends.token_sampler import TokenSampler
 from minillm.decoding.beam import BeamSearch
 from minillm.decoding.filters import build_filters
 from minillm.decoding.strategy import Request, Rows
@@ -19,7 +19,7 @@ from minillm.reference.sampling import keep_min_p, keep_top_p, sample_without_re
 from ..reference.chi_square import p_value
 from ..tiny import loop_of, random_prompts, request_for, run, runner_of, tiny_model
 
-CHOOSER = Chooser()
+CHOOSER = TokenSampler()
 DRAWS = 5_000
 
 

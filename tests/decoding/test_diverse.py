@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.chooser import Chooser
+from minillm.backends.token_sampler import TokenSampler
 from minillm.decoding.beam import DiverseBeamSearch, DiverseState
 from minillm.decoding.strategy import Rows
 from minillm.runner.runner import Runner
@@ -62,8 +62,8 @@ def test_a_group_that_is_full_with_the_last_token_takes_none_that_are_cut_off(ea
     state, _ = search.begin(request)
     assert isinstance(state, DiverseState)
     first = np.log([[0.35, 0.1, 0.5, 0.05]]).astype(np.float32)
-    [feeds] = search.step(Chooser(), [state], Rows(first, [0, 1]))
+    [feeds] = search.step(TokenSampler(), [state], Rows(first, [0, 1]))
     state.feeds = len(feeds)
     rows = [[0.02, 0.50, 0.47, 0.01] if feed.tokens[0] == 0 else [0.97, 0.01, 0.01, 0.01] for feed in feeds]
-    search.step(Chooser(), [state], Rows(np.log(rows).astype(np.float32), range(len(feeds) + 1)))
+    search.step(TokenSampler(), [state], Rows(np.log(rows).astype(np.float32), range(len(feeds) + 1)))
     assert [result.token_ids for _, result in state.groups[0].finished] == expected

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm.decoding.field_values import ByIdentity
 from minillm.decoding.fields import FIELDS, NEEDS
 from minillm.decoding.settings import GenerationConfig
-from minillm.decoding.values import ByIdentity
 from minillm.errors import ParameterError
 
 from .settled import CONTEXT, context, settle

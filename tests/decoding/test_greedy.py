@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minillm.backends.chooser import Chooser
+from minillm.backends.token_sampler import TokenSampler
 from minillm.decoding.beam import BeamSearch
 from minillm.decoding.resolving import strategy_for
 from minillm.decoding.sampling import Sampling
@@ -18,7 +18,7 @@ def step(*requests, logits: np.ndarray = LOGITS):
     """One step of greedy search after the prompts. Returns each request's continuation and feeds."""
     strategy = Sampling(requests[0].settings)
     states = [strategy.begin(request)[0] for request in requests]
-    feeds = strategy.step(Chooser(), states, Rows(logits.copy(), list(range(len(logits) + 1))))
+    feeds = strategy.step(TokenSampler(), states, Rows(logits.copy(), list(range(len(logits) + 1))))
     return [state.results[0] for state in states], feeds
 
 

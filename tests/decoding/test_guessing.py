@@ -12,10 +12,10 @@ import pytest
 
 from minillm import Engine
 from minillm.batch import TokenSequence
+from minillm.decoding.acceptance import expected_tokens
 from minillm.decoding.resolving import resolve, strategy_for
 from minillm.decoding.settings import GenerationConfig
 from minillm.decoding.speculative import AcceptOrResample, SpeculativeDecoding, look_up
-from minillm.decoding.stats import expected_tokens
 from minillm.decoding.strategy import Request, Strategy
 from minillm.engine.loop import StepLoop
 from minillm.runner.runner import Runner

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minillm.backends.chooser import Chooser
+from minillm.backends.token_sampler import TokenSampler
 from minillm.decoding.mirostat import Mirostat
 from minillm.decoding.resolving import resolve, strategy_for
 from minillm.decoding.settings import GenerationConfig
@@ -11,7 +11,7 @@ from minillm.decoding.strategy import Request, Rows
 from minillm.reference.philox import uniform
 
 V = 400
-CHOOSER = Chooser()
+CHOOSER = TokenSampler()
 
 
 def request(length: int, **fields: object) -> Request:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.chooser import Chooser
-from minillm.backends.cpu.backend import CpuHost
+from minillm.backends.cpu.backend import HostSampler
+from minillm.backends.token_sampler import TokenSampler
 from minillm.decoding.filters import build_filters
 from minillm.decoding.history import History
 from minillm.decoding.processors import build_processors, rows_without_a_token
@@ -22,7 +22,7 @@ from minillm.reference.softmax import chosen_log_probs, top_log_probs
 from ..tiny import request_for
 
 V, EOS = 60, 2
-CHOOSERS = {"reference": Chooser, "kernels": CpuHost}
+CHOOSERS = {"reference": TokenSampler, "kernels": HostSampler}
 
 
 def any_fields(rng: np.random.Generator) -> dict[str, Any]:
@@ -85,11 +85,11 @@ def by_definition(request: Request, generated: Sequence[int], logits: np.ndarray
     return processed[0], int(sample_by_sorting(scores, np.array([uniform(*key)]), **nothing, xp=np)[0])
 
 
-def advanced(chooser: Chooser, states: Sequence[TokenState], logits: np.ndarray) -> np.ndarray:
+def advanced(sampler: TokenSampler, states: Sequence[TokenState], logits: np.ndarray) -> np.ndarray:
     """One step of one call, whose row i belongs to state i. Returns the logits as the step leaves them."""
     changed = logits.copy()
     strategy = strategy_for(states[0].request.settings)
-    for state, feeds in zip(states, strategy.step(chooser, states, Rows(changed, range(len(logits) + 1))), strict=True):
+    for state, feeds in zip(states, strategy.step(sampler, states, Rows(changed, range(len(logits) + 1))), strict=True):
         state.feeds = len(feeds)
     return changed
 
@@ -106,7 +106,7 @@ SLOW = [pytest.param(name, seed, marks=pytest.mark.slow) for name in CHOOSERS fo
 @pytest.mark.parametrize(("name", "seed"), [("kernels", 0), *SLOW])
 def test_each_row_is_as_alone_and_by_definition(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    chooser, requests = CHOOSERS[name](), any_requests(rng, 40)
+    sampler, requests = CHOOSERS[name](), any_requests(rng, 40)
     together, alone = [begun(one) for one in requests], [begun(one) for one in requests]
     kinds = set()
     for _ in range(4):
@@ -115,17 +115,17 @@ def test_each_row_is_as_alone_and_by_definition(name: str, seed: int) -> None:
         raw[:, 3:6] += 4  # tokens that are often generated again
         expected = [by_definition(together[i].request, together[i].results[0].token_ids, raw[n])
                     for n, i in enumerate(running)]  # fmt: skip
-        rows = advanced(chooser, [together[i] for i in running], raw)
+        rows = advanced(sampler, [together[i] for i in running], raw)
         for n, i in enumerate(running):
-            [apart] = advanced(chooser, [alone[i]], raw[n : n + 1])
+            [apart] = advanced(sampler, [alone[i]], raw[n : n + 1])
             np.testing.assert_allclose(rows[n], apart, rtol=1e-6)
-            rules, (scores, token) = together[i].rules, expected[n]
-            assert rules is not None
+            pipeline, (scores, token) = together[i].pipeline, expected[n]
+            assert pipeline is not None
             if token is None:
                 assert isinstance(together[i].error, ParameterError)
                 assert isinstance(alone[i].error, ParameterError)
                 continue
-            if not rules.filters:
+            if not pipeline.filters:
                 np.testing.assert_allclose(rows[n], scores, rtol=1e-6)
             ours, theirs = together[i].results[0], alone[i].results[0]
             assert ours.token_ids[-1] == token
@@ -141,7 +141,7 @@ def test_each_row_is_as_alone_and_by_definition(name: str, seed: int) -> None:
                 ids, values = top_log_probs(raw[n : n + 1], count)
                 assert [token for token, _ in ours.top_log_probs[-1]] == ids[0].tolist()
                 np.testing.assert_allclose([p for _, p in ours.top_log_probs[-1]], values[0], rtol=1e-6, atol=1e-6)
-            kinds |= {type(processor).__name__ for _, processor in rules.processors}
+            kinds |= {type(processor).__name__ for _, processor in pipeline.processors}
     assert len(kinds) == 10, "every kind of processor was at work"
 
 
@@ -160,7 +160,7 @@ def test_one_call_serves_all_but_those_with_a_users_function() -> None:
 @pytest.mark.parametrize("name", CHOOSERS)
 def test_a_row_that_fails_fails_alone(name: str) -> None:
     """NaN among the logits of one row, no token left in another, beside rows of all kinds."""
-    chooser = CHOOSERS[name]()
+    sampler = CHOOSERS[name]()
     everything = list(range(V))
     fields: list[dict[str, Any]] = [
         {"do_sample": True, "seed": 1},
@@ -174,9 +174,9 @@ def test_a_row_that_fails_fails_alone(name: str) -> None:
     states, alone = [begun(one) for one in requests], [begun(one) for one in requests]
     logits = np.random.default_rng(0).standard_normal((len(fields), V)).astype(np.float32)
     logits[1, 7] = np.nan
-    advanced(chooser, states, logits)
+    advanced(sampler, states, logits)
     for i, state in enumerate(alone):
-        advanced(chooser, [state], logits[i : i + 1])
+        advanced(sampler, [state], logits[i : i + 1])
     assert [type(state.error).__name__ for state in states] == [
         "NoneType", "NumericalError", "ParameterError", "NoneType", "NoneType", "NoneType",
     ]  # fmt: skip

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.backends.chooser import Chooser
+from minillm.backends.token_sampler import TokenSampler
 from minillm.decoding.beam import BeamSearch
 from minillm.decoding.history import History
 from minillm.decoding.processors import rows_without_a_token
-from minillm.decoding.rules import FEW
+from minillm.decoding.row_processing import FEW
 from minillm.decoding.speculative import Distribution
 from minillm.decoding.strategy import Rows
 from minillm.errors import NumericalError, ParameterError
@@ -145,7 +145,7 @@ def test_such_a_draft_can_be_drawn(engines: dict[str, Engine], fields: dict[str,
         engines["draft"].request(PROMPT, suppress_tokens=[7], logits_processor=[dead_after(3)], **fields).settings
     )
     logits = np.random.default_rng(0).standard_normal((2, V)).astype(np.float32)
-    scores = Distribution(settings)(Chooser(), history(([1], [3]), ([1], [2])), logits)
+    scores = Distribution(settings)(TokenSampler(), history(([1], [3]), ([1], [2])), logits)
     assert np.isfinite(scores.max(axis=-1)).all()
     assert scores[1, 7] == -np.inf
 
@@ -175,7 +175,7 @@ def test_a_sum_that_is_no_number_is_named() -> None:
         search.processors = (lambda history, logits, xp, bad=bad: np.where(logits == logits.max(), bad, logits),)
         state, _ = search.begin(request)
         with pytest.raises(NumericalError, match=f"beam search is {bad}, not a finite number"):
-            search.step(Chooser(), [state], Rows(np.asarray([[0.0, 1.0, 2.0, 3.0]], np.float32), [0, 1]))
+            search.step(TokenSampler(), [state], Rows(np.asarray([[0.0, 1.0, 2.0, 3.0]], np.float32), [0, 1]))
 
 
 def test_a_row_is_empty_when_all_of_it_is_forbidden() -> None:

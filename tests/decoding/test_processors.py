@@ -2,12 +2,17 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from minillm.decoding.field_values import ByIdentity
+from minillm.decoding.fields import FIELDS
+from minillm.decoding.filters import MASKED
 from minillm.decoding.history import History
 from minillm.decoding.processors import (
+    PROCESSED,
     EncoderNoRepeatNGram,
     EncoderRepetitionPenalty,
     ExponentialDecayLengthPenalty,
@@ -22,10 +27,10 @@ from minillm.decoding.processors import (
     SuppressTokensAtBegin,
     build_processors,
     common_suffixes,
+    numbered_processors,
 )
 from minillm.decoding.resolving import resolve
 from minillm.decoding.settings import GenerationConfig
-from minillm.decoding.values import ByIdentity
 
 from .histories import history, random_history
 
@@ -251,3 +256,18 @@ def test_an_end_that_grows_likelier_stays_a_number() -> None:
     assert row[0] == 0.0
     assert np.isfinite(row).all()
     assert row[1] > 1e29
+
+
+def test_a_processor_is_asked_for_by_the_listed_fields_alone() -> None:
+    """Settings whose listed fields have their defaults are not searched for processors."""
+    asked: set[str] = set()
+
+    class Asked:
+        def __getattr__(self, name: str) -> Any:
+            asked.add(name)
+            return getattr(settings, name)
+
+    settings = resolve(GenerationConfig(), {}, vocab_size=8, eos_token_id=2)
+    assert numbered_processors(Asked()) == ()  # type: ignore[arg-type]
+    assert asked - {"eos_token_ids", "num_beams"} <= {*PROCESSED}
+    assert {*PROCESSED} <= FIELDS.keys() >= {*MASKED}

@@ -159,7 +159,7 @@ def test_a_preempted_prompt_scores_each_token_once() -> None:
 def test_positions_that_are_computed_again_are_not_scored_again() -> None:
     scores = PromptScores([5, 6, 7, 8, 9], top=1)
     assert scores.wanted(0, 2) == range(2)
-    scores.add(tiny_runner().backend.chooser, np.zeros((2, 96), np.float32))
+    scores.add(tiny_runner().backend.sampler, np.zeros((2, 96), np.float32))
     assert scores.wanted(0, 3) == scores.wanted(2, 1) == range(2, 3)
     assert scores.wanted(2, 3) == range(2, 4)  # nothing follows the last one
     assert not scores.wanted(0, 2)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.chooser import Chooser
+from minillm.backends.token_sampler import TokenSampler
 from minillm.decoding.resolving import strategy_for
 from minillm.decoding.strategy import Rows
 from minillm.reference.philox import Keys
@@ -86,7 +86,7 @@ CASES: dict[str, tuple[dict[str, float], Distribution]] = {
 }
 
 
-class PlainDraws(Chooser):
+class PlainDraws(TokenSampler):
     """Draws by the definition, which is quicker for many rows of few tokens."""
 
     def sample(self, logits: Any, keys: Keys, **filters: Any) -> Any:
@@ -144,8 +144,8 @@ def test_each_draw_is_the_same_alone() -> None:
     strategy = strategy_for(requests[0].settings)
     assert all(strategy_for(request.settings) is strategy for request in requests)
     together = [strategy.begin(request)[0] for request in requests]
-    strategy.step(Chooser(), together, Rows(logits.copy(), list(range(41))))
+    strategy.step(TokenSampler(), together, Rows(logits.copy(), list(range(41))))
     for i, request in enumerate(requests):
         alone = strategy.begin(request)[0]
-        strategy.step(Chooser(), [alone], Rows(logits[i : i + 1].copy(), [0, 1]))
+        strategy.step(TokenSampler(), [alone], Rows(logits[i : i + 1].copy(), [0, 1]))
         assert alone.results[0].token_ids == together[i].results[0].token_ids

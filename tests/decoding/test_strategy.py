@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from minillm.backends.chooser import Chooser
+from minillm.backends.token_sampler import TokenSampler
 from minillm.batch import TokenSequence
 from minillm.decoding.strategy import Feed, Request, Rows, State, Strategy
 from minillm.runner.runner import Runner
@@ -37,7 +37,7 @@ class Script(Strategy):
         self.seen.append(state)
         return state, self.script(request.prompt_ids)[0]
 
-    def step(self, chooser: Chooser, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         assert len(rows.starts) == 1 + sum(state.feeds for state in states)
         spans, answers = iter(zip(rows.starts, rows.starts[1:], strict=False)), []
         for state in states:

@@ -227,15 +227,15 @@ def test_a_checkpoint_that_one_rank_lacks_is_named(tmp_path: Path) -> None:
 
 def test_equal_logits_are_chosen_from_as_on_one_rank() -> None:
     """Of equals the smallest id is the most likely; a draw among the k best takes in all equals of the k-th."""
-    from minillm.backends.chooser import Chooser
-    from minillm.distributed.logits import RankChooser, RemoteRows, largest
+    from minillm.backends.token_sampler import TokenSampler
+    from minillm.distributed.logits import RankSampler, RemoteRows, largest
     from minillm.reference.philox import Keys
 
     rng = np.random.default_rng(0)
     logits = rng.integers(-3, 3, (64, 11)).astype(np.float32)  # many equals
     k = np.tile([1, 2, 3, 8], 16)
     best = [int(each) + 1 for each in k]
-    sent = [largest(logits[:, a:b], best, a, Chooser()) for a, b in ((0, 4), (4, 11))]
+    sent = [largest(logits[:, a:b], best, a, TokenSampler()) for a, b in ((0, 4), (4, 11))]
     starts = np.cumsum([0, *best])
 
     class Source:
@@ -249,14 +249,14 @@ def test_equal_logits_are_chosen_from_as_on_one_rank() -> None:
             return np.stack([each[starts[row] : starts[row + 1]] for each in sent])
 
     source = Source()
-    remote, chooser = RemoteRows(source, "logits", np.arange(64), 11), RankChooser(Chooser())
-    np.testing.assert_array_equal(chooser.argmax(remote), logits.argmax(axis=1))
+    remote, sampler = RemoteRows(source, "logits", np.arange(64), 11), RankSampler(TokenSampler())
+    np.testing.assert_array_equal(sampler.argmax(remote), logits.argmax(axis=1))
     for row in range(64):
         for place in range(3):
             keys = Keys(np.array([7], np.uint64), np.array([row]), np.array([place]), 0)
             filters = {"temperature": 0.9, "top_k": k[row], "top_p": 0.95, "min_p": 0.02}
-            ours = chooser.sample(remote[row : row + 1], keys, **filters)
-            assert int(ours[0]) == int(Chooser().sample(logits[row : row + 1], keys, **filters)[0])
+            ours = sampler.sample(remote[row : row + 1], keys, **filters)
+            assert int(ours[0]) == int(TokenSampler().sample(logits[row : row + 1], keys, **filters)[0])
     assert 0 < source.fetched < 64 * 3  # equals beyond what was sent are fetched
 
 
@@ -334,7 +334,7 @@ def test_rows_of_micro_batches_come_in_the_order_asked_for() -> None:
     def run(engine: Engine) -> np.ndarray:
         runner = engine.runner
         output = runner.forward([TokenSequence(ids)], [len(ids)], rows=rows)
-        return runner.backend.chooser.to_host(output.logits).copy()
+        return runner.backend.sampler.to_host(output.logits).copy()
 
     ours = on_ranks(Parallel(tensor=2, pipeline=2, micro_batches=5), run).result
     theirs = run(Engine(backend="numpy", cache_bytes=1 << 24))

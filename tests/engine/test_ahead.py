@@ -60,7 +60,7 @@ class AheadMemory(Memory):
         tokens = None
         if finite:
             keys = Keys(draws["seed"], draws["sequence"].astype(np.int64), draws["position"].astype(np.int64))
-            tokens = owner.backend.chooser.sample(output.logits.copy(), keys, **filters)
+            tokens = owner.backend.sampler.sample(output.logits.copy(), keys, **filters)
         self._last = np.zeros(len(at), np.int64) if tokens is None else tokens
         self.launched += 1
         self.under_way += 1

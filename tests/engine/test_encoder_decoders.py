@@ -12,6 +12,7 @@ from minillm import Engine
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.operations import Backend
 from minillm.batch import TokenSequence
+from minillm.encoder_input import EncoderInput
 from minillm.engine.scheduler import num_pages
 from minillm.errors import NumericalError, ParameterError, PromptError
 from minillm.measure.accounting.hardware import CHIPS
@@ -19,7 +20,6 @@ from minillm.measure.profiling import profile
 from minillm.models import build_model, family_of, published_config, tensor_shapes
 from minillm.reference.softmax import log_softmax
 from minillm.runner.runner import Runner
-from minillm.source_text import SourceText
 
 from .. import tiny
 from ..comparing import assert_same_tokens
@@ -81,7 +81,7 @@ def test_cached_naive_chunked_and_single_sources_are_the_same(runner: Runner) ->
 @pytest.mark.parametrize("page_size", [1, 7, 64])
 def test_pages_of_any_size_give_the_same_logits(raw: dict[str, Any], page_size: int) -> None:
     model = model_of(raw)
-    sequence, apart = TokenSequence(LINE[:9], source=SourceText(LINE)), runner_of(model, page_size=page_size)
+    sequence, apart = TokenSequence(LINE[:9], encoder_input=EncoderInput(LINE)), runner_of(model, page_size=page_size)
     rows = []
     while sequence.pending:  # by threes
         rows.append(apart.forward([sequence], [3], rows=range(3)).logits.copy())
@@ -156,8 +156,8 @@ def test_a_recorded_step_takes_sequences_of_one_source_and_of_several(raw: dict[
 
 def test_pages_of_a_source_are_counted_once() -> None:
     runner = runner_of(model_of(CONFIGS["t5"]["original"]), page_size=8)
-    source = SourceText(list(range(3, 23)))
-    lines = [TokenSequence([0] * 9, source=source) for _ in range(2)]
+    source = EncoderInput(list(range(3, 23)))
+    lines = [TokenSequence([0] * 9, encoder_input=source) for _ in range(2)]
     for line in lines:
         runner.cache.reserve(line, 9)
     assert num_pages(lines) == 2 + 2 + 3 == runner.cache.num_pages - runner.cache.free_pages

@@ -12,6 +12,7 @@ from minillm.batch import TokenSequence
 from minillm.decoding.stats import Stats
 from minillm.decoding.strategy import Request, State
 from minillm.engine.loop import StepLoop
+from minillm.engine.preemption import choose_victim, lost_positions
 from minillm.engine.scheduler import Limits, Run, Scheduler
 from minillm.errors import CacheFullError
 
@@ -177,7 +178,7 @@ def test_nobody_is_preempted_for_a_request_of_lower_priority() -> None:
     preempt = loop.scheduler.preempt
 
     def noting(run: Run) -> None:
-        preempted.append((run.request.priority, loop.scheduler._cost(run)))
+        preempted.append((run.request.priority, lost_positions(run, loop.scheduler._caches)))
         assert run is not loop.scheduler.running[0]
         assert all(other.request.priority <= run.request.priority for other in loop.scheduler.running)
         preempt(run)
@@ -237,8 +238,8 @@ def test_pages_that_others_use_too_cost_nothing_to_recompute() -> None:
         loop.step()
         loop.step()
     scheduler = loop.scheduler
-    assert [scheduler._cost(run) for run in scheduler.running] == [6, 24, 2]
-    assert scheduler._victim(scheduler.running[1], "target") is scheduler.running[2]
+    assert [lost_positions(run, scheduler._caches) for run in scheduler.running] == [6, 24, 2]
+    assert choose_victim(scheduler.running[1], scheduler.running, scheduler._caches, "target") is scheduler.running[2]
     while loop.busy:
         loop.step()
 

@@ -23,7 +23,7 @@ from minillm.formats.gguf.read_metadata import read_gguf_config, read_gguf_model
 from minillm.formats.gguf.write import write_gguf
 from minillm.formats.gguf.write_metadata import gguf_fields
 from minillm.models import family_of
-from minillm.models.sources import tensor_shapes
+from minillm.models.parameters import tensor_shapes
 from minillm.reference import quantize as ours
 
 from .. import families
@@ -154,7 +154,7 @@ def test_the_errors_are_those_of_the_file(dtype: str, tmp_path: Path) -> None:
 
 
 def test_writing_shows_one_bar_unless_it_is_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minillm.progress.BAR_DELAY", 0)
+    monkeypatch.setattr("minillm.progress_bar.BAR_DELAY", 0)
     source = write_folder(tmp_path / "source", CONFIGS["gpt2"]["gelu by tanh"])
     with redirect_stderr(Screen()) as screen:
         write_gguf(source, tmp_path / "a.gguf", "int8", progress=False)

@@ -15,7 +15,7 @@ from minillm.backends.numpy import NumpyBackend  # noqa: E402
 from minillm.formats.load_model import load_model  # noqa: E402
 from minillm.models import FAMILIES  # noqa: E402
 from minillm.models.heads import without_head  # noqa: E402
-from minillm.text.tokenizer import Tokenizer  # noqa: E402
+from minillm.text.tokenizer import Tokenizer, encode_texts  # noqa: E402
 
 from .. import families, huggingface  # noqa: E402
 from ..encoders import CONFIGS, runner_over, sequence_of, states, texts  # noqa: E402
@@ -107,5 +107,5 @@ def test_wordpiece_and_pairs_cut_to_a_length(settings: dict[str, Any], tmp_path:
             for limit in (None, 4, 9, 16):
                 cut = {} if limit is None else {"truncation": "longest_first", "max_length": limit}
                 expected = theirs(text, other, **cut)
-                found = ours.encode_texts(text, other, limit=limit)
+                found = encode_texts(ours, text, other, limit=limit)
                 assert (found.token_ids, found.types) == (expected["input_ids"], expected["token_type_ids"])

@@ -25,7 +25,7 @@ from minillm.formats.tensors import WeightFile
 from minillm.formats.write_checkpoint import write_checkpoint
 from minillm.models import build_model, family_of, tensor_shapes
 from minillm.models.base import weight_paths
-from minillm.models.sources import by_block, random_tensors, transpose
+from minillm.models.parameters import by_block, random_tensors, transpose
 from minillm.reference.quantize import dequantize, quantize
 
 from ..families import CASES, CONFIGS, GOLDEN_CASES, GOLDEN_IDS, IDS

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from minillm.errors import CheckpointError, ParameterError, UnsupportedModelError
-from minillm.text.tokenizer import Tokenizer
+from minillm.text.tokenizer import Tokenizer, encode_texts
+from minillm.text.tokenizer.fitting import framed
 from minillm.text.tokenizer.seq2seq import MBART50_CODES, MBART_CODES
 
 from ..tokenizing import SMALL, folder_with, random_ids, streamed
@@ -93,11 +94,11 @@ def test_a_text_that_is_cut_keeps_its_special_tokens(tmp_path: Path) -> None:
         (tmp_path / kind).mkdir()
         tokenizer = Tokenizer.from_folder(folder_of(tmp_path / kind, name, tokenizer_class=kind))
         ids, bare = tokenizer.encode(LINES[0]), tokenizer.encode(LINES[0], add_special_tokens=False)
-        before, inside, after = tokenizer.framed(LINES[0])
+        before, inside, after = framed(tokenizer, LINES[0])
         assert ([*before, *inside, *after], inside) == (ids, bare)
-        found = tokenizer.encode_texts(LINES[0], limit=len(ids) - 2)
+        found = encode_texts(tokenizer, LINES[0], limit=len(ids) - 2)
         assert (found.token_ids, found.truncated) == ([*before, *bare[:-2], *after], True)
-        assert not tokenizer.encode_texts(LINES[0], limit=len(ids)).truncated
+        assert not encode_texts(tokenizer, LINES[0], limit=len(ids)).truncated
 
 
 def test_the_source_language_is_the_checkpoints_until_another_is_named(tmp_path: Path) -> None:

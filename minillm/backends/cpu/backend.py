@@ -19,13 +19,14 @@ from ...reference.experts import Routing
 from ...reference.philox import Keys
 from ...reference.quantize import Quantized
 from ...reference.rotary import Rotation
-from ..chooser import Chooser, LogProbs
 from ..formats import Format, WeightFormats
 from ..group import Group
 from ..loader import HugePages, Loader
 from ..operations import Backend
-from ..pages import Pages, StoredVectors
+from ..pages import Pages
 from ..recording import Recordable, recorded
+from ..stored_vectors import StoredVectors
+from ..token_sampler import LogProbs, TokenSampler
 from ..weights import Experts, Weight
 from .launching import (
     DRAW,
@@ -78,7 +79,7 @@ class CpuBackend(Recordable, Backend):
         """
         kernels()
         memory = CpuMemory(cache)
-        super().__init__(Loader(weights, empty=HugePages().empty), memory, CpuChooser(memory))
+        super().__init__(Loader(weights, empty=HugePages().empty), memory, CpuSampler(memory))
         self._experts: WeakKeyDictionary[Weight, _ExpertTable] = WeakKeyDictionary()
 
     @recorded
@@ -331,8 +332,8 @@ def _uniforms(keys: Keys, R: int) -> NDArray[Any]:
     return numbers
 
 
-class CpuHost(Chooser):
-    """The chooser of the host, with kernels for sampling and log-probabilities."""
+class HostSampler(TokenSampler):
+    """The sampler of the host, with kernels for sampling and log-probabilities."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -407,17 +408,17 @@ class CpuHost(Chooser):
         return left.astype(np.bool_)
 
 
-class CpuChooser(CpuHost):
+class CpuSampler(HostSampler):
     """Knows the argmax of a program's own logits."""
 
     def __init__(self, memory: CpuMemory) -> None:
         super().__init__()
         self._memory = memory
-        self._host = CpuHost()
+        self._host = HostSampler()
 
     @property
-    def host(self) -> Chooser:
-        """A chooser without results kept from a pass, since its callers may change logits in place."""
+    def host(self) -> TokenSampler:
+        """A sampler without results kept from a pass, since its callers may change logits in place."""
         return self._host
 
     def finite(self, logits: Any) -> bool:

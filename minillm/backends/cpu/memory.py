@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from ...batch import Batch
 from ...reference.rotary import Rotation
 from ...reference.sampling import Draw
+from ..clock import Moments
 from ..formats import Format
-from ..memory import Arena, Memory, Moments
-from ..recording import Result, attempt
+from ..memory import Arena, Memory
+from ..pages import Pages, Shape
+from ..recording import Result, attempt, touch
 from .launching import (
     Angles,
     Argmax,
@@ -136,7 +138,7 @@ class Workspace:
     def refill(self, batch: Batch) -> None:
         """Set what follows from the next batch of a recorded step."""
         self.sequences.fill(batch)
-        if batch.sources:
+        if batch.cross_rows:
             self.sources.fill(batch.by_source)
         for rotation, *_, growth in self._angles.values():
             if growth is not None:
@@ -234,6 +236,15 @@ class RecordedStep(Generic[Result]):
         return Moments(self, self._began, self._program.ended())
 
 
+class CpuPages(Pages):
+    """One model's keys and values; a pass in which anything but a kernel reads them is not recorded."""
+
+    def layer(self, layer: int) -> tuple[Any, Any]:
+        """One layer's keys and values, for operations. 2 x [pages, K, P, D]"""
+        touch()
+        return super().layer(layer)
+
+
 class CpuMemory(Memory):
     """The host's memory; small passes are recorded as programs."""
 
@@ -251,6 +262,10 @@ class CpuMemory(Memory):
 
     def _use(self, workspace: Workspace) -> None:
         self.workspace, self.arena = workspace, workspace.arena
+
+    def new_pages(self, shape: Shape) -> Pages:
+        """Memory for a K/V cache [L, pages, K, P, D]."""
+        return CpuPages(self.xp, shape, self.cache)
 
     def run(
         self,

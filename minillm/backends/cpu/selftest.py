@@ -76,15 +76,15 @@ def _cases() -> Iterator[Case]:
     for activation in filter(None, ACTIVATIONS):
         yield f"glu, {activation}", methodcaller("glu", x, activation)
     logits = 3 * rng.standard_normal((4, 5000), np.float32)
-    yield "argmax", lambda on: Likeliest(logits).tokens() if on.name == "cpu" else on.chooser.argmax(logits)
+    yield "argmax", lambda on: Likeliest(logits).tokens() if on.name == "cpu" else on.sampler.argmax(logits)
     yield "scale_logits", lambda on: on.scale_logits(logits.copy(), 0.3, 2.0)
     masks = rng.integers(0, 2**32, (2, -(-5000 // 32)), np.uint32)
     yield "keep_allowed", partial(_keep_allowed, logits=logits, masks=masks)
     experts = Experts(tuple(rng.standard_normal((7, 100), np.float32) for _ in range(5)))
     yield "experts", partial(_experts, x=x, logits=logits[:3, :5], weight=Weight("", experts))
     keys, filters = Keys(np.arange(4, dtype=np.uint64), np.arange(4), np.arange(4)), {"top_p": 0.9, "min_p": 0.01}
-    yield "log_probs", lambda on: np.hstack(on.chooser.log_probs(logits, keys.positions, 7)[1:])
-    yield "sample", lambda on: on.chooser.sample(logits, keys, temperature=0.8, top_k=50, **filters)
+    yield "log_probs", lambda on: np.hstack(on.sampler.log_probs(logits, keys.positions, 7)[1:])
+    yield "sample", lambda on: on.sampler.sample(logits, keys, temperature=0.8, top_k=50, **filters)
 
 
 def _products(rng: np.random.Generator) -> Iterator[Case]:
@@ -144,7 +144,7 @@ def _store(on: Backend, k: Any, v: Any, pages: Pages, batch: Batch) -> Any:
 def _keep_allowed(on: Backend, logits: Any, masks: Any) -> Any:
     """Logits with two masked rows. [R, V]"""
     changed = logits.copy()
-    on.chooser.keep_allowed(changed, [2, 0], masks)
+    on.sampler.keep_allowed(changed, [2, 0], masks)
     return np.maximum(changed, -1e3)  # in place of -inf
 
 

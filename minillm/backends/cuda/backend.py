@@ -26,7 +26,7 @@ from ..recording import Recordable, recorded
 from ..weights import Weight
 from . import attention, experts, low_rank, rows
 from .batches import DeviceBatch
-from .choosing import CudaChooser
+from .choosing import CudaSampler
 from .device import WORKSPACE, Device
 from .kernels import Kernels, Launcher
 from .linear import ACTIVATIONS, Product, Products, expand, linear
@@ -42,7 +42,7 @@ class CudaBackend(Recordable, Backend):
     name = "cuda"
     loader: CudaLoader
     memory: CudaMemory
-    chooser: CudaChooser
+    sampler: CudaSampler
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class CudaBackend(Recordable, Backend):
         self.products = Products(self.kernels, device.multiply, device.timer, self._empty)
         self._stacks: dict[tuple[LowRankWeight | None, ...], low_rank.Stack] = {}
         loader = CudaLoader(device, self.kernels, self._settle, WEIGHT_FORMATS[weights])
-        chooser = CudaChooser(device, self.kernels)
-        memory = CudaMemory(device, self.kernels, loader.uploader, chooser, self.products, max_batch_size)
-        super().__init__(loader, memory, chooser)
+        sampler = CudaSampler(device, self.kernels)
+        memory = CudaMemory(device, self.kernels, loader.uploader, sampler, self.products, max_batch_size)
+        super().__init__(loader, memory, sampler)
         form = loader.formats.projection
         if form is not None and not form.scale_bits:
             self._settle(form)

@@ -106,7 +106,7 @@ class BatchBuffers:
             slot_pages=batch.slot_pages,
             slot_offsets=batch.slot_offsets,
             spans=batch.spans,
-            sources=batch.sources,
+            cross_rows=batch.cross_rows,
             slots=there["slots"],
             block_table=there["block_table"],
             max_queries=max(span.stop - span.start for span in batch.spans),

@@ -14,8 +14,8 @@ from ...batch import IntArray
 from ...errors import NumericalError
 from ...reference.philox import Keys
 from ...reference.sampling import DRAWS, Draw
-from ..chooser import Chooser, LogProbs
 from ..memory import TokensRead
+from ..token_sampler import LogProbs, TokenSampler
 from .device import WORKSPACE, Device, StagingBuffer
 from .kernels import Kernels
 from .sampling import Draws, Workspace, argmax, sample
@@ -142,12 +142,12 @@ class Choice:
         return self._fetched
 
 
-class CudaChooser(Chooser):
+class CudaSampler(TokenSampler):
     """Chooses tokens from logits on the device; what the last pass has chosen in advance is already known."""
 
     def __init__(self, device: Device, kernels: Kernels) -> None:
         super().__init__(device.xp)
-        self._host = Chooser()
+        self._host = TokenSampler()
         self._device, self._kernels = device, kernels
         self._last: Choice | None = None  # from the logits of the pass that ran last
         self._other = Choice(device)
@@ -168,8 +168,8 @@ class CudaChooser(Chooser):
             choice.draw(self._kernels, draws)
 
     @property
-    def host(self) -> Chooser:
-        """The chooser on NumPy."""
+    def host(self) -> TokenSampler:
+        """The sampler on NumPy."""
         return self._host
 
     @property
@@ -210,7 +210,7 @@ class CudaChooser(Chooser):
         return ids
 
     def log_probs(self, logits: Any, tokens: Any, top: int = 0) -> LogProbs:
-        """As `Chooser.log_probs`, by the array module on the device; the results are on the host."""
+        """As `TokenSampler.log_probs`, by the array module on the device; the results are on the host."""
         self._device.activate()
         xp, R = self.xp, len(logits)
         ids = xp.empty((R, 1 + top), xp.int64)

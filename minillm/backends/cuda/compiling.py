@@ -128,13 +128,13 @@ def _errors_in_one_line(path: Path) -> Iterator[None]:
 
 
 def _first_error(path: Path, log: str) -> str:
-    found = _FIRST_ERROR.search(log)
-    if not found:  # ptxas names no line of the source
+    error = _FIRST_ERROR.search(log)
+    if not error:  # ptxas names no line of the source
         return f"kernel {path.name} does not compile: {' '.join(log.strip(chr(0)).split())[:300]}"
-    header = _NO_HEADER.search(found["what"])
+    header = _NO_HEADER.search(error["what"])
     if header and not (path.parent / header["name"]).exists() and header["name"].startswith("cuda"):
         return f"the headers of the CUDA toolkit are missing ({header['name']}): {_install()}"
-    return f"kernel {path.name} does not compile: {Path(found['file']).name}:{found['line']}: {found['what']}"
+    return f"kernel {path.name} does not compile: {Path(error['file']).name}:{error['line']}: {error['what']}"
 
 
 def _install() -> str:

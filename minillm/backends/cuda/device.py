@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DeviceError
-from ..memory import Clock, HostClock, free_memory
+from ..clock import Clock, HostClock
+from ..memory import free_memory
 from .compiling import import_cupy
 from .dependent import Driver, begins_early
 from .kernels import Launch, type_name

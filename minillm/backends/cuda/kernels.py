@@ -111,8 +111,8 @@ class Kernels:
         `shared_mem` is the most dynamic shared memory it will be launched with; above 48 KiB a kernel must allow it.
         """
         key = (module, kernel, shared_mem, *constants.items())
-        found = self._kernels.get(key)
-        if found is None:
+        function = self._kernels.get(key)
+        if function is None:
             defines = tuple(f"-D{name}={value}" for name, value in sorted(constants.items()))
             with compiling():
                 if (module, defines) not in self._modules:
@@ -121,10 +121,10 @@ class Kernels:
                     own = (f"-arch=sm_{ARCHITECTURES[module]}",) if module in ARCHITECTURES else ()
                     options = (*own, storage, *self._switches, *defines, f"-DMINILLM_SOURCES={sources_digest()}")
                     self._modules[module, defines] = self._launcher.module(kernel_folder() / f"{module}.cu", options)
-                found = self._kernels[key] = self._modules[module, defines].get_function(kernel)
-            if shared_mem > found.max_dynamic_shared_size_bytes:  # CuPy asks the driver
-                found.max_dynamic_shared_size_bytes = shared_mem
-        return found if self._collected is None else _Collecting(self._collected, kernel, constants, found)
+                function = self._kernels[key] = self._modules[module, defines].get_function(kernel)
+            if shared_mem > function.max_dynamic_shared_size_bytes:  # CuPy asks the driver
+                function.max_dynamic_shared_size_bytes = shared_mem
+        return function if self._collected is None else _Collecting(self._collected, kernel, constants, function)
 
     def collect(self, call: Callable[[], object]) -> list[Launch]:
         """The launches that a function makes, which are not run."""

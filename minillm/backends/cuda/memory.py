@@ -22,7 +22,7 @@ from ..pages import Pages, Shape
 from ..recording import Result, attempt, touch
 from . import attention
 from .batches import BatchBuffers, Bucket, bucket_of, bucket_of_step, known_ids
-from .choosing import Choice, CudaChooser
+from .choosing import Choice, CudaSampler
 from .device import CACHE, WORKSPACE, Device
 from .fusing import fuse
 from .kernels import Kernels
@@ -176,7 +176,7 @@ class CudaMemory(Memory):
         device: Device,
         kernels: Kernels,
         uploader: Uploader,
-        chooser: CudaChooser,
+        sampler: CudaSampler,
         products: Products,
         max_batch_size: int,
     ) -> None:
@@ -191,7 +191,7 @@ class CudaMemory(Memory):
         self.row_adapters: Any = None
         """[T] on the device, the numbers of the rows' adapters in a decode step with adapters; None in other passes"""
         self._device, self._kernels, self._uploader = device, kernels, uploader
-        self._chooser, self._products, self._max_batch_size = chooser, products, max_batch_size
+        self._sampler, self._products, self._max_batch_size = sampler, products, max_batch_size
         self._caches: WeakSet[CudaPages] = WeakSet()
         self._steps: WeakKeyDictionary[object, dict[Bucket, RecordedStep[Any]]] = WeakKeyDictionary()
         self._largest = (0, 0)  # tokens and rows of a pass
@@ -232,7 +232,7 @@ class CudaMemory(Memory):
             sum(pages.nbytes for pages in self._caches),
             self._plain.nbytes
             + self.recorded_bytes
-            + self._chooser.nbytes
+            + self._sampler.nbytes
             + self._products.nbytes
             + self.adapter_bytes,
             int(self._dtype.itemsize),
@@ -249,7 +249,7 @@ class CudaMemory(Memory):
     ) -> tuple[Batch, Any]:
         """Send a batch to the workspace of a step, or to that of all unrecorded passes if `step` is None."""
         self._device.activate()
-        self._chooser.forget()
+        self._sampler.forget()
         self._chosen = None
         self.step = step
         self.workspace = self._plain if step is None else step.workspace
@@ -298,7 +298,7 @@ class CudaMemory(Memory):
                 arrays = self._begin(step, batch, rows, bucket)
                 with self._products.only_ours():
                     result = cut(step.run(launch, launch_sealed), len(rows), bucket.sequences)
-            self._chooser.follow(self.workspace.choice, draws)
+            self._sampler.follow(self.workspace.choice, draws)
             return result
 
     def launch(self, owner: object, step: DecodeStep) -> TokensRead | None:
@@ -316,7 +316,7 @@ class CudaMemory(Memory):
             return None
         with self._device.out_of_memory(WORKSPACE):
             self._device.activate()
-            self._chooser.forget()
+            self._sampler.forget()
             token_ids = recorded.workspace.next_batch().fill_step(step, self.page_size, bucket, self.adapter_numbers)
             if chosen is not None:
                 known_ids(self._kernels, token_ids, chosen)

@@ -134,7 +134,7 @@ class Recorder(WrappedBackend):
         parts = []
         for i, span in enumerate(batch.spans):
             depths = () if span.tree is None else tuple(int(seen) - 1 for seen in span.tree.sum(axis=1))
-            source = batch.sources[i].context_len if batch.sources else 0
+            source = batch.cross_rows[i].context_len if batch.cross_rows else 0
             parts.append(Part(span.stop - span.start, span.context_len, depths, source))
         self.steps.append(Step(tuple(parts), len(rows)))
         uploaded: tuple[Batch, Any] = self.inner.memory.upload(batch, rows)

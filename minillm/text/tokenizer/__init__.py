@@ -1,6 +1,7 @@
 """Text to token ids and back.
 
 encoding.py       Tokenizer, StreamDecoder: encoding, decoding, decoding token by token
+fitting.py        texts and pairs with token types, cut to a number of tokens
 settings.py       what stands beside a vocabulary: which keys count, and what they change
 added_tokens.py   the tokens that it adds
 turn_ends.py      which tokens end a turn of a conversation
@@ -9,10 +10,12 @@ layouts.py        the files of a checkpoint folder -> an object of the `tokenize
 sentencepiece.py  a SentencePiece tokenizer.model -> the same, with the `sentencepiece` package
 seq2seq.py        mBART, Pegasus, MarianMT: SentencePiece models whose pieces the checkpoint numbers anew; languages
 wordpiece.py      the vocab.txt of BERT -> the same
-guarded.py        guards against input that would end the process inside the `tokenizers` library
+guarded.py        errors of the `tokenizers` library in one line
+hazards.py        refuses files that would end the process inside it
 """
 
-from .encoding import EncodedText, StreamDecoder, Tokenizer
+from .encoding import StreamDecoder, Tokenizer
+from .fitting import EncodedText, encode_texts
 from .layouts import LAYOUTS
 
-__all__ = ["LAYOUTS", "EncodedText", "StreamDecoder", "Tokenizer"]
+__all__ = ["LAYOUTS", "EncodedText", "StreamDecoder", "Tokenizer", "encode_texts"]

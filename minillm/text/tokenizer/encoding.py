@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ParameterError, PromptError, shown
 from .cleaning import Cleaner, cleaned
@@ -33,18 +33,6 @@ _WHERE = "the checkpoint's tokenizer"
 _UTF8_LENGTH = 4  # bytes in the longest character
 _PIECE = 2**15  # characters of a long text tokenized at once
 _PLAIN = Manner()
-
-
-class EncodedText(NamedTuple):
-    """A text, or a pair of texts, as a model reads it."""
-
-    token_ids: list[int]
-    types: list[int]
-    """For each token 0 if it belongs to the first text, 1 to the second, as the checkpoint's tokenizer numbers them"""
-    truncated: bool = False
-    """True if tokens were left out because there were more than the limit"""
-    prompt_tokens: int = 0
-    """Tokens of a prompt before the text that do not count in its embedding"""
 
 
 class Tokenizer:
@@ -160,7 +148,7 @@ class Tokenizer:
             PromptError: it is not text, or has a lone surrogate, which is how Python reads bytes that are not UTF-8.
             CheckpointError: the tokenizer is broken in a way detected only on use; likewise in the other methods.
         """
-        _check_text(text)
+        check_text(text)
         languages = self._languages if add_special_tokens else None
         framed = add_special_tokens and languages is None
         ids = list(self._call("encode", text, add_special_tokens=framed).ids)
@@ -181,65 +169,8 @@ class Tokenizer:
         twin._languages = self._languages.read_as(language)
         return twin
 
-    def framed(self, text: str) -> tuple[list[int], list[int], list[int]]:
-        """Token ids of a text in three parts: special tokens before it, its own tokens, and special tokens after it.
-
-        Raises:
-            PromptError: as `encode`.
-        """
-        whole, inside = self.encode(text), self.encode(text, add_special_tokens=False)
-        starts = range(len(whole) - len(inside) + 1)
-        first = next((i for i in starts if whole[i : i + len(inside)] == inside), None)
-        if first is None:  # special tokens change the text's own: none can be told apart
-            return [], whole, []
-        return whole[:first], inside, whole[first + len(inside) :]
-
-    def cut(self, token_ids: list[int], limit: int) -> list[int]:
-        """The first `limit` tokens of a text, or the last ones if `truncation_side` says so."""
-        limit = max(0, limit)
-        return token_ids[max(0, len(token_ids) - limit) :] if self._manner.cuts_left else token_ids[:limit]
-
-    def encode_texts(
-        self, first: str, second: str | None = None, *, limit: int | None = None, ended: bool = False
-    ) -> EncodedText:
-        """Token ids of a text or a pair of texts, with special tokens and token types, cut to `limit` tokens.
-
-        The special tokens remain. Of a pair the longer text is cut, then both to the same length, as transformers'
-        "longest_first" does. The end of a text is cut off, or its beginning (`truncation_side`).
-
-        Args:
-            first: text
-            second: text of a pair
-            limit: tokens at most
-            ended: put the EOS token after it, if `add_eos_token` of tokenizer_config.json is set, even where
-                tokenizer.json adds none: a model that represents a text by its last token was trained so.
-
-        Raises:
-            PromptError: as `encode`; or a pair for a tokenizer that has no rule for pairs.
-        """
-        texts = [text for text in (first, second) if text is not None]
-        for text in texts:
-            _check_text(text)
-        end = [self.eos_token_id] if ended and self._lacks_end and self.eos_token_id is not None else []
-        parts = [self._call("encode", text, add_special_tokens=False) for text in texts]
-        if not hasattr(parts[0], "truncate"):  # a SentencePiece model
-            if second is not None:
-                raise PromptError("this model's tokenizer has no rule for pairs of texts: give one text")
-            before, inside, after = self.framed(first)
-            rest = inside if limit is None else self.cut(inside, limit - len(before) - len(after))
-            ids = [*before, *rest, *after]
-            return EncodedText(ids, [0] * len(ids), len(rest) < len(inside))
-        lengths = [len(encoding) for encoding in parts]
-        if limit is not None:
-            special = int(self._call("num_special_tokens_to_add", second is not None)) + len(end)
-            for encoding, length in zip(parts, _fitting(lengths, max(0, limit - special)), strict=True):
-                encoding.truncate(length, direction="left" if self._manner.cuts_left else "right")
-        whole = self._call("post_process", *parts)
-        types = [*whole.type_ids, *(0 for _ in end)] if self._manner.typed else [0] * (len(whole.ids) + len(end))
-        return EncodedText([*whole.ids, *end], types, [len(encoding) for encoding in parts] != lengths)
-
     @cached_property
-    def _lacks_end(self) -> bool:
+    def lacks_end(self) -> bool:
         """True if texts to embed should end in the EOS token, and the rules for special tokens add none."""
         return self._manner.ends_embedded and self.encode("a")[-1:] != [self.eos_token_id]
 
@@ -260,7 +191,7 @@ class Tokenizer:
             return False
         if len(text) > 4 * self._longest_token * limit:
             return True
-        _check_text(text)
+        check_text(text)
         count = 0
         for first in range(0, len(text), _PIECE):
             piece = text[first : first + _PIECE]
@@ -463,15 +394,7 @@ def _sequence(token_ids: Any) -> Sequence[int]:
     raise PromptError(f"token ids should be a list, found {shown(token_ids)}")
 
 
-def _fitting(lengths: Sequence[int], room: int) -> list[int]:
-    """Lengths of one or two texts cut to `room` tokens together: the longer first, then both to the same."""
-    if len(lengths) == 1 or sum(lengths) <= room:
-        return [min(lengths[0], room), *lengths[1:]]
-    short = min(min(lengths), room // 2)
-    return [short, room - short] if lengths[0] <= lengths[1] else [room - short, short]
-
-
-def _check_text(text: str) -> None:
+def check_text(text: str) -> None:
     """Refuse text that cannot be encoded.
 
     Raises:

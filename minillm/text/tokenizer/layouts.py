@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...errors import CheckpointError, ModelNotFoundError, UnsupportedModelError, listed
 from ...files import parse_json, read_bytes, read_json, read_optional_json, read_text
 from .added_tokens import complete, content_of, mark_special, named_tokens
-from .guarded import call, check_ids, check_tokenizer_json
+from .guarded import call
+from .hazards import check_ids, check_tokenizer_json
 from .seq2seq import BPE_FILE, MARIAN_FILE, PIECES_FILE, Languages, find_model, vocabulary_of
 from .settings import Manner, adapt, manner_of, read_settings, warn_unknown
 from .wordpiece import CLASSES, MODELS, NAMES, VOCABULARY, read_wordpiece, use_roles

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import CheckpointError, ParameterError, UnsupportedModelError, listed, shown
 from ...files import read_json
-from .guarded import check_ids
+from .hazards import check_ids
 
 if TYPE_CHECKING:
     import tokenizers

@@ -12,7 +12,7 @@ import pytest
 from minillm import reference
 from minillm.backends.cpu import compiling
 from minillm.backends.formats import CACHE_FORMATS
-from minillm.backends.pages import StoredVectors
+from minillm.backends.stored_vectors import StoredVectors
 from minillm.batch import Batch, Span, TokenSequence
 from minillm.reference.attention import AttentionSpec
 

@@ -29,16 +29,16 @@ def test_a_step_answers_for_its_own_logits_and_no_others() -> None:
             sequence.token_ids.append(3 + length)
         before = runner.decode([first]).logits
         kept = before.copy()
-        assert isinstance(backend.chooser.argmax(before), list)  # NumPy was not asked
-        assert list(backend.chooser.argmax(before)) == before.argmax(axis=-1).tolist()
+        assert isinstance(backend.sampler.argmax(before), list)  # NumPy was not asked
+        assert list(backend.sampler.argmax(before)) == before.argmax(axis=-1).tolist()
         logits = runner.decode([second]).logits
-        assert list(backend.chooser.argmax(logits)) == logits.argmax(axis=-1).tolist()
-        assert list(backend.chooser.argmax(kept)) == kept.argmax(axis=-1).tolist()
+        assert list(backend.sampler.argmax(logits)) == logits.argmax(axis=-1).tolist()
+        assert list(backend.sampler.argmax(kept)) == kept.argmax(axis=-1).tolist()
         logits[:, int(logits.argmax())] = -np.inf  # as a processor does
-        assert list(backend.chooser.host.argmax(logits)) == logits.argmax(axis=-1).tolist()
+        assert list(backend.sampler.host.argmax(logits)) == logits.argmax(axis=-1).tolist()
         sequence = line_of(30)  # a pass that is no program
         prefilled = runner.prefill(sequence).logits
-        assert list(backend.chooser.argmax(prefilled)) == prefilled.argmax(axis=-1).tolist()
+        assert list(backend.sampler.argmax(prefilled)) == prefilled.argmax(axis=-1).tolist()
         runner.cache.free(sequence)
 
 
@@ -52,7 +52,7 @@ def test_a_replayed_step_that_is_not_finite_is_noticed(bad: float, monkeypatch: 
     for _ in range(3):
         sequence.token_ids.append(7)
         logits = runner.decode([sequence]).logits
-    assert backend.chooser.finite(logits)
+    assert backend.sampler.finite(logits)
     runner.model.embedding.tokens.data[8] = bad
     sequence.token_ids.append(8)
     with pytest.raises(NumericalError):

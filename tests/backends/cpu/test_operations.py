@@ -151,7 +151,7 @@ def keys_of(rows: int) -> Keys:
 def test_sampling_leaves_logits_as_they_are() -> None:
     logits = RNG(0).standard_normal((2, 50)).astype(np.float32)
     before = logits.copy()
-    CpuBackend().chooser.sample(logits, keys_of(2), **PLAIN)
+    CpuBackend().sampler.sample(logits, keys_of(2), **PLAIN)
     np.testing.assert_array_equal(logits, before)
 
 
@@ -160,4 +160,4 @@ def test_a_row_that_cannot_be_sampled_from_is_named(bad: float) -> None:
     logits = np.zeros((3, 9), np.float32)
     logits[1, 4] = bad
     with pytest.raises(NumericalError, match=r"^row 1 of the logits cannot be sampled from"):
-        CpuBackend().chooser.sample(logits, keys_of(3), **PLAIN)
+        CpuBackend().sampler.sample(logits, keys_of(3), **PLAIN)

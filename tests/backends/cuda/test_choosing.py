@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.chooser import Chooser
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.observe import counting
+from minillm.backends.token_sampler import TokenSampler
 from minillm.batch import TokenSequence
 from minillm.decoding.strategy import Request
 from minillm.reference.philox import Keys
@@ -119,14 +119,14 @@ def draws_of(rows: int) -> list[Draw | None]:
 
 
 def ask(runner: Runner, logits: Any, draws: Sequence[Any]) -> list[int]:
-    """`Chooser.sample` for draws whose filters are alike."""
+    """`TokenSampler.sample` for draws whose filters are alike."""
     keys = Keys(
         np.array([draw.seed for draw in draws], np.uint64),
         np.array([draw.sequence for draw in draws]),
         np.array([draw.position for draw in draws]),
     )
     filters = {name: getattr(draws[0], name) for name in PLAIN}
-    tokens: list[int] = runner.backend.chooser.sample(logits, keys, **filters).tolist()
+    tokens: list[int] = runner.backend.sampler.sample(logits, keys, **filters).tolist()
     expected = sample(np.array(logits), keys.uniforms(), **filters, xp=np).tolist()
     assert tokens == expected
     return tokens
@@ -158,7 +158,7 @@ def test_draws_that_were_told_are_made_when_they_are_asked_for(
     waits, launches = device.waits, len(device.recorder.launches)
     tokens = ask(runner, logits, draws)
     assert ask(runner, logits[2:5], draws[2:5]) == tokens[2:5]
-    np.testing.assert_array_equal(runner.backend.chooser.argmax(logits), logits.argmax(-1))
+    np.testing.assert_array_equal(runner.backend.sampler.argmax(logits), logits.argmax(-1))
     assert (device.waits, len(device.recorder.launches)) == (waits, launches)
 
 
@@ -270,8 +270,8 @@ def test_a_guide_is_followed_and_others_are_not_led(way: dict[str, Any], runner:
 def test_log_probabilities_come_from_the_device_and_are_the_references(top: int, runner: Runner) -> None:
     logits = np.random.default_rng(3).integers(-40, 40, (5, 300)).astype(np.float32) / 8  # with ties
     tokens = np.array([0, 7, 299, 100, 5])
-    found = runner.backend.chooser.log_probs(runner.backend.xp.asarray(logits), tokens, top)
-    expected = Chooser().log_probs(logits, tokens, top)
+    found = runner.backend.sampler.log_probs(runner.backend.xp.asarray(logits), tokens, top)
+    expected = TokenSampler().log_probs(logits, tokens, top)
     np.testing.assert_array_equal(found.top_ids, expected.top_ids)
     np.testing.assert_allclose(found.chosen, expected.chosen, rtol=1e-6)
     np.testing.assert_allclose(found.top, expected.top, rtol=1e-6)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from minillm.backends import compile_seconds
-from minillm.backends.chooser import Chooser
 from minillm.backends.cuda import batches
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import counting
+from minillm.backends.token_sampler import TokenSampler
 from minillm.batch import TokenSequence
 from minillm.decoding.event import Event
 from minillm.engine.inspect import all_logits, attention_maps, next_tokens, score_tokens
@@ -252,7 +252,7 @@ def test_a_tree_of_guesses_is_seen_branch_by_branch(runner: Runner) -> None:
     def logits(runner: Runner) -> np.ndarray:
         sequences = [TokenSequence([*PROMPTS[1], 7, 8, 9, 8, 7], tree=(-1, 0, -1, 2, 0)), TokenSequence(PROMPTS[2])]
         counts = [sequence.pending for sequence in sequences]
-        return runner.backend.chooser.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
+        return runner.backend.sampler.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
 
     np.testing.assert_allclose(logits(runner), logits(tiny_runner(seed=2)), atol=1e-4)
 
@@ -263,11 +263,11 @@ def test_the_likeliest_tokens_are_those_of_the_logits_at_hand(runner: Runner) ->
     with counting(runner):
         output = runner.prefill(TokenSequence(PROMPTS[4]))
         expected = logits_of(tiny_runner(seed=2), PROMPTS[4])[-1].argmax()
-        assert runner.backend.chooser.argmax(output.logits).tolist() == [expected]
+        assert runner.backend.sampler.argmax(output.logits).tolist() == [expected]
     batch = runner.forward(
         [TokenSequence(PROMPTS[0]), TokenSequence(PROMPTS[4])], [len(PROMPTS[0]), len(PROMPTS[4])]
     ).logits
-    argmax = runner.backend.chooser.argmax
+    argmax = runner.backend.sampler.argmax
     assert argmax(batch[1:].copy()).tolist() == argmax(batch)[1:].tolist() == [expected]
 
 
@@ -276,7 +276,7 @@ def test_a_row_that_is_no_distribution_is_not_drawn_from(backend: CudaBackend) -
     logits[1, 5] = np.nan
     keys = Keys(np.zeros(3, np.uint64), np.arange(3), np.arange(3))
     with pytest.raises(NumericalError, match="row 1 of the logits cannot be sampled from"):
-        backend.chooser.sample(logits, keys, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+        backend.sampler.sample(logits, keys, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
@@ -394,7 +394,7 @@ def test_operations_are_counted_as_they_are_on_a_cpu(runner: Runner) -> None:
 
     generate(runner, PROMPTS[:2], max_new_tokens=5)  # a step that is recorded must still be seen
     assert flops(runner) == flops(tiny_runner(seed=2))
-    assert type(runner.backend.chooser.host) is Chooser
+    assert type(runner.backend.sampler.host) is TokenSampler
 
 
 @pytest.mark.parametrize("fields", [{}, {"do_sample": True, "seed": 4}, {"num_beams": 2}], ids=str)
@@ -433,7 +433,7 @@ def test_rows_with_a_lora_adapter_are_numpys(backend: CudaBackend, runner: Runne
             for _ in range(3):
                 for line in lines:
                     line.token_ids.append(11)
-                outputs.append(each.backend.chooser.to_host(each.decode(lines).logits).copy())
+                outputs.append(each.backend.sampler.to_host(each.decode(lines).logits).copy())
             for line in lines:
                 each.cache.free(line)
         np.testing.assert_allclose(outputs[:3], outputs[3:], rtol=0, atol=1e-4)

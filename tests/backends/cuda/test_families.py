@@ -105,7 +105,7 @@ def test_a_tree_of_guesses_has_numpys_logits(raw: dict[str, Any], device: Record
     def logits(runner: Runner) -> Any:
         sequences = [TokenSequence([*LONG, 7, 8, 9, 8, 7], tree=(-1, 0, -1, 2, 0)), TokenSequence(PROMPTS[2])]
         counts = [sequence.pending for sequence in sequences]
-        return runner.backend.chooser.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
+        return runner.backend.sampler.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
 
     np.testing.assert_allclose(logits(runner_on(device, raw)), logits(reference_of(raw)), atol=2e-4)
 

@@ -82,7 +82,7 @@ def test_every_family_on_arrays_of_the_device(family: str) -> None:
     for runner in (ours, reference):
         sequence = TokenSequence([*line, 7, 8, 9], tree=(-1, 0, -1))
         logits.append(
-            runner.backend.chooser.to_host(runner.forward([sequence], [sequence.pending], rows=range(3)).logits).copy()
+            runner.backend.sampler.to_host(runner.forward([sequence], [sequence.pending], rows=range(3)).logits).copy()
         )
     np.testing.assert_allclose(*logits, atol=1e-3)
 

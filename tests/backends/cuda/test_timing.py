@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm.backends.clock import HostClock
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.device import Device, EventClock
-from minillm.backends.memory import HostClock
 from minillm.backends.observe import CountingBackend
 from minillm.backends.timing import TimingBackend
 from minillm.batch import TokenSequence
@@ -61,7 +61,7 @@ def test_a_prompt_and_a_decode_step_are_the_same_and_cost_what_is_counted(device
         runner, sequence = Runner(model, wrapped, PagedCache(model.config, wrapped, 4)), TokenSequence([3, 4, 5])
         runner.prefill(sequence)
         sequence.token_ids.append(6)
-        logits.append(wrapped.chooser.to_host(runner.decode([sequence]).logits).copy())
+        logits.append(wrapped.sampler.to_host(runner.decode([sequence]).logits).copy())
     for other in logits[1:]:
         np.testing.assert_allclose(other, logits[0], atol=2e-2)  # other kernels where a step is recorded
     calls = timing.take(0)

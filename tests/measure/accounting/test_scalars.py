@@ -17,7 +17,7 @@ from minillm.cache import PagedCache
 from minillm.config import ModelConfig
 from minillm.measure.accounting import Conventions, Part, Step, operations
 from minillm.models import build_model, family_of, tensor_shapes
-from minillm.models.sources import random_tensors
+from minillm.models.parameters import random_tensors
 from minillm.runner.runner import Runner
 
 from ...families import CASES, CONFIGS
@@ -55,7 +55,7 @@ def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> M
     runner.backend = backend
     pages = runner.cache.storage
     pages.keys, pages.values = numbers(pages.keys), numbers(pages.values)
-    backend.chooser.finite = lambda logits: True  # type: ignore[method-assign]
+    backend.sampler.finite = lambda logits: True  # type: ignore[method-assign]
     Number.arithmetic = Number.comparisons = 0
     T = sum(new for new, _ in lengths)
     runner.forward(sequences, [new for new, _ in lengths], rows=range(T - rows, T))

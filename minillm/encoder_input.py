@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(eq=False)
-class SourceText:
+class EncoderInput:
     """The tokens of a source, and its block table."""
 
     token_ids: list[int]

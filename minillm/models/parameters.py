@@ -1,4 +1,4 @@
-"""The sources of a model's parameters.
+"""The parameters of a model, and where they come from.
 
 `build` of a family asks a `Weights` for each parameter, and says there all that is known of it: the tensors in the
 checkpoint, their shapes and order, its role, and how several devices share it. What answers is
@@ -25,7 +25,8 @@ from ..backends.shapes import ShapeBackend
 from ..backends.weights import Weight
 from ..config import ModelConfig
 from ..errors import CheckpointError, ParameterError
-from ..layers.attention import Attention
+from ..layers.attention import Attention, HeadNorms, ProjectionNorms
+from ..layers.mlp import MLP, GatedMLP
 from ..layers.norm import LayerNorm, RMSNorm
 from ..progress import Work, work
 from ..reference.attention import AttentionSpec
@@ -264,6 +265,55 @@ class Weights:
         """
         rank, spec = config.sharded(self.ranks), spec or AttentionSpec(config.head_dim**-0.5)
         return Attention(layer, rank.num_heads, rank.num_kv_heads, spec, qkv, out, **others)
+
+    def mlp(self, up: str, down: str, E: int, F: int, activation: str, *, bias: bool = True) -> MLP:
+        """An MLP of two projections, E -> F -> E, by their names."""
+        return MLP(
+            self.linear(up, F, inputs=E, bias=bias, split="outputs"),
+            self.linear(down, E, inputs=F, bias=bias, split="inputs"),
+            activation,
+        )
+
+    # --- projections with the names of Llama's tensors ---------------------------------------------------------------
+
+    def qkv_proj(
+        self, config: ModelConfig, *, bias: bool = False, split: Split | None = "outputs", fused: bool = False
+    ) -> Weight:
+        """Queries, keys and values of a layer, which checkpoints have apart or `fused`. [(H + 2 K) D, E]"""
+        H, K = config.num_heads, config.num_kv_heads
+        Q, KV = H * config.head_dim, K * config.head_dim
+        outputs, blocks = {f"self_attn.{name}_proj": rows for name, rows in zip("qkv", (Q, KV, KV), strict=True)}, None
+        if fused:
+            outputs, blocks = {"self_attn.qkv_proj": Q + 2 * KV}, (Q, KV, KV)
+        place: dict[str, Any] = {"split": split, "blocks": blocks or 1, "units": (H, K, K)}
+        return self.linear("self_attn.qkv", outputs, inputs=config.hidden_size, bias=bias, **place)
+
+    def o_proj(self, config: ModelConfig, *, bias: bool = False) -> Weight:
+        """The projection of a layer's merged heads. [E, H D]"""
+        inputs = config.num_heads * config.head_dim
+        return self.linear("self_attn.o_proj", config.hidden_size, inputs=inputs, bias=bias, split="inputs")
+
+    def head_norms(self, config: ModelConfig, epsilon: float, *, offset: float = 0.0) -> HeadNorms:
+        """RMS norms of each query and each key head; `offset` as of `norm`."""
+        q, k = (self.norm(f"self_attn.{name}_norm", config.head_dim, offset=offset) for name in "qk")
+        return HeadNorms(q, k, epsilon)
+
+    def projection_norms(self, config: ModelConfig, epsilon: float) -> ProjectionNorms:
+        """RMS norms of all of a token's queries together, and of its keys, of which a rank keeps its share."""
+        heads = config.num_heads, config.num_kv_heads
+        widths = [count * config.head_dim for count in heads]
+        q, k = (self.norm(f"self_attn.{name}_norm", width) for name, width in zip("qk", widths, strict=True))
+        own_q, own_k = (self.share(width, count) for width, count in zip(widths, heads, strict=True))
+        return ProjectionNorms(q, k, epsilon, heads, (own_q, own_k))
+
+    def gated_mlp(self, E: int, F: int, activation: str, *, bias: bool = False, fused: bool = False) -> GatedMLP:
+        """A layer's gated MLP, E -> F -> E; checkpoints have gate and up apart or `fused`."""
+        outputs, blocks = ({"mlp.gate_up_proj": 2 * F}, 2) if fused else ({"mlp.gate_proj": F, "mlp.up_proj": F}, 1)
+        return GatedMLP(
+            self.linear("mlp.gate_up", outputs, inputs=E, bias=bias, split="outputs", blocks=blocks),
+            self.linear("mlp.down_proj", E, inputs=F, bias=bias, split="inputs"),
+            activation,
+        )
 
     def _tensors(
         self,

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from minillm.backends.formats import FLOAT32
 from minillm.backends.loader import Tensor, gather
 from minillm.formats import open_checkpoint
-from minillm.models.sources import by_block, source_of, transpose
+from minillm.models.parameters import by_block, source_of, transpose
 
 MATRIX = np.random.default_rng(0).standard_normal((24, 6)).astype(np.float32)
 APART = [head * 12 + part * 4 + row for part in range(3) for head in range(2) for row in range(4)]

@@ -22,15 +22,15 @@ class LogProbs(NamedTuple):
     """[R, n], their log-probabilities"""
 
 
-class Chooser:
+class TokenSampler:
     """Checks logits and chooses tokens on an array module, by default on the host."""
 
     def __init__(self, xp: Any = np) -> None:
         self.xp = xp
 
     @property
-    def host(self) -> "Chooser":
-        """The chooser for decoding strategies that process logits on the host."""
+    def host(self) -> "TokenSampler":
+        """The sampler for decoding strategies that process logits on the host."""
         return self
 
     @property

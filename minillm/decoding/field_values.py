@@ -1,0 +1,152 @@
+"""Readers of the values of particular generation fields: guides, stop strings, biases, functions and the like."""
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any, Literal
+
+from .values import (
+    LARGE,
+    MOST_CHARACTERS,
+    SMALL,
+    Reader,
+    RefusedError,
+    flag,
+    number,
+    positive,
+    reader,
+    sequence,
+    text,
+    whole,
+)
+
+MOST_TEXTS = 10_000
+"""Most stop strings or choices of one request."""
+
+
+@reader("True, False or 'never'")
+def stopping_rule(value: object) -> bool | Literal["never"]:
+    """Values of early_stopping."""
+    return "never" if isinstance(value, str) and value == "never" else flag(value)
+
+
+@reader("2 for Mirostat 2.0, or 0 for none", int)
+def mirostat_version(value: object) -> int:
+    """Values of mirostat."""
+    version = whole(0)(value)
+    if version not in (0, 2):
+        raise ValueError
+    return version
+
+
+@reader("a JSON schema: an object, or its text")
+def schema(value: object) -> str:
+    """JSON schemas, converted to text with the keys in their order."""
+    try:
+        parsed = json.loads(text(value)) if isinstance(value, str) else value
+        if not isinstance(parsed, dict):
+            raise ValueError
+        text(json.dumps(parsed, allow_nan=False, ensure_ascii=False))
+        return json.dumps(parsed, allow_nan=False)
+    except (TypeError, RecursionError):
+        raise ValueError from None
+
+
+def token_ids(least: float = 0) -> Reader[tuple[int, ...]]:
+    """A reader of one token id or a sequence of them."""
+    return sequence("a token id or a sequence of token ids", whole(least), single=Integral)
+
+
+def texts(least: int = 0) -> Reader[tuple[str, ...]]:
+    """A reader of one text or a sequence of at least `least`, within the limits."""
+    none_empty = "at least one and none empty" if least else "none of them empty"
+    several = sequence(f"a text or a sequence of texts, {none_empty}", text, least=least, single=str)
+
+    def read(value: object) -> tuple[str, ...]:
+        if isinstance(value, list | tuple) and len(value) > MOST_TEXTS:
+            raise RefusedError(f"there are {len(value)} texts, and may be {MOST_TEXTS}")
+        texts = several(value)
+        total = sum(map(len, texts))
+        if total > MOST_CHARACTERS:
+            raise RefusedError(f"the texts have {total} characters together, and may have {MOST_CHARACTERS}")
+        return texts
+
+    return replace(several, read=read)
+
+
+@reader("a text or a sequence of token ids")
+def text_or_ids(value: object) -> str | tuple[int, ...]:
+    """A text, which may be empty, or token ids."""
+    return (value and text(value)) if isinstance(value, str) else sequence("", whole(0))(value)
+
+
+phrase = sequence("token ids, at least one", whole(0), least=1)
+
+phrases = sequence("a sequence of sequences of token ids, none empty", phrase)
+
+pair = sequence("two values", Reader("any value", lambda value: value), least=2)
+
+
+@reader("pairs of token ids and a bias, such as [[[10, 45], -2.0], [[64], 7.5]]")
+def biases(value: object) -> tuple[tuple[tuple[int, ...], float], ...]:
+    """Sequence biases in either form that transformers accepts; the last bias of a sequence counts."""
+    items = sequence("pairs", pair)(list(value.items()) if isinstance(value, Mapping) else value)
+    finite = number(-LARGE, LARGE)
+    bias_of = {
+        phrase(ids): bias if isinstance(bias, float) and bias == -math.inf else finite(bias) for ids, bias in items
+    }
+    return tuple(bias_of.items())
+
+
+@reader(f"a pair: a whole number of tokens, and a factor ({SMALL} to {LARGE})")
+def decay(value: object) -> tuple[int, float]:
+    """Values of exponential_decay_length_penalty."""
+    start, factor = pair(value)  # ValueError if there are more
+    return whole(0)(start), positive(factor)
+
+
+@dataclass(frozen=True, eq=False)
+class ByIdentity:
+    """A user's function, compared and hashed by identity, so that settings that hold it are hashable."""
+
+    function: Callable[..., Any]
+    arguments: int = 0
+    """Number of positional arguments that it takes, of those that were offered"""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and other.function is self.function
+
+    def __hash__(self) -> int:
+        return id(self.function)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+def function(expected: str, *arguments: int) -> Reader[ByIdentity]:
+    """A reader of functions that take so many positional arguments, the first of these numbers that fits.
+
+    Objects of transformers' classes take the last one, whatever further arguments they would take.
+    """
+
+    @reader(expected)
+    def read(value: object) -> ByIdentity:
+        if not callable(value):
+            raise ValueError
+        try:
+            signature = inspect.signature(value)
+        except ValueError:  # some built-in functions have no signature
+            return ByIdentity(value, arguments[0])
+        theirs = any(kind.__module__.startswith("transformers.") for kind in type(value).__mro__)
+        for count in arguments[-1:] if theirs else arguments:
+            try:
+                signature.bind(*[None] * count)
+            except TypeError:
+                continue
+            return ByIdentity(value, count)
+        raise ValueError
+
+    return read
