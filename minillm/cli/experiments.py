@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..decoding.prompts import need_tokenizer
 from ..errors import ParameterError
 from ..output_files import check_writable
 from .output import token_text
@@ -114,6 +113,8 @@ def _patch(args: argparse.Namespace, engine: "Engine", ids: list[int]) -> tuple[
 
 def _labels(path: Path, engine: "Engine", ids: Sequence[int]) -> list[str]:
     """Tokens as a figure shows them."""
+    from ..decoding.prompts import need_tokenizer
+
     tokenizer = need_tokenizer(engine.tokenizer)
     labels = [token_text(tokenizer.token(token), LABEL) for token in ids]
     return labels if path.suffix == ".svg" else list(map(with_glyphs, labels))  # who shows an SVG has fonts

@@ -66,8 +66,6 @@ class ModelHooks:
 
     def views(self, batch: Batch, sequences: Sequence[TokenSequence], prefix: str = "") -> list[View]:
         """The views of those sequences of a batch that have hooks, or of all if some functions are for all."""
-        if not self.functions and all(sequence.probe is None for sequence in sequences):
-            return []
         views = []
         for span, sequence in zip(batch.spans, sequences, strict=True):
             probe: Probe | None = sequence.probe

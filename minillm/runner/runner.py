@@ -134,9 +134,9 @@ class Runner:
         if self.model.config.encoder_layers:
             encode_sources(self.backend, self.cache, sequences, self.encode, self.hooks)
         batch = Batch.of(sequences, counts, self.cache.page_size)
-        logit_rows, views = rows, self.hooks.views(batch, sequences)
-        if rows is None:
-            logit_rows = [span.stop - 1 for span in batch.spans]
+        logit_rows = [span.stop - 1 for span in batch.spans] if rows is None else rows
+        hooked = self.hooks.functions or any(sequence.probe is not None for sequence in sequences)
+        views = self.hooks.views(batch, sequences) if hooked else []
         output, finite = self._run(self.backend, batch, logit_rows, draws, x, views)
         if not finite:
             checking = CheckingBackend(self.backend)
@@ -161,7 +161,7 @@ class Runner:
         """The forward pass itself, and whether its results are finite. Empty `rows`: it only fills the K/V cache."""
         last = self.layers.stop == self.model.config.num_layers
         body, head = self._backends(backend, batch, rows, views)
-        others = other_rows(views, rows) if last else []
+        others = other_rows(views, rows) if views else []
         finite = True
 
         def compute(batch: Batch, rows: Any) -> Output:
@@ -180,7 +180,7 @@ class Runner:
                     hidden = body.take_rows(hidden, rows)  # [T, E] -> [R, E]
                 return self._logits(head, hidden)
 
-        _, other_head = self._backends(backend, batch, others, views)
+        other_head = self._backends(backend, batch, others, views)[1] if others else head
         if self.replays and body.replays:
             output = backend.memory.run(self, batch, rows, compute, draws)
         else:
