@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     if args.replicas is not None:
         done = _run_replicas(args)
     else:
-        engine = load_engine(args, sequences=args.max_batch_size, any_task=True)
+        engine = load_engine(args, any_task=True)
         with showing(True):
             done = run_batch(engine, args.input, args.output)
     for name, status, message in done.failed:
@@ -108,6 +108,4 @@ def _everywhere_named(word: str) -> str:
 
 def _engine(args: argparse.Namespace, threads: int | None) -> "Engine":
     """The engine of a replica."""
-    return load_engine(
-        argparse.Namespace(**vars(args) | {"threads": threads}), sequences=args.max_batch_size, any_task=True
-    )
+    return load_engine(args, threads=threads, any_task=True)

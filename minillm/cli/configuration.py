@@ -133,8 +133,8 @@ def _words_in(action: argparse.Action, value: str, where: str) -> list[str] | bo
 
 
 def _converted(action: argparse.Action, words: list[str] | bool, where: str, convert: Convert) -> Any:
-    if isinstance(words, bool):
-        return words
+    if isinstance(words, bool):  # for a flag without a value
+        return action.const if words else action.default
     try:
         if isinstance(action, argparse._AppendAction):
             return [convert(action, [word]) for word in words]

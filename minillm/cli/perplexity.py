@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
-from .options import add_model_options, decode, leads, make_engine, placement_fields
+from .options import add_model_options, decode, engine_options, leads, make_engine
 from .output import Table, as_json, terminal_width
 
 if TYPE_CHECKING:
@@ -108,10 +108,9 @@ def _measure(args: argparse.Namespace, dtypes: list[str], text: str | None) -> I
 def _load(args: argparse.Namespace, dtype: str) -> "Engine":
     from ..engine.engine import Engine
 
-    args = argparse.Namespace(**vars(args) | {"dtype": dtype})
     if args.shape is None:
-        return make_engine(args, prefix_cache=False)
-    return Engine.random(args.shape, max_batch_size=1, **placement_fields(args))
+        return make_engine(args, dtype=dtype, prefix_cache=False)
+    return Engine.random(args.shape, **engine_options(args) | {"dtype": dtype, "max_batch_size": 1})
 
 
 def _cells(row: Accuracy) -> list[str]:

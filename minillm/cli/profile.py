@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
 from ..output_files import check_writable, write_file
-from .options import add_model_options, leading, load_engine, placement_fields
+from .options import add_model_options, engine_options, leading, load_engine
 from .output import Table, as_json, terminal_width, wrapped
 from .plots import draw_profile, need_matplotlib, write_figure
 
@@ -110,7 +110,7 @@ def _load(args: argparse.Namespace) -> "Engine":
         raise ParameterError(
             "--shape stands in place of a model: leave out --model and its --revision, --adapter, --tokenizer"
         )
-    return leading(Engine.random(args.shape, max_batch_size=args.batch, **placement_fields(args)))
+    return leading(Engine.random(args.shape, max_batch_size=args.batch, **engine_options(args)))
 
 
 def report(profile: "Profile", title: str, width: int | None = None) -> list[str]:

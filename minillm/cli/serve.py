@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..engine.options import HELPERS
 from ..errors import MinillmError, ParameterError, UsageError, install
 from ..text.chat import FORMATS
 from . import logs
-from .options import MODEL_FLAGS, add_model_options, decode, has_ranks, leads, make_engine
+from .options import add_engine_flag, add_model_options, decode, has_ranks, leads, make_engine
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -78,29 +79,12 @@ def add_parser(commands: Any) -> None:
     )
     add_model_options(parser, several=True, parallel=True, chosen="a request's model")
     group = parser.add_argument_group("engine")
-    for name, words in MODEL_FLAGS.items():
-        group.add_argument(f"--{name}", metavar="MODEL", help=words)
+    for name in HELPERS:
+        add_engine_flag(group, name)
     group.add_argument("--alias", metavar="NAME", help="name of the model in requests (default: that of its file)")
-    group.add_argument(
-        "--max-batch-size",
-        type=int,
-        default=MAX_BATCH_SIZE,
-        metavar="N",
-        help="sequences that run at once (default: %(default)s)",
-    )
-    group.add_argument(
-        "--max-batched-tokens",
-        type=int,
-        metavar="N",
-        help="tokens of a step; fewer let long prompts delay others less (default: 128, on a GPU 512)",
-    )
-    group.add_argument(
-        "--cache-bytes",
-        type=int,
-        metavar="N",
-        help="memory of the KV cache (default: what the batch needs, at most an eighth of the free memory)",
-    )
-    group.add_argument("--no-prefix-cache", action="store_true", help="compute prompts with a known beginning anew")
+    add_engine_flag(group, "max_batch_size", default=MAX_BATCH_SIZE)
+    for name in ("max_batched_tokens", "cache_bytes", "prefix_cache"):
+        add_engine_flag(group, name)
     group.add_argument(
         "--sampling-defaults",
         choices=("openai", "checkpoint"),
@@ -185,14 +169,14 @@ def run(args: argparse.Namespace) -> None:
 
         check_threads(len(names))
     if not leads(args):  # computes its share, and has no socket
-        follow_all([_load(args, model) for model in names.values()])
+        follow_all([make_engine(args, model=model) for model in names.values()])
         return
     with binding.bind() as bound:
         if not keys and not binding.is_local(bound):
             logger.warning(
                 "everyone who reaches %s may use this server: give --api-key, or leave --host out", args.host
             )
-        engines = {name: _load(args, model) for name, model in names.items()}
+        engines = {name: make_engine(args, model=model) for name, model in names.items()}
         app = make_app(
             engines,
             limits=limits,
@@ -219,7 +203,7 @@ def _names(args: argparse.Namespace) -> dict[str, str | None]:
     named: dict[str, str | None] = {}
     words: list[str | None] = args.model or [None]
     if len(words) > 1:
-        for option in ("alias", "revision", "adapter", "adapters", "tokenizer", *MODEL_FLAGS):
+        for option in ("alias", "revision", "adapter", "adapters", "tokenizer", *HELPERS):
             if getattr(args, option) is not None:
                 raise UsageError(f"--{option} goes with one --model, found {len(words)}")
     for word in words:
@@ -242,17 +226,6 @@ def _split(word: str | None) -> tuple[str, str | None]:
     if not checkpoint.exists():
         return word, word
     return checkpoint.resolve().stem if checkpoint.suffix == ".gguf" else checkpoint.resolve().name, word
-
-
-def _load(args: argparse.Namespace, model: str | None) -> "Engine":
-    single = argparse.Namespace(**vars(args) | {"model": model})
-    return make_engine(
-        single,
-        sequences=args.max_batch_size,
-        max_batched_tokens=args.max_batched_tokens,
-        cache_bytes=args.cache_bytes,
-        prefix_cache=not args.no_prefix_cache,
-    )
 
 
 def follow_all(engines: Sequence["Engine"]) -> None:
