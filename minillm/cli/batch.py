@@ -3,12 +3,13 @@
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import MinillmError, ParameterError, UsageError, install
 from ..progress import showing
 from .options import MAX_BATCH_SIZE, add_model_options, load_engine
 from .output import note
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -28,14 +29,8 @@ EPILOG = """a line of the input:
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "batch",
-        help="run a file of requests",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     parser.add_argument("input", type=Path, metavar="IN.jsonl", help="requests, one a line")
     parser.add_argument("output", type=Path, metavar="OUT.jsonl", help="results, one a line")
     add_model_options(parser, parallel=True, chosen="a request's model")
@@ -48,7 +43,6 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="engines, each in a process of its own, that share the requests (needs the extra ray)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

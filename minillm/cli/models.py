@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MinillmError, printable
-from . import analyze
+from .analyze import analyze
 from .output import Table, as_json, bytes_text, number_text, terminal_width, wrapped
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..measure.accounting.hardware import Hardware
@@ -51,17 +52,13 @@ class Entry:
     """The reason why it does not, in one line"""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "models", help="the models on this machine, and how fast they run", description=DESCRIPTION, epilog=EPILOG
-    )
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     parser.add_argument("folders", nargs="*", metavar="DIR", type=Path, help="folders to search too")
     parser.add_argument(
         "--hardware", default="this", help="predict for this machine (this, the default), or a100, h100, h200, ..."
     )
     parser.add_argument("--json", action="store_true", help="one JSON object for each model")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -71,13 +68,16 @@ def run(args: argparse.Namespace) -> None:
 
     own = cache_folder().with_name("models")  # where scripts/fetch_smollm2.py puts its model
     checkpoints = sorted(places(dict.fromkeys([*([own] if own.is_dir() else []), *args.folders])))
-    hardware = find_hardware(args.hardware) if checkpoints or args.hardware != "this" else None
-    entries = [describe(name, path, problem, args.hardware, hardware) for name, path, problem in checkpoints]
+    if not checkpoints:
+        if args.hardware != "this":
+            find_hardware(args.hardware)  # refuses an unknown one
+        if not args.json:
+            print("no models here: minillm pull ID fetches one from the hub")
+        return
+    hardware = find_hardware(args.hardware)
+    entries = [describe(name, path, problem, hardware) for name, path, problem in checkpoints]
     if args.json:
-        for entry in entries:
-            print(as_json(asdict(entry)))
-    elif hardware is None or not entries:
-        print("no models here: minillm pull ID fetches one from the hub")
+        print("\n".join(as_json(asdict(entry)) for entry in entries))
     else:
         print("\n".join(report(entries, hardware, terminal_width())))
 
@@ -118,13 +118,13 @@ def _gguf_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.gguf") if path.is_file() and path.name == all_shards(path.name)[0])
 
 
-def describe(name: str, path: Path, problem: str, machine: str, hardware: "Hardware | None") -> Entry:
+def describe(name: str, path: Path, problem: str, hardware: "Hardware") -> Entry:
     """An entry of the list; what cannot be read or does not run gets a `problem`, never an exception."""
     size = path.stat().st_size if path.is_file() else _bytes_in(path)
     facts: dict[str, Any] = {"format": "GGUF" if path.suffix == ".gguf" else ""}
     try:
         if not problem:
-            problem = _examine(path, facts, machine, hardware)
+            problem = _examine(path, facts, hardware)
     except MinillmError as error:
         problem = str(error)
     except (OSError, ValueError, KeyError, TypeError) as error:  # a file that no program has written
@@ -139,7 +139,7 @@ def _bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) if folder.is_dir() else 0
 
 
-def _examine(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardware | None") -> str:
+def _examine(path: Path, facts: dict[str, Any], hardware: "Hardware") -> str:
     """Fill in what is known of a model. Returns the reason why it does not run here, or nothing.
 
     Raises:
@@ -160,14 +160,14 @@ def _examine(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardwar
     facts["parameters"] = sum(map(math.prod, tensor_shapes(files.config).values()))
     files.check_complete()
     dtype = files.counts.most_common(1)[0][0] if files.kept_dtype is None else "auto"
-    return _predict(path, dtype, facts, machine, hardware)
+    return _predict(path, dtype, facts, hardware)
 
 
-def _predict(path: Path, dtype: str, facts: dict[str, Any], machine: str, hardware: "Hardware | None") -> str:
+def _predict(path: Path, dtype: str, facts: dict[str, Any], hardware: "Hardware") -> str:
     """Fill in the speed that is predicted; or the reason why the model does not fit."""
     from ..measure.accounting.memory import needed
 
-    analysis = analyze.analyze(_analyze_options(path, dtype, machine), hardware)
+    analysis = analyze(str(path), dtype=dtype, hardware=hardware)
     work, free = analysis.workload, analysis.hardware.memory
     bytes_needed = needed(analysis.config, analysis.storage, 1, work.decode_context)
     if bytes_needed > free:
@@ -176,13 +176,6 @@ def _predict(path: Path, dtype: str, facts: dict[str, Any], machine: str, hardwa
         1 / analysis.decode.seconds if analysis.generates else work.prompt_length / (analysis.prefill.seconds)
     )
     return ""
-
-
-def _analyze_options(path: Path, dtype: str, machine: str) -> argparse.Namespace:
-    """The options of `minillm analyze` for one of the models."""
-    parser = argparse.ArgumentParser()
-    analyze.add_parser(parser.add_subparsers())
-    return parser.parse_args(["analyze", str(path), "--dtype", dtype, "--hardware", machine])
 
 
 def report(entries: list[Entry], hardware: "Hardware", width: int | None) -> list[str]:

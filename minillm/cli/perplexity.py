@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ParameterError
 from .options import add_model_options, decode, engine_options, leads, make_engine
 from .output import Table, as_json, terminal_width
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -38,14 +39,12 @@ class Accuracy:
     logit_error: float
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser("perplexity", help="what each dtype costs in accuracy", description=DESCRIPTION)
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     add_model_options(parser, dtypes=DTYPES, parallel=True)
     parser.add_argument("--shape", metavar="NAME", help="random weights in a published shape, such as opt-125m")
     parser.add_argument("--text", type=Path, metavar="FILE", help="the text to predict")
     parser.add_argument("--json", action="store_true", help="one JSON object for each dtype")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

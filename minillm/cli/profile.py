@@ -11,6 +11,7 @@ from ..errors import ParameterError
 from ..output_files import check_writable, write_file
 from .options import add_model_options, engine_options, leading, load_engine
 from .output import Table, as_json, terminal_width, wrapped
+from .parser import Parser
 from .plots import draw_profile, need_matplotlib, write_figure
 
 if TYPE_CHECKING:
@@ -36,9 +37,8 @@ EPILOG = """examples:
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser("profile", help="where the time of a run goes", description=DESCRIPTION, epilog=EPILOG)
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     add_model_options(parser, parallel=True)
     parser.add_argument("--shape", help="a published shape with random weights in place of a model: opt-125m ...")
     work = parser.add_argument_group("work")
@@ -55,7 +55,6 @@ def add_parser(commands: Any) -> None:
     output.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto or chrome://tracing")
     output.add_argument("--png", type=Path, metavar="FILE", help="draw operations and layers beside their floors")
     output.add_argument("--json", action="store_true", help="one JSON object with all figures, in seconds")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

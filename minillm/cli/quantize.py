@@ -4,10 +4,11 @@ import argparse
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .options import next_command
 from .output import Table, bytes_text
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..formats.write_checkpoint import Rounding
@@ -31,14 +32,8 @@ the difference over the norm of the matrix, of all matrices of a kind and of the
 worst one. What that costs, perplexity shows."""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "quantize",
-        help="write a checkpoint with smaller weights",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     parser.add_argument("source", metavar="SRC", help="checkpoint folder, GGUF file or Hugging Face hub id")
     parser.add_argument("target", metavar="DST", type=Path, help="a folder to be made, or a file that ends in .gguf")
     parser.add_argument(
@@ -46,7 +41,6 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--group-size", type=int, metavar="N", help="weights that share a scale: 32 (default) or 64")
     parser.add_argument("--revision", help="branch, tag or commit on the hub")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

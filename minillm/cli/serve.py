@@ -8,17 +8,26 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..engine.options import HELPERS
 from ..errors import MinillmError, ParameterError, UsageError, install
 from ..text.chat import FORMATS
 from . import logs
 from .options import add_engine_flag, add_model_options, decode, has_ranks, leads, make_engine
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..server import Limits
+
+DESCRIPTION = """Serve models over HTTP: /v1/chat/completions, /v1/completions and more,
+as OpenAI's clients expect them. Ctrl-C or SIGTERM lets what runs finish, a
+second one ends it.
+
+Each flag may also stand in the file of --config, in TOML (max-batch-size = 8),
+and in the environment (MINILLM_MAX_BATCH_SIZE=8; several values with commas).
+The command line counts before the environment, and that before the file."""
 
 EPILOG = """examples:
   minillm serve
@@ -65,18 +74,8 @@ EXAMPLES = {
 """The first endpoint that a model has -> a request to it"""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "serve",
-        help="serve models over HTTP, with OpenAI's API",
-        description="Serve models over HTTP: /v1/chat/completions, /v1/completions and more,\n"
-        "as OpenAI's clients expect them. Ctrl-C or SIGTERM lets what runs finish, a\nsecond one ends it.\n\n"
-        "Each flag may also stand in the file of --config, in TOML (max-batch-size = 8),\n"
-        "and in the environment (MINILLM_MAX_BATCH_SIZE=8; several values with commas).\n"
-        "The command line counts before the environment, and that before the file.",
-        epilog=EPILOG,
-    )
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     add_model_options(parser, several=True, parallel=True, chosen="a request's model")
     group = parser.add_argument_group("engine")
     for name in HELPERS:
@@ -140,7 +139,6 @@ def add_parser(commands: Any) -> None:
         "--log-format", choices=logs.FORMATS, default="text", help="lines of text (default), or a JSON object a line"
     )
     parser.take_configuration()
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
