@@ -1,4 +1,4 @@
-"""An engine opened, described and closed; `assembly` makes its parts."""
+"""The life of an engine: it is opened, described and closed; `assembly` makes its parts, `engine` has its calls."""
 
 import inspect
 import math
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from .footprint import Footprint, Stored
 
 
-class EngineBase:
-    """An engine without its calls: `Engine` has these."""
+class EngineLifecycle:
+    """How an engine begins, what it is, and how it ends; `Engine` adds its calls."""
 
     name: str
     """The model as it was asked for: a folder, a file, a hub id, a published shape, "demo" """
