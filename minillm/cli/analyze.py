@@ -262,8 +262,7 @@ def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
 def _phase(analysis: "Analysis", phase: "Phase") -> dict[str, Any]:
     from ..measure.accounting.memory import activation_bytes
 
-    parallel = analysis.parallel
-    batch = analysis.workload.batch
+    parallel, batch = analysis.parallel, analysis.workload.batch
     return {
         "flops": phase.flops,
         "bytes": phase.bytes,
@@ -279,17 +278,8 @@ def _phase(analysis: "Analysis", phase: "Phase") -> dict[str, Any]:
         "stage_bytes": phase.message_bytes if parallel.pipeline > 1 else 0,
         "choice_bytes": analysis.choice_bytes(phase),
         "ops": [
-            {
-                "name": row.name,
-                "layer": row.layer,
-                "flops": row.flops,
-                "bytes_read": row.bytes_read,
-                "bytes_written": row.bytes_written,
-                "intensity": row.intensity,
-                "bound": phase.bound(row),
-                "fusion_saves": row.fusion_saves,
-                "seconds": phase.row_seconds(row),
-            }
+            {name: value for name, value in row._asdict().items() if name != "kind"}
+            | {"intensity": row.intensity, "bound": phase.bound(row), "seconds": phase.row_seconds(row)}
             for row in phase.rows
         ],
     }

@@ -313,13 +313,23 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
         raise PromptError(f"the prompt {args.text!r:.40} stands beside --prompt or --prompt-file: give one of them")
     if args.text is not None or args.prompt is not None:
         return [args.text] if args.prompt is None else list(args.prompt)
-    if args.prompt_file is None or args.prompt_file == Path("-"):
-        if sys.stdin is None:
-            raise PromptError("standard input is closed: give --prompt or --prompt-file")
-        if sys.stdin.isatty():
-            print("Type the prompt; Ctrl-D on a line of its own ends it.", file=sys.stderr)
-        return [decode(sys.stdin.buffer.read, "standard input")]
-    return [decode(args.prompt_file.read_bytes, str(args.prompt_file))]
+    return [_read_source(args.prompt_file or "-", "prompt", "--prompt or --prompt-file")]
+
+
+def _read_source(name: Path | str, what: str, instead: str) -> str:
+    """The text of a file, or of standard input if its name is -; `instead` is what may be given in its place.
+
+    Raises:
+        PromptError: it is not valid UTF-8, or standard input is closed.
+        UsageError: the file cannot be read.
+    """
+    if str(name) != "-":
+        return decode(Path(name).read_bytes, str(name))
+    if sys.stdin is None:
+        raise PromptError(f"standard input is closed: give {instead}")
+    if sys.stdin.isatty():
+        print(f"Type the {what}; Ctrl-D on a line of its own ends it.", file=sys.stderr)
+    return decode(sys.stdin.buffer.read, "standard input")
 
 
 def decode(read: Callable[[], bytes], source: str) -> str:
@@ -369,7 +379,7 @@ def read_texts(args: argparse.Namespace) -> list[str]:
         return []
     texts: list[str] = []
     for name in args.file or ["-"]:
-        text = _standard_input("texts, one on each line") if name == "-" else decode(Path(name).read_bytes, name)
+        text = _read_source(name, "texts, one on each line", "the text on the command line or a file")
         texts += [text] if args.whole else re.split("\r\n|\r|\n", text)  # splitlines knows ten other ends of lines
     if not (nonempty := [text for text in texts if text.strip()]):
         raise PromptError("there is no text: give one in quotes, --file, or lines on standard input")
@@ -387,12 +397,3 @@ def each_block(texts: Sequence[T], title: str, *, counted: bool = True) -> Itera
             yield block
             if counted:
                 progress.advance(len(block))
-
-
-def _standard_input(what: str) -> str:
-    """All of standard input."""
-    if sys.stdin is None:
-        raise PromptError("standard input is closed: give the text on the command line or a file")
-    if sys.stdin.isatty():
-        print(f"Type the {what}; Ctrl-D on a line of its own ends.", file=sys.stderr)
-    return decode(sys.stdin.buffer.read, "standard input")

@@ -47,7 +47,9 @@ def text_alone() -> Iterator[None]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
-    root, handler = logging.getLogger(), _Held()
+    from logging.handlers import MemoryHandler
+
+    root, handler = logging.getLogger(), MemoryHandler(sys.maxsize, flushLevel=sys.maxsize)
     handlers, root.handlers = root.handlers, [handler]
     logging.captureWarnings(True)
     try:
@@ -55,7 +57,7 @@ def text_alone() -> Iterator[None]:
     finally:
         logging.captureWarnings(False)
         root.handlers = handlers
-        for record in handler.records:
+        for record in handler.buffer:
             root.handle(record)
 
 
@@ -64,18 +66,6 @@ def read_first(pieces: Iterator[T]) -> Iterator[T]:
     with work(PROMPT, None, "tokens"):
         first = next(pieces, None)
     return chain(() if first is None else (first,), pieces)
-
-
-class _Held(logging.Handler):
-    """Keeps log records."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record."""
-        self.records.append(record)
 
 
 def note(text: str) -> None:

@@ -152,14 +152,8 @@ def run(args: argparse.Namespace) -> None:
     limits, keys = _limits(args), _keys(args)
     if args.max_connections is not None and args.max_connections < 1:
         raise ParameterError(f"--max-connections should be a number above 0, found {args.max_connections}")
-    binding = Binding(
-        host=args.host,
-        port=args.port,
-        ssl_keyfile=args.ssl_keyfile,
-        ssl_certfile=args.ssl_certfile,
-        send_timeout=limits.send_timeout,
-        max_connections=args.max_connections,
-    )
+    address = {field.name: getattr(args, field.name) for field in dataclasses.fields(Binding)}
+    binding = Binding(**address | {"send_timeout": limits.send_timeout})
     binding.check()
     names = _names(args)
     if has_ranks(args):
