@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..backends import working_time
+from ..decoding.fields import FIELDS
 from ..errors import ParameterError
 from ..progress import showing
 from .options import (
@@ -29,14 +30,7 @@ if TYPE_CHECKING:
     from ..engine.results import Generation
     from ..text.tokenizer import Tokenizer
 
-SPECULATION = (
-    "prompt_lookup_num_tokens",
-    "max_matching_ngram_size",
-    "lookahead_window",
-    "lookahead_ngram_size",
-    "lookahead_guesses",
-    "num_assistant_tokens",
-)
+SPECULATION = [name for name, setting in FIELDS.items() if setting.group == "speculation"]
 """Fields of `GenerationConfig` that control speculation"""
 
 ENDLESS_TOKENS = 256

@@ -224,11 +224,22 @@ def load_engine(
 
 
 def make_engine(args: argparse.Namespace, *, prompts: int = 1, sequences: int = 1, **options: Any) -> "Engine":
-    """As `load_engine`, on each rank, with a model for any task."""
+    """As `load_engine`, on each rank, with a model for any task; with random weights if --shape names a shape.
+
+    Raises:
+        ParameterError: --shape stands beside an option of a model.
+    """
     from ..engine.engine import Engine
 
     size = max(1, min(prompts, MAX_BATCH_SIZE), sequences)
-    return Engine(**{"model": args.model, "max_batch_size": size} | engine_options(args) | options)
+    options = {"max_batch_size": size} | engine_options(args) | options
+    if getattr(args, "shape", None) is None:
+        return Engine(**{"model": args.model} | options)
+    if any(getattr(args, name) is not None for name in ("model", "revision", "adapter", "tokenizer")):
+        raise ParameterError(
+            "--shape stands in place of a model: leave out --model and its --revision, --adapter, --tokenizer"
+        )
+    return Engine.random(args.shape, **{name: value for name, value in options.items() if name != "prefix_cache"})
 
 
 def leading(engine: "Engine") -> "Engine":

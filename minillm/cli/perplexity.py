@@ -5,15 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import ParameterError
-from .options import add_model_options, decode, engine_options, leads, make_engine
+from .options import add_model_options, decode, leads, make_engine
 from .output import Table, as_json, terminal_width
 from .parser import Parser
-
-if TYPE_CHECKING:
-    from ..engine.engine import Engine
 
 DTYPES = "float32,bfloat16,float16,int8,int4"
 HEAD = (f"{'dtype':<10}", f"{'weights':>10}", f"{'perplexity':>10}", f"{'change':>8}", f"{'logit error':>12}")
@@ -51,18 +47,15 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..backends.placement import check_dtype
 
-    if args.shape is not None:
-        names = ("model", "revision", "adapter", "tokenizer", "text")
-        given = [name for name in names if getattr(args, name) is not None]
-        if given:
-            raise ParameterError(f"--shape stands for random weights: leave out --{given[0]}")
+    if args.shape is not None and args.text is not None:
+        raise ParameterError("--shape stands for random weights, which predict no text: leave out --text")
     dtypes = [word.strip() for word in args.dtype.split(",")]
     for dtype in dtypes:
         check_dtype(dtype)  # all of them, before the first model is loaded
     compared = list(dict.fromkeys(["float32", *dtypes]))
     if not leads(args):
         for dtype in compared:
-            with _load(args, dtype):
+            with make_engine(args, dtype=dtype, prefix_cache=False):
                 pass  # computes its share here
         return
     measured = _measure(args, compared, _text(args))
@@ -93,7 +86,7 @@ def _measure(args: argparse.Namespace, dtypes: list[str], text: str | None) -> I
 
     exact, plain = None, None
     for dtype in dtypes:
-        with _load(args, dtype) as engine:
+        with make_engine(args, dtype=dtype, prefix_cache=False) as engine:
             refuse_task(engine.config, "tokens", "perplexity")
             if engine.config.encoder_layers:
                 raise ParameterError("perplexity is of a text alone: an encoder-decoder's text depends on its source")
@@ -102,14 +95,6 @@ def _measure(args: argparse.Namespace, dtypes: list[str], text: str | None) -> I
             exact, plain = (logits, value) if exact is None else (exact, plain)
             change = None if value is None or plain is None else value / plain - 1
             yield Accuracy(dtype, weight_bytes(engine), value, change, relative_error(logits, exact))
-
-
-def _load(args: argparse.Namespace, dtype: str) -> "Engine":
-    from ..engine.engine import Engine
-
-    if args.shape is None:
-        return make_engine(args, dtype=dtype, prefix_cache=False)
-    return Engine.random(args.shape, **engine_options(args) | {"dtype": dtype, "max_batch_size": 1})
 
 
 def _cells(row: Accuracy) -> list[str]:

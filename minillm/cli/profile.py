@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
 from ..output_files import check_writable, write_file
-from .options import add_model_options, engine_options, leading, load_engine
+from .options import add_model_options, load_engine
 from .output import Table, as_json, terminal_width, wrapped
 from .parser import Parser
 from .plots import draw_profile, need_matplotlib, write_figure
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
     from ..measure.profiling import Profile, ProfiledStep
 
 DESCRIPTION = """Time each operation, layer and phase of a real run.
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
     check_writable(args.trace, args.png)
     if args.png is not None:
         need_matplotlib(args.png)
-    engine = _load(args)
+    engine = load_engine(args, sequences=args.batch, prefix_cache=False)
     longest, context = args.prompt_length + args.new_tokens, engine.config.max_positions
     if longest > context:
         raise ParameterError(
@@ -98,18 +97,6 @@ def run(args: argparse.Namespace) -> None:
         for path in (args.trace, args.png):
             if path is not None:
                 print(f"written: {path}")
-
-
-def _load(args: argparse.Namespace) -> "Engine":
-    from ..engine.engine import Engine
-
-    if args.shape is None:
-        return load_engine(args, prompts=args.batch, prefix_cache=False)
-    if any(getattr(args, name) is not None for name in ("model", "revision", "adapter", "tokenizer")):
-        raise ParameterError(
-            "--shape stands in place of a model: leave out --model and its --revision, --adapter, --tokenizer"
-        )
-    return leading(Engine.random(args.shape, max_batch_size=args.batch, **engine_options(args)))
 
 
 def report(profile: "Profile", title: str, width: int | None = None) -> list[str]:
