@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ParameterError, listed
 from ..output_files import check_writable
-from .output import Table, as_json, bytes_text, number_text, seconds_text, terminal_width, wrapped, write_page
+from .output import Table, as_json, bytes_text, number_text, print_report, seconds_text, write_page
 from .parser import Parser
 from .plots import MARKS, NARROW, WIDE, draw_roofline, need_matplotlib, svg, write_figure
 
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(as_json(as_dict(args.model, analysis)))
     else:
-        print("\n".join(report(args.model, analysis, terminal_width())))
+        print_report(report(args.model, analysis))
 
 
 def analyze(
@@ -288,19 +288,18 @@ def _phase(analysis: "Analysis", phase: "Phase") -> dict[str, Any]:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def report(model: str, analysis: "Analysis", width: int | None = None) -> list[str]:
-    """The whole analysis as lines of text, folded into `width` columns if it is given."""
+def report(model: str, analysis: "Analysis") -> list[str | Table]:
+    """The whole analysis, for `print_report`."""
     storage, devices = analysis.storage, analysis.parallel.devices
     hardware = f"{devices} x {analysis.hardware.name}" if devices > 1 else analysis.hardware.name
-    lines = [
+    lines: list[str | Table] = [
         f"{model} on {hardware}: weights {storage.weights}, cache {storage.cache}, activations {storage.activations}"
     ]
     if analysis.scheme:
         lines.append(f"the checkpoint is quantised by {analysis.scheme}: read as {storage.weights}")
     for table in tables(analysis):
-        lines += ["", *table.lines(width)]
-    lines += ["", *notes(analysis)]
-    return [folded for line in lines for folded in wrapped(line, width)]
+        lines += ["", table]
+    return [*lines, "", *notes(analysis)]
 
 
 def tables(analysis: "Analysis") -> list[Table]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MinillmError, printable
 from .analyze import analyze
-from .output import Table, as_json, bytes_text, number_text, terminal_width, wrapped
+from .output import Table, as_json, bytes_text, number_text, print_report, terminal_width
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print("\n".join(as_json(asdict(entry)) for entry in entries))
     else:
-        print("\n".join(report(entries, hardware, terminal_width())))
+        print_report(report(entries, hardware, terminal_width()))
 
 
 def places(folders: Iterable[Path]) -> Iterator[tuple[str, Path, str]]:
@@ -178,8 +178,8 @@ def _predict(path: Path, dtype: str, facts: dict[str, Any], hardware: "Hardware"
     return ""
 
 
-def report(entries: list[Entry], hardware: "Hardware", width: int | None) -> list[str]:
-    """The list as lines of text: names are shortened to fit into `width` columns, if it is given, or rows folded."""
+def report(entries: list[Entry], hardware: "Hardware", width: int | None) -> list[str | Table]:
+    """The list, for `print_report`: names are shortened to fit into `width` columns, if it is given."""
     head = ("name", "size", "format", "parameters", "tokens/s")
     cells = [
         [
@@ -196,8 +196,7 @@ def report(entries: list[Entry], hardware: "Hardware", width: int | None) -> lis
     source = f"{hardware.name}, {bytes_text(hardware.bandwidth)}/s"
     note = f"tokens/s: predicted for one sequence, at best, on {source}"
     problems = [f"{entry.name} does not run: {entry.problem}" for entry in entries if entry.problem]
-    lines = [*Table(head, rows, note=note).lines(width), *(["", *problems] if problems else [])]
-    return [folded for line in lines for folded in wrapped(line, width)]
+    return [Table(head, rows, note=note), *(["", *problems] if problems else [])]
 
 
 def _rate(rate: float) -> str:

@@ -103,8 +103,7 @@ def tokens_of(tokenizer: "Tokenizer | None", ids: Sequence[int]) -> list[str] | 
 def title(prompt: str, number: int, count: int) -> None:
     """Print a line that names the prompt whose results follow, if there are several."""
     if count > 1:
-        lines = wrapped(f"{number + 1} of {count}: {as_json(prompt)}", terminal_width())
-        print("\n".join([""] * (number > 0) + lines))
+        print_report([""] * (number > 0) + [f"{number + 1} of {count}: {as_json(prompt)}"])
 
 
 def token_text(token: str, length: int = 1000) -> str:
@@ -217,6 +216,13 @@ class Table(NamedTuple):
                 below = [start + "".join(below[:1]), *(" " * first + line for line in below[1:])]
             folded.append([*above, *(line.rstrip() for line in below if line.strip())])
         return folded
+
+
+def print_report(lines: Iterable[str | Table]) -> None:
+    """Print lines and tables, folded where they are wider than the terminal."""
+    width = terminal_width()
+    for line in lines:
+        print("\n".join(line.lines(width) if isinstance(line, Table) else wrapped(line, width)))
 
 
 def _right(cell: str, width: int) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ParameterError
 from ..output_files import check_writable, write_file
 from .options import add_model_options, load_engine
-from .output import Table, as_json, terminal_width, wrapped
+from .output import Table, as_json, print_report
 from .parser import Parser
 from .plots import draw_profile, need_matplotlib, write_figure
 
@@ -93,14 +93,14 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(as_json(as_dict(measured, title)))
     else:
-        print("\n".join(report(measured, title, terminal_width())))
+        print_report(report(measured, title))
         for path in (args.trace, args.png):
             if path is not None:
                 print(f"written: {path}")
 
 
-def report(profile: "Profile", title: str, width: int | None = None) -> list[str]:
-    """The tables as lines of text, folded into `width` columns if it is given."""
+def report(profile: "Profile", title: str) -> list[str | Table]:
+    """The tables and what stands around them, for `print_report`."""
     bandwidth, peak, name = profile.hardware.bandwidth / 1e9, profile.peak / 1e9, profile.hardware.name
     low, high = (profile.overhead[len(profile.steps) * i // 4] for i in (1, 3))
     floors = f"floors by {name}: {bandwidth:,.1f} GB/s from memory, {peak:,.0f} GFLOP/s in products"
@@ -108,10 +108,10 @@ def report(profile: "Profile", title: str, width: int | None = None) -> list[str
         f"profiling overhead: {profile.median_overhead:+.1%} a step, the median of {len(profile.steps)} steps against "
         f"the same ones without profiling (quartiles {low:+.1%} and {high:+.1%})"
     )
-    lines = [*wrapped(title, width), *wrapped(floors, width)]
+    lines: list[str | Table] = [title, floors]
     for name, phase in profile.phases.items():
-        lines += ["", *_table(name, phase).lines(width)]
-    return [*lines, "", *wrapped(overhead, width)]
+        lines += ["", _table(name, phase)]
+    return [*lines, "", overhead]
 
 
 def _table(name: str, phase: "Profile") -> Table:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .options import next_command
-from .output import Table, bytes_text
+from .output import Table, bytes_text, print_report
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ def run(args: argparse.Namespace) -> None:
     roundings = write(source, args.target, args.dtype, args.group_size)
     written = open_model(args.target)
     before, after = open_model(source).weight_bytes, written.weight_bytes
-    print("\n".join(error_table(roundings)))
+    print_report(error_table(roundings))
     print(f"{'weights':<11} {bytes_text(before)} -> {bytes_text(after)}, {after / before:.0%} of it")
     chat = written.chat_template is not None
     print(f"{'next':<11} {next_command(args.target, chat=chat, output=written.config.output)}")
 
 
-def error_table(roundings: "list[Rounding]") -> list[str]:
+def error_table(roundings: "list[Rounding]") -> list[str | Table]:
     """A line for each kind of matrix and format: the relative error of all of them together, and of the worst one."""
     kinds: dict[tuple[str, str], list[Rounding]] = {}
     for rounding in roundings:
@@ -82,4 +82,4 @@ def error_table(roundings: "list[Rounding]") -> list[str]:
         return ["every weight is written as it was, or exactly"]
     worst = max(roundings, key=lambda rounding: rounding.error)
     table = Table(("matrices", "number", "format", "error", "worst"), rows)
-    return [*table.lines(), "", f"{'error':<11} at most {worst.error:.2%}, in {worst.name}"]
+    return [table, "", f"{'error':<11} at most {worst.error:.2%}, in {worst.name}"]
