@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import MinillmError, printable
 from .analyze import analyze
@@ -33,7 +33,7 @@ LEAST = 20
 """Columns that a name needs beside the other columns; else it has a line of its own"""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Entry:
     """A model on this machine."""
 
@@ -121,17 +121,15 @@ def _gguf_files(folder: Path) -> list[Path]:
 def describe(name: str, path: Path, problem: str, hardware: "Hardware") -> Entry:
     """An entry of the list; what cannot be read or does not run gets a `problem`, never an exception."""
     size = path.stat().st_size if path.is_file() else _bytes_in(path)
-    facts: dict[str, Any] = {"format": "GGUF" if path.suffix == ".gguf" else ""}
+    entry = Entry(printable(name), str(path), size, "GGUF" if path.suffix == ".gguf" else "")
     try:
-        if not problem:
-            problem = _examine(path, facts, hardware)
+        problem = problem or _examine(entry, path, hardware)
     except MinillmError as error:
         problem = str(error)
     except (OSError, ValueError, KeyError, TypeError) as error:  # a file that no program has written
         problem = f"{type(error).__name__}: {error}"
-    if problem:
-        facts.pop("tokens_per_second", None)
-    return Entry(printable(name), str(path), size, **facts, problem=printable(problem) if problem else None)
+    entry.problem = printable(problem) or None
+    return entry
 
 
 def _bytes_in(folder: Path) -> int:
@@ -139,42 +137,33 @@ def _bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) if folder.is_dir() else 0
 
 
-def _examine(path: Path, facts: dict[str, Any], hardware: "Hardware") -> str:
+def _examine(entry: Entry, path: Path, hardware: "Hardware") -> str:
     """Fill in what is known of a model. Returns the reason why it does not run here, or nothing.
 
     Raises:
         MinillmError: it is damaged, or of a kind that minillm does not run.
     """
     from ..formats import ADAPTER_CONFIG, open_model
+    from ..measure.accounting.memory import needed
     from ..models import tensor_shapes
 
     if (path / ADAPTER_CONFIG).exists():
-        facts["format"] = "adapter"
+        entry.format = "adapter"
         return "an adapter: give it as --adapter beside its base model"
     files = open_model(path)
-    facts["family"] = files.family
-    facts["format"] = files.description
-    facts["family"] = str(files.raw.get("model_type"))
+    entry.family, entry.format = files.family, files.description
     if files.raw.get("quantization_config") is None:
-        facts["parameters"] = files.counts.total()  # unless the family says better
-    facts["parameters"] = sum(map(math.prod, tensor_shapes(files.config).values()))
+        entry.parameters = files.counts.total()  # unless the family says better
+    entry.parameters = sum(map(math.prod, tensor_shapes(files.config).values()))
     files.check_complete()
     dtype = files.counts.most_common(1)[0][0] if files.kept_dtype is None else "auto"
-    return _predict(path, dtype, facts, hardware)
-
-
-def _predict(path: Path, dtype: str, facts: dict[str, Any], hardware: "Hardware") -> str:
-    """Fill in the speed that is predicted; or the reason why the model does not fit."""
-    from ..measure.accounting.memory import needed
-
     analysis = analyze(str(path), dtype=dtype, hardware=hardware)
-    work, free = analysis.workload, analysis.hardware.memory
+    work, free = analysis.workload, hardware.memory
     bytes_needed = needed(analysis.config, analysis.storage, 1, work.decode_context)
     if bytes_needed > free:
         return f"needs {bytes_text(bytes_needed)} of memory, {bytes_text(free)} are free"
-    facts["tokens_per_second"] = (
-        1 / analysis.decode.seconds if analysis.generates else work.prompt_length / (analysis.prefill.seconds)
-    )
+    phase, tokens = (analysis.decode, 1) if analysis.generates else (analysis.prefill, work.prompt_length)
+    entry.tokens_per_second = tokens / phase.seconds
     return ""
 
 
