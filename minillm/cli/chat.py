@@ -242,8 +242,8 @@ class Chat:
     def _set(self, text: str) -> None:
         word, _, value = text.partition(" ")
         if not word:
-            told = {name: value for name, value in self.fields.items() if name != "num_return_sequences"}
-            print("\n".join(f"{name} {value}" for name, value in told.items()) or "nothing is set")
+            fields = {name: value for name, value in self.fields.items() if name != "num_return_sequences"}
+            print("\n".join(f"{name} {value}" for name, value in fields.items()) or "nothing is set")
             return
         changed = changed_fields(self.fields, word.lstrip("-").replace("-", "_"), value.strip())
         self.engine.request([0], **_without_sampled_beams(changed))  # raises where they do not go together

@@ -46,15 +46,15 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; what this parser does not know is an error of its own, which suggests an option."""
-        said = configuration.settings(self._actions, args or (), self._get_values) if self._configured else {}
-        later = {}
+        configured = configuration.settings(self._actions, args or (), self._get_values) if self._configured else {}
+        lists = {}
         for action in self._actions:
-            if action.dest in said and configuration.repeats(action):
-                later[action.dest] = said[action.dest]  # the command line replaces it, and does not add to it
-            elif action.dest in said:
-                action.default = said[action.dest]
+            if action.dest in configured and configuration.repeats(action):
+                lists[action.dest] = configured[action.dest]  # the command line replaces it, and does not add to it
+            elif action.dest in configured:
+                action.default = configured[action.dest]
         parsed, unknown = super().parse_known_args(args, namespace)
-        for name, value in later.items():
+        for name, value in lists.items():
             if getattr(parsed, name) is None:
                 setattr(parsed, name, value)
         if unknown:

@@ -69,15 +69,15 @@ def error_table(roundings: "list[Rounding]") -> list[str | Table]:
         name = re.sub(r"(?<=\.)\d+(?=\.)", "*", rounding.name.removesuffix(".weight"))
         kinds.setdefault((name, rounding.format.name), []).append(rounding)
     rows = []
-    for (name, form), several in kinds.items():
+    for (name, form), rounded in kinds.items():
         error, norm = (
-            math.fsum(getattr(rounding, field) for rounding in several) for field in ("squared_error", "squared_norm")
+            math.fsum(getattr(rounding, field) for rounding in rounded) for field in ("squared_error", "squared_norm")
         )
-        worst = max(several, key=lambda rounding: rounding.error)
+        worst = max(rounded, key=lambda rounding: rounding.error)
         numbers = re.findall(r"(?<=\.)\d+(?=\.)", worst.name)
         which = ", ".join(f"{place} {number}" for place, number in zip(("layer", "expert"), numbers, strict=False))
-        rows.append([name, str(len(several)), form, f"{math.sqrt(error / norm) if norm else 0:.2%}"])
-        rows[-1] += [f"{worst.error:.2%}" + f" in {which}" * bool(which)] * (len(several) > 1)
+        rows.append([name, str(len(rounded)), form, f"{math.sqrt(error / norm) if norm else 0:.2%}"])
+        rows[-1] += [f"{worst.error:.2%}" + f" in {which}" * bool(which)] * (len(rounded) > 1)
     if not rows:
         return ["every weight is written as it was, or exactly"]
     worst = max(roundings, key=lambda rounding: rounding.error)
