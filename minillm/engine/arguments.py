@@ -4,13 +4,15 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import ModelConfig
 from ..decoding.settings import GenerationConfig
 from ..decoding.values import LARGE, Reader, T, flag, number, reader, whole
 from ..errors import ParameterError, TaskError, shown
-from ..text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
 
 
 @reader("the path of a folder or a hub id")
@@ -23,8 +25,10 @@ def path(value: object) -> str:
 
 
 @reader("the path of a folder or a tokenizer.json, a hub id or a Tokenizer")
-def tokenizer_or_path(value: object) -> str | Tokenizer:
+def tokenizer_or_path(value: object) -> "str | Tokenizer":
     """Tokenizers and where to find one."""
+    from ..text.tokenizer import Tokenizer
+
     return value if isinstance(value, Tokenizer) else path(value)
 
 

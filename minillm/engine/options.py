@@ -8,15 +8,19 @@ import os
 import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, NamedTuple, TypedDict
 
 from ..decoding.keywords import Method, default_of, with_fields
 from ..decoding.values import Reader, flag, text, whole
 from ..distributed.communicator import Communicator
 from ..errors import ParameterError, listed, shown
 from ..parallel import Parallel
-from ..text.tokenizer import Tokenizer
 from .arguments import named_paths, optional, path, read, tokenizer_or_path
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer as TokenizerType
+else:  # the command line reads this table, and needs no tokenizer to show its help
+    TokenizerType = ForwardRef("Tokenizer", module="minillm.text.tokenizer")
 
 AS_GIVEN: Reader[Any] = Reader("", lambda value: value)
 """Takes any value: `choose_backend` checks the words of `Placement`, `joined` the processes"""
@@ -46,7 +50,7 @@ class ModelKeywords(TypedDict, total=False):
     # fmt: off
     revision: Annotated[str | None, Option(optional(replace(text, expected="a branch, tag or commit as text")),
         "branch, tag or commit on the hub", flag="--revision REVISION")]
-    tokenizer: Annotated[str | os.PathLike[str] | Tokenizer | None, Option(optional(tokenizer_or_path),
+    tokenizer: Annotated[str | os.PathLike[str] | TokenizerType | None, Option(optional(tokenizer_or_path),
         "tokenizer folder, tokenizer.json or hub id (default: the model's)", flag="--tokenizer PATH",
         notes="A GGUF file or a `minillm.text.tokenizer.Tokenizer` is taken too, and a chat template in the folder is "
         "used. Without a tokenizer prompts are token ids.")]
