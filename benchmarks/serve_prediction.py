@@ -10,23 +10,23 @@ from minillm.cli.analyze import analyze
 from minillm.cli.main import build_parser
 from minillm.engine.scheduler import Limits
 from minillm.measure.accounting import Part, Step, operations
-from minillm.measure.accounting.hardware import CHIPS
+from minillm.measure.accounting.hardware import Hardware
 from minillm.measure.accounting.roofline import Analysis
 from minillm.measure.profiling import probe_with
 
 
 def analysis_of(model: Path, threads: int) -> Analysis:
     """The model's configuration and formats, and this machine's peak rates with the kernels of its format, probed."""
-    args = build_parser().parse_args(["analyze", str(model), "--hardware", "this"])
-    formats = analyze(args, CHIPS["a100"]).storage  # the chip does not matter for them
+    here = Hardware(name="this machine", rates={"float32": 1.0}, bandwidth=1.0, memory=1, source="no measurement")
+    formats = analyze(str(model), hardware=here).storage  # its rates do not matter for them
     backend = choose_backend(Placement(dtype=formats.weights.split()[0], threads=threads), 1)
-    return analyze(args, probe_with(backend, threads))
+    return analyze(str(model), hardware=probe_with(backend, threads))
 
 
 def limits_of(model: Path, threads: int, slots: int, options: Sequence[str]) -> Limits:
     """The limits of a forward pass of `minillm serve` with these options."""
     args = build_parser().parse_args(["serve", "--model", str(model), *options])
-    backend = choose_backend(Placement(threads=threads, device=args.device), slots)
+    backend = choose_backend(Placement(threads=threads, device=args.device or "cpu"), slots)
     return Limits.of(backend.memory, slots, args.max_batched_tokens)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import minillm
 from minillm import AsyncEngine, Engine, GenerationConfig
-from minillm.engine.engine_base import EngineBase
+from minillm.engine.lifecycle import EngineLifecycle
 from minillm.engine.loading import DEMO_MODEL
 from minillm.engine.stream import EventStream
 from minillm.formats.write_checkpoint import write_checkpoint
@@ -19,12 +19,12 @@ PUBLIC = [value for name in minillm.__all__ if isinstance(value := getattr(minil
 SHOWN = {
     Engine: {"generate", "stream", "chat", "stream_chat", "render_chat", "forward", "score", "attention", "add"}
     | {"step", "abort"},
-    EngineBase: {"random", "summary"},
+    EngineLifecycle: {"random", "summary"},
     GenerationConfig: {"from_dict", "merged"},
     AsyncEngine: {"submit", "call", "abort", "drain"},
 }
 """Methods that have an example of their own"""
-SLOW = {"EngineBase.random"}
+SLOW = {"EngineLifecycle.random"}
 """Examples that take seconds"""
 
 
@@ -42,7 +42,7 @@ def examples() -> list[doctest.DocTest]:
     """The examples of each docstring of the package and its public classes."""
     finder = doctest.DocTestFinder(recurse=False)
     found = finder.find(minillm, "minillm", globs={})
-    for kind in (*PUBLIC, EngineBase, EventStream):
+    for kind in (*PUBLIC, EngineLifecycle, EventStream):
         found += doctest.DocTestFinder().find(kind, kind.__name__, globs={})
     found += finder.find(write_checkpoint, "write_checkpoint", globs={})
     return [one for one in found if one.examples]

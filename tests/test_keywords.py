@@ -15,7 +15,7 @@ from minillm import AsyncEngine, Engine
 from minillm.backends.placement import Placement
 from minillm.decoding.fields import GenerationFields
 from minillm.decoding.keywords import ChatFields, RequestFields
-from minillm.engine.assembly import EngineKeywords
+from minillm.engine.options import EngineKeywords
 from minillm.text.chat import RENDER_ARGUMENTS
 
 ROOT = Path(__file__).parent.parent

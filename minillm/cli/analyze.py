@@ -1,6 +1,7 @@
 """minillm analyze: the cost of a model, from its config.json alone."""
 
 import argparse
+import inspect
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ParameterError, listed
 from ..output_files import check_writable
-from .output import Table, as_json, bytes_text, number_text, seconds_text, terminal_width, wrapped, write_page
+from .output import Table, as_json, bytes_text, number_text, print_report, seconds_text, write_page
+from .parser import Parser
 from .plots import MARKS, NARROW, WIDE, draw_roofline, need_matplotlib, svg, write_figure
 
 if TYPE_CHECKING:
@@ -39,14 +41,8 @@ EPILOG = """examples:
 PROMPT_LENGTH = 512
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "analyze",
-        help="FLOPs, bytes and memory of a model, from its config.json alone",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     parser.add_argument("model", metavar="MODEL", help="folder, GGUF file, hub id, or a published name such as opt-13b")
     parser.add_argument("--revision", help="branch, tag or commit on the hub")
     work = parser.add_argument_group("work")
@@ -87,7 +83,6 @@ def add_parser(commands: Any) -> None:
     output.add_argument("--json", action="store_true", help="one JSON object, with every operation of every layer")
     output.add_argument("--html", type=Path, metavar="FILE", help="write a page with the roofline")
     output.add_argument("--png", type=Path, metavar="FILE", help="draw the roofline")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -95,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
     check_writable(args.html, args.png)
     if args.png is not None or args.html is not None:
         need_matplotlib(args.png)
-    analysis = analyze(args)
+    analysis = analyze(**{name: getattr(args, name) for name in inspect.signature(analyze).parameters})
     if args.html is not None:
         write_page(
             args.html,
@@ -118,51 +113,62 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(as_json(as_dict(args.model, analysis)))
     else:
-        print("\n".join(report(args.model, analysis, terminal_width())))
+        print_report(report(args.model, analysis))
 
 
-def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "Analysis":
-    """The analysis that the command line asks for; `hardware` is `args.hardware`, if it is known already.
+def analyze(
+    model: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    cache_dtype: str = "auto",
+    batch: int = 1,
+    prompt_length: int | None = None,
+    context: int | None = None,
+    hardware: "str | Hardware" = "a100",
+    full_square: bool = False,
+    products_only: bool = False,
+    macs: bool = False,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+) -> "Analysis":
+    """The analysis of a model, with arguments as the command's options; `hardware` may also be a measured processor.
 
     Raises:
         ModelError: the model or its config.json cannot be found.
         ParameterError: a name is unknown or a size invalid.
     """
     from ..measure.accounting import Conventions
-    from ..measure.accounting.hardware import THIS, find_hardware
+    from ..measure.accounting.hardware import CHIPS, find_hardware
     from ..measure.accounting.roofline import Analysis, Workload
     from ..measure.accounting.storage import storage_for
     from ..parallel import Parallel
 
-    checkpoint = find_model_config(args.model, args.revision)
+    checkpoint = find_model_config(model, revision)
     quantization = checkpoint.quantization
     if quantization is not None:
-        quantization.check_dtype(args.dtype)
-    weight_dtype = (checkpoint.kept or args.dtype) if args.dtype == "auto" else args.dtype
+        quantization.check_dtype(dtype)
     generates = checkpoint.config.output == "tokens"
-    if args.context is not None and not generates:
-        raise ParameterError(f"--context is for a decode step, and {args.model} generates nothing: leave it out")
+    if context is not None and not generates:
+        raise ParameterError(f"--context is for a decode step, and {model} generates nothing: leave it out")
     fitting = max(1, min(PROMPT_LENGTH, checkpoint.config.max_positions - generates))
-    prompt_length = fitting if args.prompt_length is None else args.prompt_length
+    prompt_length = fitting if prompt_length is None else prompt_length
+    machine = find_hardware(hardware) if isinstance(hardware, str) else hardware
     return Analysis(
         config=checkpoint.config,
         storage=storage_for(
-            weight_dtype,
-            args.cache_dtype,
+            (checkpoint.kept or dtype) if dtype == "auto" else dtype,
+            cache_dtype,
             checkpoint=checkpoint.dtype,
-            on_cpu=args.hardware == THIS,
+            on_cpu=machine not in CHIPS.values(),
             group=quantization.group if quantization is not None else 32,
-            keeps_vocabulary=quantization is not None and quantization.keeps_vocabulary and args.dtype == "auto",
+            keeps_vocabulary=quantization is not None and quantization.keeps_vocabulary and dtype == "auto",
         ),
         scheme=quantization.title if quantization is not None and quantization.published else "",
-        workload=Workload(
-            batch=args.batch, prompt_length=prompt_length, context=args.context if generates else prompt_length
-        ),
-        hardware=hardware or find_hardware(args.hardware),
-        conventions=Conventions(
-            full_square=args.full_square, products_only=args.products_only, multiply_add=1 if args.macs else 2
-        ),
-        parallel=Parallel(tensor=args.tensor_parallel, pipeline=args.pipeline_parallel),
+        workload=Workload(batch=batch, prompt_length=prompt_length, context=context if generates else prompt_length),
+        hardware=machine,
+        conventions=Conventions(full_square=full_square, products_only=products_only, multiply_add=1 if macs else 2),
+        parallel=Parallel(tensor=tensor_parallel, pipeline=pipeline_parallel),
     )
 
 
@@ -256,8 +262,7 @@ def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
 def _phase(analysis: "Analysis", phase: "Phase") -> dict[str, Any]:
     from ..measure.accounting.memory import activation_bytes
 
-    parallel = analysis.parallel
-    batch = analysis.workload.batch
+    parallel, batch = analysis.parallel, analysis.workload.batch
     return {
         "flops": phase.flops,
         "bytes": phase.bytes,
@@ -273,17 +278,8 @@ def _phase(analysis: "Analysis", phase: "Phase") -> dict[str, Any]:
         "stage_bytes": phase.message_bytes if parallel.pipeline > 1 else 0,
         "choice_bytes": analysis.choice_bytes(phase),
         "ops": [
-            {
-                "name": row.name,
-                "layer": row.layer,
-                "flops": row.flops,
-                "bytes_read": row.bytes_read,
-                "bytes_written": row.bytes_written,
-                "intensity": row.intensity,
-                "bound": phase.bound(row),
-                "fusion_saves": row.fusion_saves,
-                "seconds": phase.row_seconds(row),
-            }
+            {name: value for name, value in row._asdict().items() if name != "kind"}
+            | {"intensity": row.intensity, "bound": phase.bound(row), "seconds": phase.row_seconds(row)}
             for row in phase.rows
         ],
     }
@@ -292,19 +288,18 @@ def _phase(analysis: "Analysis", phase: "Phase") -> dict[str, Any]:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def report(model: str, analysis: "Analysis", width: int | None = None) -> list[str]:
-    """The whole analysis as lines of text, folded into `width` columns if it is given."""
+def report(model: str, analysis: "Analysis") -> list[str | Table]:
+    """The whole analysis, for `print_report`."""
     storage, devices = analysis.storage, analysis.parallel.devices
     hardware = f"{devices} x {analysis.hardware.name}" if devices > 1 else analysis.hardware.name
-    lines = [
+    lines: list[str | Table] = [
         f"{model} on {hardware}: weights {storage.weights}, cache {storage.cache}, activations {storage.activations}"
     ]
     if analysis.scheme:
         lines.append(f"the checkpoint is quantised by {analysis.scheme}: read as {storage.weights}")
     for table in tables(analysis):
-        lines += ["", *table.lines(width)]
-    lines += ["", *notes(analysis)]
-    return [folded for line in lines for folded in wrapped(line, width)]
+        lines += ["", table]
+    return [*lines, "", *notes(analysis)]
 
 
 def tables(analysis: "Analysis") -> list[Table]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MinillmError, ParameterError, UsageError, install
 from ..progress import showing
-from .options import MAX_BATCH_SIZE, add_model_options, load_engine
+from .options import MAX_BATCH_SIZE, add_model_options, engine_options, load_engine
 from .output import note
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -28,14 +29,8 @@ EPILOG = """a line of the input:
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "batch",
-        help="run a file of requests",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     parser.add_argument("input", type=Path, metavar="IN.jsonl", help="requests, one a line")
     parser.add_argument("output", type=Path, metavar="OUT.jsonl", help="results, one a line")
     add_model_options(parser, parallel=True, chosen="a request's model")
@@ -48,7 +43,6 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="engines, each in a process of its own, that share the requests (needs the extra ray)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -63,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     if args.replicas is not None:
         done = _run_replicas(args)
     else:
-        engine = load_engine(args, sequences=args.max_batch_size, any_task=True)
+        engine = load_engine(args, any_task=True)
         with showing(True):
             done = run_batch(engine, args.input, args.output)
     for name, status, message in done.failed:
@@ -84,30 +78,24 @@ def _run_replicas(args: argparse.Namespace) -> "Done":
     for name in ("tensor_parallel", "pipeline_parallel"):
         if getattr(args, name) is not None:
             raise ParameterError(f"--replicas and --{name.replace('_', '-')} do not go together: leave one of them out")
-    there = argparse.Namespace(**vars(args) | {name: _everywhere(getattr(args, name)) for name in _PATHS})
-    there.adapters = [_everywhere_named(word) for word in args.adapters or ()]
-    make = partial(_engine, there)
+    options = {"model": args.model} | engine_options(args)
+    options |= {name: _everywhere(options[name]) for name in ("model", "adapter", "tokenizer") if options.get(name)}
+    if "adapters" in options:
+        options["adapters"] = {name: _everywhere(path) for name, path in options["adapters"].items()}
+    make = partial(_engine, options)
     with showing(True):
         return run_replicas(
             make, args.replicas, args.input, args.output, threads=args.threads, gpu=args.device == "cuda"
         )
 
 
-_PATHS = ("model", "adapter", "tokenizer")
-
-
-def _everywhere(word: str | None) -> str | None:
+def _everywhere(word: str) -> str:
     """A path as other processes find it, which have other working directories; a hub id as it is."""
-    return str(Path(word).resolve()) if word is not None and Path(word).exists() else word
+    return str(Path(word).resolve()) if Path(word).exists() else word
 
 
-def _everywhere_named(word: str) -> str:
-    name, _, path = word.partition("=")
-    return f"{name}={_everywhere(path)}"
-
-
-def _engine(args: argparse.Namespace, threads: int | None) -> "Engine":
+def _engine(options: dict[str, Any], threads: int | None) -> "Engine":
     """The engine of a replica."""
-    return load_engine(
-        argparse.Namespace(**vars(args) | {"threads": threads}), sequences=args.max_batch_size, any_task=True
-    )
+    from ..engine.engine import Engine
+
+    return Engine(**options | {"threads": threads})

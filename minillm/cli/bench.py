@@ -5,11 +5,11 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from ..errors import MinillmError, UsageError
 from ..output_files import undone_by_signals
 from .output import flow, terminal_width
+from .parser import Parser
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 DESCRIPTION = """List the benchmarks, one script for each question, or run those that are named.
@@ -26,18 +26,11 @@ EPILOG = """examples:
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "bench",
-        help="list and run the benchmarks",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        usage="%(prog)s [-h] [NAME ... | all] [OPTION OF THE SCRIPT ...]",
-    )
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
+    parser.usage = "%(prog)s [-h] [NAME ... | all] [OPTION OF THE SCRIPT ...]"
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run; without a name they are listed")
     parser.add_argument("options", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -28,26 +28,24 @@ from .options import (
     settle,
 )
 from .output import columns_of, flow, note, read_first, show, terminal_width, text_alone
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
 
+DESCRIPTION = (
+    "Chat with the model, turn by turn, in the format of its chat template; a model without one continues each message "
+    "as raw text. The model sees the whole conversation, of which only the new part is computed. /help lists commands; "
+    "Ctrl-C stops an answer, Ctrl-D ends the chat. Without a terminal, each line of standard input is a message."
+)
 PROMPT = "> "
 SAMPLING = "By default as the checkpoint says, else temperature 0.8 with min-p 0.05; temperature 0 is greedy search."
 HISTORY_LIMIT = 1 << 20
 """Bytes of the history file; a longer one begins anew"""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "chat",
-        help="chat with the model, turn by turn",
-        description="Chat with the model, turn by turn, in the format of its chat template; a model without one "
-        "continues each message as raw text. The model sees the whole conversation, of which only the new part is "
-        "computed. /help lists commands; Ctrl-C stops an answer, Ctrl-D ends the chat. Without a terminal, each line "
-        "of standard input is a message.",
-    )
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     group = parser.add_argument_group("conversation", "For models with a chat template.")
     group.add_argument("--system", metavar="TEXT", help="system message, before the first turn")
     group.add_argument(
@@ -59,7 +57,6 @@ def add_parser(commands: Any) -> None:
     add_generation_options(parser, words={"sampling": SAMPLING})
     parser.add_argument("--stats", action="store_true", help="after each turn: tokens computed and found in the cache")
     parser.shorten(COMMON)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -246,8 +243,8 @@ class Chat:
     def _set(self, text: str) -> None:
         word, _, value = text.partition(" ")
         if not word:
-            told = {name: value for name, value in self.fields.items() if name != "num_return_sequences"}
-            print("\n".join(f"{name} {value}" for name, value in told.items()) or "nothing is set")
+            fields = {name: value for name, value in self.fields.items() if name != "num_return_sequences"}
+            print("\n".join(f"{name} {value}" for name, value in fields.items()) or "nothing is set")
             return
         changed = changed_fields(self.fields, word.lstrip("-").replace("-", "_"), value.strip())
         self.engine.request([0], **_without_sampled_beams(changed))  # raises where they do not go together

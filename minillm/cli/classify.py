@@ -7,6 +7,7 @@ from ..errors import ParameterError, UsageError
 from ..progress_bar import bars_aside
 from .options import add_model_options, add_text_options, each_block, load_engine, read_texts
 from .output import as_json, show
+from .parser import Parser
 
 DESCRIPTION = """\
 Label texts with a model for sequence classification (sentiment, topics, ...)
@@ -18,9 +19,8 @@ EPILOG = """examples:
 FUNCTIONS = ("softmax", "sigmoid", "none")
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser("classify", help="label texts", description=DESCRIPTION, epilog=EPILOG)
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     texts = add_text_options(parser)
     texts.add_argument("--pairs", action="store_true", help="a line is two texts with a tab between, as rerankers take")
     add_model_options(parser, needed="a model for sequence classification", parallel=True, chosen="--lora")
@@ -32,7 +32,6 @@ def add_parser(commands: Any) -> None:
     )
     group.add_argument("--lora", metavar="NAME", help="adapter of --adapters to use")
     parser.add_argument("--json", action="store_true", help="print a JSON object for each text, with its labels")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

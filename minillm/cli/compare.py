@@ -11,6 +11,7 @@ from ..errors import ParameterError
 from ..output_files import check_writable
 from .options import add_generation_options, add_model_options, add_prompt_options, load_engine, read_prompts
 from .output import Table, as_json, terminal_width, title, token_text, tokens_of, wrapped, write_page
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..measure.comparison import BeamTree, Outcome
@@ -39,11 +40,8 @@ WIDTH = 120
 """Columns of the texts in a file or a pipe"""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "compare", help="one prompt under every decoding strategy", description=DESCRIPTION, epilog=EPILOG
-    )
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     add_prompt_options(parser)
     add_model_options(parser, parallel=True, chosen="--lora")
     words = {
@@ -54,7 +52,6 @@ def add_parser(commands: Any) -> None:
     add_generation_options(parser, words=words, only=SHARED)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page that also draws the tree of the beams")
     parser.add_argument("--json", action="store_true", help="one JSON object for each prompt, with all results")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -60,16 +60,16 @@ def settings(actions: Sequence[argparse.Action], words: Sequence[str], convert: 
     values: dict[str, Any] = {}
     if path := _file_of(words):
         for key, value in _read(path).items():
-            action = known.get(_name(key))
             where = f"{path}: {_printed(key)}"
-            if action is None:
+            if _name(key) not in known:
                 raise UsageError(f"{where} is not a flag of this command: {_hint(_name(key), known)}")
-            values[action.dest] = _converted(action, _words_of(action, value, where), where, convert)
+            action = known[_name(key)]
+            values[action.dest] = _converted(action, value, where, convert)
     for name, action in known.items():
-        value = os.environ.get(PREFIX + name.upper(), "")
-        if value and not SERVICE_LINK.match(value):
-            where = PREFIX + name.upper()
-            values[action.dest] = _converted(action, _words_in(action, value, where), where, convert)
+        where = PREFIX + name.upper()
+        text = os.environ.get(where, "")
+        if text and not SERVICE_LINK.match(text):
+            values[action.dest] = _converted(action, _from_environment(action, text, where), where, convert)
     _warn_of_misspelt(known)
     return values
 
@@ -108,33 +108,28 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"--config {path} should be TOML: {error}") from None
 
 
-def _words_of(action: argparse.Action, value: object, where: str) -> list[str] | bool:
-    """A file's value as words of the command line; for a flag without a value, whether it is set."""
+def _from_environment(action: argparse.Action, text: str, where: str) -> object:
+    """A value of the environment as a file would have it; several have commas between them."""
+    if action.nargs == 0:
+        if text.lower() not in SWITCH:
+            raise UsageError(f"{where}: expected 1 or 0, found {shown(text)}")
+        return SWITCH[text.lower()]
+    return [word for word in map(str.strip, text.split(",")) if word] if repeats(action) else text
+
+
+def _converted(action: argparse.Action, value: object, where: str, convert: Convert) -> Any:
+    """A value of a file as the command line would give it."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise UsageError(f"{where}: expected true or false, found {shown(value)}")
-        return value
+        return action.const if value else action.default
     if isinstance(value, dict) and repeats(action):  # NAME = "VALUE" below [model]
         value = [f"{name}={path}" for name, path in value.items()]
     values = value if isinstance(value, list) and repeats(action) else [value]
     if not values or not all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in values):
         expected = "a text, or a list of them" if repeats(action) else "a text or a number"
         raise UsageError(f"{where}: expected {expected}, found {shown(value)}")
-    return [str(item) for item in values]
-
-
-def _words_in(action: argparse.Action, value: str, where: str) -> list[str] | bool:
-    """A value of the environment, likewise; several have commas between them."""
-    if action.nargs == 0:
-        if value.lower() not in SWITCH:
-            raise UsageError(f"{where}: expected 1 or 0, found {shown(value)}")
-        return SWITCH[value.lower()]
-    return [word for word in map(str.strip, value.split(",")) if word] if repeats(action) else [value]
-
-
-def _converted(action: argparse.Action, words: list[str] | bool, where: str, convert: Convert) -> Any:
-    if isinstance(words, bool):
-        return words
+    words = [str(item) for item in values]
     try:
         if isinstance(action, argparse._AppendAction):
             return [convert(action, [word]) for word in words]

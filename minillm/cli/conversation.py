@@ -169,8 +169,7 @@ class Conversation:
         if self.raw:
             return [token for message in messages for token in message.token_ids]
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
-        said = [{"role": message.role, "content": message.content} for message in messages]
-        text = self.engine.render_chat(first + said, chat_template_kwargs=self.variables)
+        text = self.engine.render_chat(first + _as_dicts(messages), chat_template_kwargs=self.variables)
         return self._encode(text, begin=False)
 
     def _count(self) -> None:
@@ -232,8 +231,8 @@ class Conversation:
         Raises:
             UsageError: it cannot be written.
         """
-        said = [{"role": message.role, "content": message.content} for message in self.messages]
-        write_file(path, json.dumps({"system": self.system, "messages": said}, ensure_ascii=False, indent=1) + "\n")
+        saved = {"system": self.system, "messages": _as_dicts(self.messages)}
+        write_file(path, json.dumps(saved, ensure_ascii=False, indent=1) + "\n")
 
     def load(self, path: Path) -> None:
         """Replace the conversation by a file's, which `save` has written or which is a list of messages.
@@ -243,19 +242,19 @@ class Conversation:
         """
         try:
             with path.open("rb") as file:
-                read = json.loads(file.read(LARGEST_FILE))
+                saved = json.loads(file.read(LARGEST_FILE))
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, RecursionError):
             raise UsageError(f"{path} is not a conversation in JSON, as /save writes it") from None
-        told = read.get("messages") if isinstance(read, dict) else read
-        system = read.get("system") if isinstance(read, dict) else None
-        if told is None or not _is_conversation(told) or not isinstance(system, str | None) or (self.raw and system):
+        entries: Any = saved.get("messages") if isinstance(saved, dict) else saved
+        system = saved.get("system") if isinstance(saved, dict) else None
+        if not _is_conversation(entries) or not isinstance(system, str | None) or (self.raw and system):
             raise UsageError(
                 f'{path}: expected {{"system": ..., "messages": [...]}} as /save writes it: a message of the user, '
                 "then an answer, in turns"
             )
-        messages = [Message(entry["role"], entry["content"]) for entry in told]
+        messages = [Message(entry["role"], entry["content"]) for entry in entries]
         for i, message in enumerate(messages):
             text = f"\n{message.content}" if i and message.role == "user" else message.content
             message.token_ids = self._encode(text, begin=not i)
@@ -270,6 +269,10 @@ class Conversation:
 
 class _TooLongError(PromptError):
     """A text that has far more tokens than the context."""
+
+
+def _as_dicts(messages: list[Message]) -> list[dict[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def _is_conversation(messages: Any) -> bool:

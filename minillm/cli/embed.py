@@ -8,6 +8,7 @@ from ..errors import ParameterError
 from ..progress_bar import bars_aside
 from .options import add_model_options, add_text_options, each_block, load_engine, read_texts
 from .output import as_json, note, show
+from .parser import Parser
 
 DESCRIPTION = """\
 Embed texts: a JSON object with the vector of each, a line for each, or an array
@@ -19,9 +20,8 @@ EPILOG = """examples:
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser("embed", help="texts as vectors", description=DESCRIPTION, epilog=EPILOG)
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     add_text_options(parser)
     add_model_options(parser, needed="an encoder, or a decoder made for embeddings", parallel=True, chosen="--lora")
     group = parser.add_argument_group("vectors", "Left out, the checkpoint's folder decides each of these.")
@@ -34,7 +34,6 @@ def add_parser(commands: Any) -> None:
     group.add_argument("--prompt-name", metavar="NAME", help="likewise, one of the checkpoint's, such as query")
     group.add_argument("--lora", metavar="NAME", help="adapter of --adapters to use")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.npy", help="write an array, and print nothing")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..backends import working_time
+from ..decoding.fields import FIELDS
 from ..errors import ParameterError
 from ..progress import showing
 from .options import (
@@ -21,6 +22,7 @@ from .options import (
     settle,
 )
 from .output import as_json, flow, note, read_first, show, terminal_width, text_alone, tokens_of
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..decoding.prompt_scores import TopLogProbs
@@ -28,19 +30,13 @@ if TYPE_CHECKING:
     from ..engine.results import Generation
     from ..text.tokenizer import Tokenizer
 
-SPECULATION = (
-    "prompt_lookup_num_tokens",
-    "max_matching_ngram_size",
-    "lookahead_window",
-    "lookahead_ngram_size",
-    "lookahead_guesses",
-    "num_assistant_tokens",
-)
+SPECULATION = [name for name, setting in FIELDS.items() if setting.group == "speculation"]
 """Fields of `GenerationConfig` that control speculation"""
 
 ENDLESS_TOKENS = 256
 """Default max_new_tokens of a model without an end-of-sequence token"""
 
+DESCRIPTION = "Continue a prompt, and print the text as it is generated."
 EPILOG = """examples:
   minillm generate "A list of colors: red,"
   minillm generate "Once upon a time" --temperature 0.8 --stats
@@ -48,14 +44,8 @@ EPILOG = """examples:
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "generate",
-        help="continue a prompt",
-        description="Continue a prompt, and print the text as it is generated.",
-        epilog=EPILOG,
-    )
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     add_prompt_options(parser, several="; may be repeated: prompts run as one batch")
     add_model_options(parser, parallel=True, chosen="--lora")
     output = add_generation_options(parser, output=True)
@@ -66,7 +56,6 @@ def add_parser(commands: Any) -> None:
         help="print times, rates and GPU memory to standard error; speculation is compared with a run without it",
     )
     parser.shorten(COMMON)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

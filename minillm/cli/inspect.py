@@ -11,6 +11,7 @@ from ..output_files import check_writable
 from .experiments import EXPERIMENTS, add_experiments, check_experiments, run_experiments
 from .options import add_generation_options, add_model_options, add_prompt_options, load_engine, read_prompts
 from .output import as_json, columns_of, flow, quoted, terminal_width, title, token_text, tokens_of, write_page
+from .parser import Parser
 from .plots import (
     POWER,
     TICKS,
@@ -36,9 +37,8 @@ its own: its answer continues everything down to that line, and knows nothing
 of what follows. Read one after the other the answers are gibberish."""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser("inspect", help="what the model would say at each position", description=DESCRIPTION)
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     add_prompt_options(parser)
     add_model_options(parser, parallel=True, chosen="--lora")
     add_generation_options(parser, only=["lora"])
@@ -57,7 +57,6 @@ def add_parser(commands: Any) -> None:
         "--head", type=int, metavar="H", help="the head that is drawn large, from 0; needs --attention (default: 0)"
     )
     add_experiments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

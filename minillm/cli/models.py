@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import MinillmError, printable
-from . import analyze
-from .output import Table, as_json, bytes_text, number_text, terminal_width, wrapped
+from .analyze import analyze
+from .output import Table, as_json, bytes_text, number_text, print_report, terminal_width
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..measure.accounting.hardware import Hardware
@@ -32,7 +33,7 @@ LEAST = 20
 """Columns that a name needs beside the other columns; else it has a line of its own"""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Entry:
     """A model on this machine."""
 
@@ -51,17 +52,13 @@ class Entry:
     """The reason why it does not, in one line"""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "models", help="the models on this machine, and how fast they run", description=DESCRIPTION, epilog=EPILOG
-    )
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     parser.add_argument("folders", nargs="*", metavar="DIR", type=Path, help="folders to search too")
     parser.add_argument(
         "--hardware", default="this", help="predict for this machine (this, the default), or a100, h100, h200, ..."
     )
     parser.add_argument("--json", action="store_true", help="one JSON object for each model")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -71,15 +68,18 @@ def run(args: argparse.Namespace) -> None:
 
     own = cache_folder().with_name("models")  # where scripts/fetch_smollm2.py puts its model
     checkpoints = sorted(places(dict.fromkeys([*([own] if own.is_dir() else []), *args.folders])))
-    hardware = find_hardware(args.hardware) if checkpoints or args.hardware != "this" else None
-    entries = [describe(name, path, problem, args.hardware, hardware) for name, path, problem in checkpoints]
+    if not checkpoints:
+        if args.hardware != "this":
+            find_hardware(args.hardware)  # refuses an unknown one
+        if not args.json:
+            print("no models here: minillm pull ID fetches one from the hub")
+        return
+    hardware = find_hardware(args.hardware)
+    entries = [describe(name, path, problem, hardware) for name, path, problem in checkpoints]
     if args.json:
-        for entry in entries:
-            print(as_json(asdict(entry)))
-    elif hardware is None or not entries:
-        print("no models here: minillm pull ID fetches one from the hub")
+        print("\n".join(as_json(asdict(entry)) for entry in entries))
     else:
-        print("\n".join(report(entries, hardware, terminal_width())))
+        print_report(report(entries, hardware, terminal_width()))
 
 
 def places(folders: Iterable[Path]) -> Iterator[tuple[str, Path, str]]:
@@ -118,20 +118,18 @@ def _gguf_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.gguf") if path.is_file() and path.name == all_shards(path.name)[0])
 
 
-def describe(name: str, path: Path, problem: str, machine: str, hardware: "Hardware | None") -> Entry:
+def describe(name: str, path: Path, problem: str, hardware: "Hardware") -> Entry:
     """An entry of the list; what cannot be read or does not run gets a `problem`, never an exception."""
     size = path.stat().st_size if path.is_file() else _bytes_in(path)
-    facts: dict[str, Any] = {"format": "GGUF" if path.suffix == ".gguf" else ""}
+    entry = Entry(printable(name), str(path), size, "GGUF" if path.suffix == ".gguf" else "")
     try:
-        if not problem:
-            problem = _examine(path, facts, machine, hardware)
+        problem = problem or _examine(entry, path, hardware)
     except MinillmError as error:
         problem = str(error)
     except (OSError, ValueError, KeyError, TypeError) as error:  # a file that no program has written
         problem = f"{type(error).__name__}: {error}"
-    if problem:
-        facts.pop("tokens_per_second", None)
-    return Entry(printable(name), str(path), size, **facts, problem=printable(problem) if problem else None)
+    entry.problem = printable(problem) or None
+    return entry
 
 
 def _bytes_in(folder: Path) -> int:
@@ -139,54 +137,38 @@ def _bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) if folder.is_dir() else 0
 
 
-def _examine(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardware | None") -> str:
+def _examine(entry: Entry, path: Path, hardware: "Hardware") -> str:
     """Fill in what is known of a model. Returns the reason why it does not run here, or nothing.
 
     Raises:
         MinillmError: it is damaged, or of a kind that minillm does not run.
     """
     from ..formats import ADAPTER_CONFIG, open_model
+    from ..measure.accounting.memory import needed
     from ..models import tensor_shapes
 
     if (path / ADAPTER_CONFIG).exists():
-        facts["format"] = "adapter"
+        entry.format = "adapter"
         return "an adapter: give it as --adapter beside its base model"
     files = open_model(path)
-    facts["family"] = files.family
-    facts["format"] = files.description
-    facts["family"] = str(files.raw.get("model_type"))
+    entry.family, entry.format = files.family, files.description
     if files.raw.get("quantization_config") is None:
-        facts["parameters"] = files.counts.total()  # unless the family says better
-    facts["parameters"] = sum(map(math.prod, tensor_shapes(files.config).values()))
+        entry.parameters = files.counts.total()  # unless the family says better
+    entry.parameters = sum(map(math.prod, tensor_shapes(files.config).values()))
     files.check_complete()
     dtype = files.counts.most_common(1)[0][0] if files.kept_dtype is None else "auto"
-    return _predict(path, dtype, facts, machine, hardware)
-
-
-def _predict(path: Path, dtype: str, facts: dict[str, Any], machine: str, hardware: "Hardware | None") -> str:
-    """Fill in the speed that is predicted; or the reason why the model does not fit."""
-    from ..measure.accounting.memory import needed
-
-    analysis = analyze.analyze(_analyze_options(path, dtype, machine), hardware)
-    work, free = analysis.workload, analysis.hardware.memory
+    analysis = analyze(str(path), dtype=dtype, hardware=hardware)
+    work, free = analysis.workload, hardware.memory
     bytes_needed = needed(analysis.config, analysis.storage, 1, work.decode_context)
     if bytes_needed > free:
         return f"needs {bytes_text(bytes_needed)} of memory, {bytes_text(free)} are free"
-    facts["tokens_per_second"] = (
-        1 / analysis.decode.seconds if analysis.generates else work.prompt_length / (analysis.prefill.seconds)
-    )
+    phase, tokens = (analysis.decode, 1) if analysis.generates else (analysis.prefill, work.prompt_length)
+    entry.tokens_per_second = tokens / phase.seconds
     return ""
 
 
-def _analyze_options(path: Path, dtype: str, machine: str) -> argparse.Namespace:
-    """The options of `minillm analyze` for one of the models."""
-    parser = argparse.ArgumentParser()
-    analyze.add_parser(parser.add_subparsers())
-    return parser.parse_args(["analyze", str(path), "--dtype", dtype, "--hardware", machine])
-
-
-def report(entries: list[Entry], hardware: "Hardware", width: int | None) -> list[str]:
-    """The list as lines of text: names are shortened to fit into `width` columns, if it is given, or rows folded."""
+def report(entries: list[Entry], hardware: "Hardware", width: int | None) -> list[str | Table]:
+    """The list, for `print_report`: names are shortened to fit into `width` columns, if it is given."""
     head = ("name", "size", "format", "parameters", "tokens/s")
     cells = [
         [
@@ -203,8 +185,7 @@ def report(entries: list[Entry], hardware: "Hardware", width: int | None) -> lis
     source = f"{hardware.name}, {bytes_text(hardware.bandwidth)}/s"
     note = f"tokens/s: predicted for one sequence, at best, on {source}"
     problems = [f"{entry.name} does not run: {entry.problem}" for entry in entries if entry.problem]
-    lines = [*Table(head, rows, note=note).lines(width), *(["", *problems] if problems else [])]
-    return [folded for line in lines for folded in wrapped(line, width)]
+    return [Table(head, rows, note=note), *(["", *problems] if problems else [])]
 
 
 def _rate(rate: float) -> str:

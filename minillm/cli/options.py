@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..decoding.fields import FIELDS, GROUPS, Setting
 from ..decoding.settings import GenerationConfig
+from ..engine.options import DEFAULTS, HELPERS, OPTIONS, Option
 from ..errors import ParameterError, PromptError, UsageError, listed
 from ..progress import work
 
@@ -21,21 +22,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_BATCH_SIZE = 16
+MAX_BATCH_SIZE: int = DEFAULTS["max_batch_size"]
 """Prompts that run in one batch; more are queued."""
 
-COMMON = (
-    frozenset(("help", "help_all", "text", "prompt", "prompt_file", "system", "model", "dtype", "device", "threads"))
-    | {"draft", "json", "stats"}
-    | {name for name, setting in FIELDS.items() if setting.common}
-)
-"""Options in the short help of `generate` and `chat`, by their `dest`."""
-
-MODEL_FLAGS = {
-    "draft": "a smaller draft model with the same vocabulary",
-    "amateur": "contrastive decoding: a weaker model with the same vocabulary",
+COMMON = frozenset(("help", "help_all", "text", "prompt", "prompt_file", "system", "model", "json", "stats")) | {
+    *(name for name, option in OPTIONS.items() if option.common),
+    *(name for name, setting in FIELDS.items() if setting.common),
 }
-"""Additional models of the engine -> the help of their flags, which come before those of the fields that need them."""
+"""Options in the short help of `generate` and `chat`, by their `dest`."""
 
 EARLY_STOPPING: dict[str, bool | str] = {"yes": True, "no": False, "never": "never"}
 
@@ -69,29 +63,16 @@ def add_model_options(
     else:
         words = words if needed is None else f"{needed}: checkpoint folder or hub id"
         group.add_argument("-m", "--model", metavar="MODEL", help=words, required=needed is not None)
-    group.add_argument("--revision", help="branch, tag or commit on the hub")
-    group.add_argument(
-        "--tokenizer", metavar="PATH", help="tokenizer folder, tokenizer.json or hub id (default: the model's)"
-    )
+    for name in ("revision", "tokenizer"):
+        add_engine_flag(group, name)
     if not execution:
         return
-    group.add_argument("--adapter", metavar="PATH", help="LoRA adapter to merge into the weights: folder or hub id")
+    add_engine_flag(group, "adapter")
     if chosen is not None:
-        group.add_argument(
-            "--adapters", nargs="+", metavar="NAME=PATH", help=f"LoRA adapters, chosen by {chosen}; not merged"
-        )
-    more = "" if dtypes is None else "; several, with commas"
-    group.add_argument(
-        "--dtype",
-        default=dtypes or "auto",
-        help=f"of weights: float32, float16, bfloat16, int8, int4{more} (default: {dtypes or 'auto'})",
-    )
-    group.add_argument("--device", default="cpu", help="cpu (default), or cuda: an NVIDIA GPU")
-    group.add_argument("--backend", default="auto", help="cpu: kernels in C (default, with a C compiler); numpy")
-    group.add_argument(
-        "--cache-dtype", default="auto", help="of the KV cache: float32 (default on a CPU), bfloat16, int8"
-    )
-    group.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads (default: one for each core)")
+        add_engine_flag(group, "adapters", lora=chosen)
+    add_engine_flag(group, "dtype", default=dtypes, more="" if dtypes is None else "; several, with commas")
+    for name in ("device", "backend", "cache_dtype", "threads"):
+        add_engine_flag(group, name)
     if parallel:
         group.add_argument(
             "--tensor-parallel", type=int, metavar="N", help="processes that share each layer; start them with mpiexec"
@@ -116,29 +97,46 @@ def add_generation_options(
         if not any(FIELDS[name].group == group.name for name in only):
             continue
         section = parser.add_argument_group(group.name, words.get(group.name, group.about) or None)
-        models = {*MODEL_FLAGS}
+        helpers = {*HELPERS}
         for name, setting in FIELDS.items():
             if setting.group == group.name and setting.flag is not None and name in only:
-                if setting.needs in models:
-                    models.remove(setting.needs)
-                    section.add_argument(f"--{setting.needs}", metavar="MODEL", help=MODEL_FLAGS[setting.needs])
-                flag, _, value = setting.flag.partition(" ")
-                options = _flag_arguments(name, setting, value)
-                options["help"] = words.get(name, options["help"])
-                section.add_argument(*setting.aliases, flag, dest=name, **options)
+                if setting.needs in helpers:  # the model's flag comes before those of the fields that need it
+                    helpers.remove(setting.needs)
+                    add_engine_flag(section, setting.needs)
+                _add_flag(section, name, setting, words.get(name, setting.help), switched=not setting.default)
     return section
 
 
-def _flag_arguments(name: str, setting: Setting, value: str) -> dict[str, Any]:
-    """How argparse reads the value of a field's flag, which the help calls `value`; without one it is a switch."""
+def add_engine_flag(group: Any, name: str, *, default: Any = None, lora: str = "", more: str = "") -> None:
+    """Add the flag that an option of the engine declares.
+
+    Args:
+        group: of a parser
+        name: of the option
+        default: the command's own, if it has one
+        lora: what chooses among several LoRA adapters
+        more: what the help says more about the values
+    """
+    help = OPTIONS[name].help.format(default=default or DEFAULTS[name], lora=lora)
+    help = help.replace(" (default", f"{more} (default")
+    _add_flag(group, name, OPTIONS[name], help, switched=not DEFAULTS[name]).default = default
+
+
+def _add_flag(group: Any, name: str, declared: Setting | Option, help: str, *, switched: bool) -> argparse.Action:
+    """Add the flag that a field or an option declares; one without a value is a switch, which sets `switched`."""
+    flag, _, value = (declared.flag or "").partition(" ")
+    arguments: dict[str, Any] = {"dest": name, "help": help}
     if not value:
-        return {"action": "store_const", "const": not setting.default, "help": setting.help}
-    read = _early_stopping if name == "early_stopping" else setting.read.word
-    if value.endswith(" ...]"):
-        return {"type": read, "nargs": "+", "metavar": value.partition(" ")[0], "help": setting.help}
-    if setting.read.many:
-        return {"type": read, "action": "append", "metavar": value, "help": f"{setting.help}; may be repeated"}
-    return {"type": read, "metavar": value, "help": setting.help}
+        arguments |= {"action": "store_const", "const": switched}
+    else:
+        arguments["type"] = _early_stopping if name == "early_stopping" else declared.read.word
+        arguments["metavar"] = value.partition(" ")[0]
+        if value.endswith(" ...]"):
+            arguments["nargs"] = "+"
+        elif declared.read.many:
+            arguments |= {"action": "append", "help": f"{help}; may be repeated"}
+    action: argparse.Action = group.add_argument(*declared.aliases, flag, **arguments)
+    return action
 
 
 def _early_stopping(word: str) -> bool | str:
@@ -190,7 +188,7 @@ def settle(args: argparse.Namespace, fields: Mapping[str, Any], task: Mapping[st
     from ..formats import find_model, open_model
     from ..models import ENCODER_DECODERS
 
-    defaults, models = dict(task or {}), [name for name in MODEL_FLAGS if getattr(args, name) is not None]
+    defaults, models = dict(task or {}), [name for name in HELPERS if getattr(args, name) is not None]
     if args.model is not None:
         folder = find_model(args.model, revision=args.revision)
         args.model, args.revision = str(folder), None
@@ -226,21 +224,22 @@ def load_engine(
 
 
 def make_engine(args: argparse.Namespace, *, prompts: int = 1, sequences: int = 1, **options: Any) -> "Engine":
-    """As `load_engine`, on each rank, with a model for any task."""
+    """As `load_engine`, on each rank, with a model for any task; with random weights if --shape names a shape.
+
+    Raises:
+        ParameterError: --shape stands beside an option of a model.
+    """
     from ..engine.engine import Engine
 
-    return Engine(
-        args.model,
-        revision=args.revision,
-        max_batch_size=max(1, min(prompts, MAX_BATCH_SIZE), sequences),
-        draft=getattr(args, "draft", None),
-        amateur=getattr(args, "amateur", None),
-        tokenizer=args.tokenizer,
-        adapter=args.adapter,
-        adapters=_named(getattr(args, "adapters", None) or ()),
-        **placement_fields(args),
-        **options,
-    )
+    size = max(1, min(prompts, MAX_BATCH_SIZE), sequences)
+    options = {"max_batch_size": size} | engine_options(args) | options
+    if getattr(args, "shape", None) is None:
+        return Engine(**{"model": args.model} | options)
+    if any(getattr(args, name) is not None for name in ("model", "revision", "adapter", "tokenizer")):
+        raise ParameterError(
+            "--shape stands in place of a model: leave out --model and its --revision, --adapter, --tokenizer"
+        )
+    return Engine.random(args.shape, **{name: value for name, value in options.items() if name != "prefix_cache"})
 
 
 def leading(engine: "Engine") -> "Engine":
@@ -281,14 +280,16 @@ def _named(words: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def placement_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """`Engine`'s arguments for device, backend, threads, dtypes and processes."""
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of an engine that the command line sets."""
     from ..parallel import Parallel
 
-    fields = {name: getattr(args, name) for name in ("dtype", "device", "backend", "cache_dtype", "threads")}
+    options = {name: value for name in OPTIONS if (value := getattr(args, name, None)) is not None}
+    if "adapters" in options:
+        options["adapters"] = _named(options["adapters"])
     degrees = {name: getattr(args, f"{name}_parallel", None) for name in ("tensor", "pipeline")}
     given = {name: degree for name, degree in degrees.items() if degree is not None}
-    return fields | ({"parallel": Parallel(**given)} if given else {})
+    return options | ({"parallel": Parallel(**given)} if given else {})
 
 
 def next_command(model: str | Path, *, chat: bool, output: "Output" = "tokens") -> str:
@@ -323,13 +324,23 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
         raise PromptError(f"the prompt {args.text!r:.40} stands beside --prompt or --prompt-file: give one of them")
     if args.text is not None or args.prompt is not None:
         return [args.text] if args.prompt is None else list(args.prompt)
-    if args.prompt_file is None or args.prompt_file == Path("-"):
-        if sys.stdin is None:
-            raise PromptError("standard input is closed: give --prompt or --prompt-file")
-        if sys.stdin.isatty():
-            print("Type the prompt; Ctrl-D on a line of its own ends it.", file=sys.stderr)
-        return [decode(sys.stdin.buffer.read, "standard input")]
-    return [decode(args.prompt_file.read_bytes, str(args.prompt_file))]
+    return [_read_source(args.prompt_file or "-", "prompt", "--prompt or --prompt-file")]
+
+
+def _read_source(name: Path | str, what: str, instead: str) -> str:
+    """The text of a file, or of standard input if its name is -; `instead` is what may be given in its place.
+
+    Raises:
+        PromptError: it is not valid UTF-8, or standard input is closed.
+        UsageError: the file cannot be read.
+    """
+    if str(name) != "-":
+        return decode(Path(name).read_bytes, str(name))
+    if sys.stdin is None:
+        raise PromptError(f"standard input is closed: give {instead}")
+    if sys.stdin.isatty():
+        print(f"Type the {what}; Ctrl-D on a line of its own ends it.", file=sys.stderr)
+    return decode(sys.stdin.buffer.read, "standard input")
 
 
 def decode(read: Callable[[], bytes], source: str) -> str:
@@ -379,7 +390,7 @@ def read_texts(args: argparse.Namespace) -> list[str]:
         return []
     texts: list[str] = []
     for name in args.file or ["-"]:
-        text = _standard_input("texts, one on each line") if name == "-" else decode(Path(name).read_bytes, name)
+        text = _read_source(name, "texts, one on each line", "the text on the command line or a file")
         texts += [text] if args.whole else re.split("\r\n|\r|\n", text)  # splitlines knows ten other ends of lines
     if not (nonempty := [text for text in texts if text.strip()]):
         raise PromptError("there is no text: give one in quotes, --file, or lines on standard input")
@@ -397,12 +408,3 @@ def each_block(texts: Sequence[T], title: str, *, counted: bool = True) -> Itera
             yield block
             if counted:
                 progress.advance(len(block))
-
-
-def _standard_input(what: str) -> str:
-    """All of standard input."""
-    if sys.stdin is None:
-        raise PromptError("standard input is closed: give the text on the command line or a file")
-    if sys.stdin.isatty():
-        print(f"Type the {what}; Ctrl-D on a line of its own ends.", file=sys.stderr)
-    return decode(sys.stdin.buffer.read, "standard input")

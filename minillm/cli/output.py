@@ -47,7 +47,9 @@ def text_alone() -> Iterator[None]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
-    root, handler = logging.getLogger(), _Held()
+    from logging.handlers import MemoryHandler
+
+    root, handler = logging.getLogger(), MemoryHandler(sys.maxsize, flushLevel=sys.maxsize)
     handlers, root.handlers = root.handlers, [handler]
     logging.captureWarnings(True)
     try:
@@ -55,7 +57,7 @@ def text_alone() -> Iterator[None]:
     finally:
         logging.captureWarnings(False)
         root.handlers = handlers
-        for record in handler.records:
+        for record in handler.buffer:
             root.handle(record)
 
 
@@ -64,18 +66,6 @@ def read_first(pieces: Iterator[T]) -> Iterator[T]:
     with work(PROMPT, None, "tokens"):
         first = next(pieces, None)
     return chain(() if first is None else (first,), pieces)
-
-
-class _Held(logging.Handler):
-    """Keeps log records."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record."""
-        self.records.append(record)
 
 
 def note(text: str) -> None:
@@ -113,8 +103,7 @@ def tokens_of(tokenizer: "Tokenizer | None", ids: Sequence[int]) -> list[str] | 
 def title(prompt: str, number: int, count: int) -> None:
     """Print a line that names the prompt whose results follow, if there are several."""
     if count > 1:
-        lines = wrapped(f"{number + 1} of {count}: {as_json(prompt)}", terminal_width())
-        print("\n".join([""] * (number > 0) + lines))
+        print_report([""] * (number > 0) + [f"{number + 1} of {count}: {as_json(prompt)}"])
 
 
 def token_text(token: str, length: int = 1000) -> str:
@@ -227,6 +216,13 @@ class Table(NamedTuple):
                 below = [start + "".join(below[:1]), *(" " * first + line for line in below[1:])]
             folded.append([*above, *(line.rstrip() for line in below if line.strip())])
         return folded
+
+
+def print_report(lines: Iterable[str | Table]) -> None:
+    """Print lines and tables, folded where they are wider than the terminal."""
+    width = terminal_width()
+    for line in lines:
+        print("\n".join(line.lines(width) if isinstance(line, Table) else wrapped(line, width)))
 
 
 def _right(cell: str, width: int) -> str:

@@ -5,14 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
-from .options import add_model_options, decode, leads, make_engine, placement_fields
+from .options import add_model_options, decode, leads, make_engine
 from .output import Table, as_json, terminal_width
-
-if TYPE_CHECKING:
-    from ..engine.engine import Engine
+from .parser import Parser
 
 DTYPES = "float32,bfloat16,float16,int8,int4"
 HEAD = (f"{'dtype':<10}", f"{'weights':>10}", f"{'perplexity':>10}", f"{'change':>8}", f"{'logit error':>12}")
@@ -38,32 +35,27 @@ class Accuracy:
     logit_error: float
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser("perplexity", help="what each dtype costs in accuracy", description=DESCRIPTION)
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     add_model_options(parser, dtypes=DTYPES, parallel=True)
     parser.add_argument("--shape", metavar="NAME", help="random weights in a published shape, such as opt-125m")
     parser.add_argument("--text", type=Path, metavar="FILE", help="the text to predict")
     parser.add_argument("--json", action="store_true", help="one JSON object for each dtype")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..backends.placement import check_dtype
 
-    if args.shape is not None:
-        names = ("model", "revision", "adapter", "tokenizer", "text")
-        given = [name for name in names if getattr(args, name) is not None]
-        if given:
-            raise ParameterError(f"--shape stands for random weights: leave out --{given[0]}")
+    if args.shape is not None and args.text is not None:
+        raise ParameterError("--shape stands for random weights, which predict no text: leave out --text")
     dtypes = [word.strip() for word in args.dtype.split(",")]
     for dtype in dtypes:
         check_dtype(dtype)  # all of them, before the first model is loaded
     compared = list(dict.fromkeys(["float32", *dtypes]))
     if not leads(args):
         for dtype in compared:
-            with _load(args, dtype):
+            with make_engine(args, dtype=dtype, prefix_cache=False):
                 pass  # computes its share here
         return
     measured = _measure(args, compared, _text(args))
@@ -94,7 +86,7 @@ def _measure(args: argparse.Namespace, dtypes: list[str], text: str | None) -> I
 
     exact, plain = None, None
     for dtype in dtypes:
-        with _load(args, dtype) as engine:
+        with make_engine(args, dtype=dtype, prefix_cache=False) as engine:
             refuse_task(engine.config, "tokens", "perplexity")
             if engine.config.encoder_layers:
                 raise ParameterError("perplexity is of a text alone: an encoder-decoder's text depends on its source")
@@ -103,15 +95,6 @@ def _measure(args: argparse.Namespace, dtypes: list[str], text: str | None) -> I
             exact, plain = (logits, value) if exact is None else (exact, plain)
             change = None if value is None or plain is None else value / plain - 1
             yield Accuracy(dtype, weight_bytes(engine), value, change, relative_error(logits, exact))
-
-
-def _load(args: argparse.Namespace, dtype: str) -> "Engine":
-    from ..engine.engine import Engine
-
-    args = argparse.Namespace(**vars(args) | {"dtype": dtype})
-    if args.shape is None:
-        return make_engine(args, prefix_cache=False)
-    return Engine.random(args.shape, max_batch_size=1, **placement_fields(args))
 
 
 def _cells(row: Accuracy) -> list[str]:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
 from ..output_files import check_writable, write_file
-from .options import add_model_options, leading, load_engine, placement_fields
-from .output import Table, as_json, terminal_width, wrapped
+from .options import add_model_options, load_engine
+from .output import Table, as_json, print_report
+from .parser import Parser
 from .plots import draw_profile, need_matplotlib, write_figure
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
     from ..measure.profiling import Profile, ProfiledStep
 
 DESCRIPTION = """Time each operation, layer and phase of a real run.
@@ -36,9 +36,8 @@ EPILOG = """examples:
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser("profile", help="where the time of a run goes", description=DESCRIPTION, epilog=EPILOG)
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     add_model_options(parser, parallel=True)
     parser.add_argument("--shape", help="a published shape with random weights in place of a model: opt-125m ...")
     work = parser.add_argument_group("work")
@@ -55,7 +54,6 @@ def add_parser(commands: Any) -> None:
     output.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto or chrome://tracing")
     output.add_argument("--png", type=Path, metavar="FILE", help="draw operations and layers beside their floors")
     output.add_argument("--json", action="store_true", help="one JSON object with all figures, in seconds")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -69,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
     check_writable(args.trace, args.png)
     if args.png is not None:
         need_matplotlib(args.png)
-    engine = _load(args)
+    engine = load_engine(args, sequences=args.batch, prefix_cache=False)
     longest, context = args.prompt_length + args.new_tokens, engine.config.max_positions
     if longest > context:
         raise ParameterError(
@@ -95,26 +93,14 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(as_json(as_dict(measured, title)))
     else:
-        print("\n".join(report(measured, title, terminal_width())))
+        print_report(report(measured, title))
         for path in (args.trace, args.png):
             if path is not None:
                 print(f"written: {path}")
 
 
-def _load(args: argparse.Namespace) -> "Engine":
-    from ..engine.engine import Engine
-
-    if args.shape is None:
-        return load_engine(args, prompts=args.batch, prefix_cache=False)
-    if any(getattr(args, name) is not None for name in ("model", "revision", "adapter", "tokenizer")):
-        raise ParameterError(
-            "--shape stands in place of a model: leave out --model and its --revision, --adapter, --tokenizer"
-        )
-    return leading(Engine.random(args.shape, max_batch_size=args.batch, **placement_fields(args)))
-
-
-def report(profile: "Profile", title: str, width: int | None = None) -> list[str]:
-    """The tables as lines of text, folded into `width` columns if it is given."""
+def report(profile: "Profile", title: str) -> list[str | Table]:
+    """The tables and what stands around them, for `print_report`."""
     bandwidth, peak, name = profile.hardware.bandwidth / 1e9, profile.peak / 1e9, profile.hardware.name
     low, high = (profile.overhead[len(profile.steps) * i // 4] for i in (1, 3))
     floors = f"floors by {name}: {bandwidth:,.1f} GB/s from memory, {peak:,.0f} GFLOP/s in products"
@@ -122,10 +108,10 @@ def report(profile: "Profile", title: str, width: int | None = None) -> list[str
         f"profiling overhead: {profile.median_overhead:+.1%} a step, the median of {len(profile.steps)} steps against "
         f"the same ones without profiling (quartiles {low:+.1%} and {high:+.1%})"
     )
-    lines = [*wrapped(title, width), *wrapped(floors, width)]
+    lines: list[str | Table] = [title, floors]
     for name, phase in profile.phases.items():
-        lines += ["", *_table(name, phase).lines(width)]
-    return [*lines, "", *wrapped(overhead, width)]
+        lines += ["", _table(name, phase)]
+    return [*lines, "", overhead]
 
 
 def _table(name: str, phase: "Profile") -> Table:

@@ -4,11 +4,11 @@ import argparse
 import math
 import shlex
 from pathlib import Path
-from typing import Any
 
 from ..errors import ModelNotFoundError, ParameterError
 from .options import next_command
 from .output import bytes_text
+from .parser import Parser
 
 DESCRIPTION = """Fetch a model from the Hugging Face hub into the local cache (HF_HOME). Of a
 repository only the files that minillm needs are fetched: configuration,
@@ -24,15 +24,11 @@ EPILOG = """examples:
 SUFFIX = ".gguf"
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "pull", help="fetch a model from the hub into the local cache", description=DESCRIPTION, epilog=EPILOG
-    )
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     parser.add_argument("model", metavar="ID", help="Hugging Face hub id: owner/name")
     parser.add_argument("--revision", help="branch, tag or commit on the hub")
     parser.add_argument("--file", metavar="NAME", help="a GGUF file of the repository (default: the only one there is)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

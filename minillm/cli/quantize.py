@@ -4,10 +4,11 @@ import argparse
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .options import next_command
-from .output import Table, bytes_text
+from .output import Table, bytes_text, print_report
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..formats.write_checkpoint import Rounding
@@ -31,14 +32,8 @@ the difference over the norm of the matrix, of all matrices of a kind and of the
 worst one. What that costs, perplexity shows."""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "quantize",
-        help="write a checkpoint with smaller weights",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     parser.add_argument("source", metavar="SRC", help="checkpoint folder, GGUF file or Hugging Face hub id")
     parser.add_argument("target", metavar="DST", type=Path, help="a folder to be made, or a file that ends in .gguf")
     parser.add_argument(
@@ -46,7 +41,6 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--group-size", type=int, metavar="N", help="weights that share a scale: 32 (default) or 64")
     parser.add_argument("--revision", help="branch, tag or commit on the hub")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -62,30 +56,30 @@ def run(args: argparse.Namespace) -> None:
     roundings = write(source, args.target, args.dtype, args.group_size)
     written = open_model(args.target)
     before, after = open_model(source).weight_bytes, written.weight_bytes
-    print("\n".join(error_table(roundings)))
+    print_report(error_table(roundings))
     print(f"{'weights':<11} {bytes_text(before)} -> {bytes_text(after)}, {after / before:.0%} of it")
     chat = written.chat_template is not None
     print(f"{'next':<11} {next_command(args.target, chat=chat, output=written.config.output)}")
 
 
-def error_table(roundings: "list[Rounding]") -> list[str]:
+def error_table(roundings: "list[Rounding]") -> list[str | Table]:
     """A line for each kind of matrix and format: the relative error of all of them together, and of the worst one."""
     kinds: dict[tuple[str, str], list[Rounding]] = {}
     for rounding in roundings:
         name = re.sub(r"(?<=\.)\d+(?=\.)", "*", rounding.name.removesuffix(".weight"))
         kinds.setdefault((name, rounding.format.name), []).append(rounding)
     rows = []
-    for (name, form), several in kinds.items():
+    for (name, form), rounded in kinds.items():
         error, norm = (
-            math.fsum(getattr(rounding, field) for rounding in several) for field in ("squared_error", "squared_norm")
+            math.fsum(getattr(rounding, field) for rounding in rounded) for field in ("squared_error", "squared_norm")
         )
-        worst = max(several, key=lambda rounding: rounding.error)
+        worst = max(rounded, key=lambda rounding: rounding.error)
         numbers = re.findall(r"(?<=\.)\d+(?=\.)", worst.name)
         which = ", ".join(f"{place} {number}" for place, number in zip(("layer", "expert"), numbers, strict=False))
-        rows.append([name, str(len(several)), form, f"{math.sqrt(error / norm) if norm else 0:.2%}"])
-        rows[-1] += [f"{worst.error:.2%}" + f" in {which}" * bool(which)] * (len(several) > 1)
+        rows.append([name, str(len(rounded)), form, f"{math.sqrt(error / norm) if norm else 0:.2%}"])
+        rows[-1] += [f"{worst.error:.2%}" + f" in {which}" * bool(which)] * (len(rounded) > 1)
     if not rows:
         return ["every weight is written as it was, or exactly"]
     worst = max(roundings, key=lambda rounding: rounding.error)
     table = Table(("matrices", "number", "format", "error", "worst"), rows)
-    return [*table.lines(), "", f"{'error':<11} at most {worst.error:.2%}, in {worst.name}"]
+    return [table, "", f"{'error':<11} at most {worst.error:.2%}, in {worst.name}"]

@@ -8,16 +8,26 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..engine.options import HELPERS
 from ..errors import MinillmError, ParameterError, UsageError, install
 from ..text.chat import FORMATS
 from . import logs
-from .options import MODEL_FLAGS, add_model_options, decode, has_ranks, leads, make_engine
+from .options import add_engine_flag, add_model_options, decode, has_ranks, leads, make_engine
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..server import Limits
+
+DESCRIPTION = """Serve models over HTTP: /v1/chat/completions, /v1/completions and more,
+as OpenAI's clients expect them. Ctrl-C or SIGTERM lets what runs finish, a
+second one ends it.
+
+Each flag may also stand in the file of --config, in TOML (max-batch-size = 8),
+and in the environment (MINILLM_MAX_BATCH_SIZE=8; several values with commas).
+The command line counts before the environment, and that before the file."""
 
 EPILOG = """examples:
   minillm serve
@@ -64,43 +74,16 @@ EXAMPLES = {
 """The first endpoint that a model has -> a request to it"""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "serve",
-        help="serve models over HTTP, with OpenAI's API",
-        description="Serve models over HTTP: /v1/chat/completions, /v1/completions and more,\n"
-        "as OpenAI's clients expect them. Ctrl-C or SIGTERM lets what runs finish, a\nsecond one ends it.\n\n"
-        "Each flag may also stand in the file of --config, in TOML (max-batch-size = 8),\n"
-        "and in the environment (MINILLM_MAX_BATCH_SIZE=8; several values with commas).\n"
-        "The command line counts before the environment, and that before the file.",
-        epilog=EPILOG,
-    )
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     add_model_options(parser, several=True, parallel=True, chosen="a request's model")
     group = parser.add_argument_group("engine")
-    for name, words in MODEL_FLAGS.items():
-        group.add_argument(f"--{name}", metavar="MODEL", help=words)
+    for name in HELPERS:
+        add_engine_flag(group, name)
     group.add_argument("--alias", metavar="NAME", help="name of the model in requests (default: that of its file)")
-    group.add_argument(
-        "--max-batch-size",
-        type=int,
-        default=MAX_BATCH_SIZE,
-        metavar="N",
-        help="sequences that run at once (default: %(default)s)",
-    )
-    group.add_argument(
-        "--max-batched-tokens",
-        type=int,
-        metavar="N",
-        help="tokens of a step; fewer let long prompts delay others less (default: 128, on a GPU 512)",
-    )
-    group.add_argument(
-        "--cache-bytes",
-        type=int,
-        metavar="N",
-        help="memory of the KV cache (default: what the batch needs, at most an eighth of the free memory)",
-    )
-    group.add_argument("--no-prefix-cache", action="store_true", help="compute prompts with a known beginning anew")
+    add_engine_flag(group, "max_batch_size", default=MAX_BATCH_SIZE)
+    for name in ("max_batched_tokens", "cache_bytes", "prefix_cache"):
+        add_engine_flag(group, name)
     group.add_argument(
         "--sampling-defaults",
         choices=("openai", "checkpoint"),
@@ -156,7 +139,6 @@ def add_parser(commands: Any) -> None:
         "--log-format", choices=logs.FORMATS, default="text", help="lines of text (default), or a JSON object a line"
     )
     parser.take_configuration()
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -170,14 +152,8 @@ def run(args: argparse.Namespace) -> None:
     limits, keys = _limits(args), _keys(args)
     if args.max_connections is not None and args.max_connections < 1:
         raise ParameterError(f"--max-connections should be a number above 0, found {args.max_connections}")
-    binding = Binding(
-        host=args.host,
-        port=args.port,
-        ssl_keyfile=args.ssl_keyfile,
-        ssl_certfile=args.ssl_certfile,
-        send_timeout=limits.send_timeout,
-        max_connections=args.max_connections,
-    )
+    address = {field.name: getattr(args, field.name) for field in dataclasses.fields(Binding)}
+    binding = Binding(**address | {"send_timeout": limits.send_timeout})
     binding.check()
     names = _names(args)
     if has_ranks(args):
@@ -185,14 +161,14 @@ def run(args: argparse.Namespace) -> None:
 
         check_threads(len(names))
     if not leads(args):  # computes its share, and has no socket
-        follow_all([_load(args, model) for model in names.values()])
+        follow_all([make_engine(args, model=model) for model in names.values()])
         return
     with binding.bind() as bound:
         if not keys and not binding.is_local(bound):
             logger.warning(
                 "everyone who reaches %s may use this server: give --api-key, or leave --host out", args.host
             )
-        engines = {name: _load(args, model) for name, model in names.items()}
+        engines = {name: make_engine(args, model=model) for name, model in names.items()}
         app = make_app(
             engines,
             limits=limits,
@@ -219,7 +195,7 @@ def _names(args: argparse.Namespace) -> dict[str, str | None]:
     named: dict[str, str | None] = {}
     words: list[str | None] = args.model or [None]
     if len(words) > 1:
-        for option in ("alias", "revision", "adapter", "adapters", "tokenizer", *MODEL_FLAGS):
+        for option in ("alias", "revision", "adapter", "adapters", "tokenizer", *HELPERS):
             if getattr(args, option) is not None:
                 raise UsageError(f"--{option} goes with one --model, found {len(words)}")
     for word in words:
@@ -242,17 +218,6 @@ def _split(word: str | None) -> tuple[str, str | None]:
     if not checkpoint.exists():
         return word, word
     return checkpoint.resolve().stem if checkpoint.suffix == ".gguf" else checkpoint.resolve().name, word
-
-
-def _load(args: argparse.Namespace, model: str | None) -> "Engine":
-    single = argparse.Namespace(**vars(args) | {"model": model})
-    return make_engine(
-        single,
-        sequences=args.max_batch_size,
-        max_batched_tokens=args.max_batched_tokens,
-        cache_bytes=args.cache_bytes,
-        prefix_cache=not args.no_prefix_cache,
-    )
 
 
 def follow_all(engines: Sequence["Engine"]) -> None:

@@ -1,7 +1,6 @@
-"""minillm summarize and minillm translate: texts through an encoder-decoder, a line for each."""
+"""minillm summarize: texts through an encoder-decoder, a line for each; `translate` does likewise."""
 
 import argparse
-from typing import Any
 
 from ..errors import ParameterError
 from ..progress_bar import bars_aside
@@ -20,6 +19,7 @@ from .options import (
     settle,
 )
 from .output import as_json, show
+from .parser import Parser
 
 SHORT = (COMMON - {"draft", "prompt", "prompt_file", "system", "stats"}) | {
     *("text", "file", "whole", "truncate", "source", "target", "num_beams"),
@@ -32,41 +32,26 @@ WORDS = {
     "sampling": "Each of these but the penalties turns sampling on.",
 }
 """Help where the defaults are the tasks'"""
-TRANSLATE = "Translate texts with an encoder-decoder, such as T5 or mBART: a line for each."
-SUMMARIZE = "Summarize texts with an encoder-decoder, such as BART or T5: a line for each."
-TRANSLATE_EXAMPLES = """examples:
-  minillm translate -m google/flan-t5-small --source en --target fr "Thank you."
-  minillm translate -m Helsinki-NLP/opus-mt-en-de --file english.txt > de.txt
-"""
-SUMMARIZE_EXAMPLES = """examples:
+DESCRIPTION = "Summarize texts with an encoder-decoder, such as BART or T5: a line for each."
+EPILOG = """examples:
   minillm summarize -m facebook/bart-large-cnn --whole --file article.txt
   minillm summarize -m google/flan-t5-small --json < lines.txt
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-commands."""
-    translate = commands.add_parser(
-        "translate", help="translate texts", description=TRANSLATE, epilog=TRANSLATE_EXAMPLES
-    )
-    texts = add_text_options(translate)
-    texts.add_argument("--source", metavar="LANGUAGE", help="of the texts, such as en or en_XX, if the model needs it")
-    texts.add_argument("--target", metavar="LANGUAGE", help="of the translations, likewise")
-    _add_other_options(translate)
-    translate.set_defaults(run=run, task="translation", key="translation_text", doing="translating")
-    summarize = commands.add_parser(
-        "summarize", help="summarize texts", description=SUMMARIZE, epilog=SUMMARIZE_EXAMPLES
-    )
-    add_text_options(summarize)
-    _add_other_options(summarize)
-    summarize.set_defaults(run=run, task="summarization", key="summary_text", doing="summarizing")
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
+    add_text_options(parser)
+    add_other_options(parser, task="summarization", key="summary_text", doing="summarizing")
 
 
-def _add_other_options(parser: Any) -> None:
+def add_other_options(parser: Parser, **task: str) -> None:
+    """Add the options beside the texts; `task` is what `run` does with them."""
     add_model_options(parser, needed="an encoder-decoder", parallel=True, chosen="--lora")
     add_generation_options(parser, words=WORDS)
     parser.add_argument("--json", action="store_true", help="print a JSON object for each text")
     parser.shorten(SHORT)
+    parser.set_defaults(**task)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,26 +1,22 @@
 """minillm tokenize: show the tokens of a text."""
 
 import argparse
-from typing import Any
 
 from ..errors import ParameterError
 from .options import add_model_options, add_prompt_options, read_prompts
 from .output import as_json, quoted, title, tokens_of
+from .parser import Parser
+
+DESCRIPTION = "Show the tokens of a text, one per line."
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "tokenize",
-        help="show the tokens of a text",
-        description="Show the tokens of a text, one per line.",
-    )
+def add_options(parser: Parser) -> None:
+    """Add the command's options."""
     add_prompt_options(parser)
     add_model_options(parser, execution=False)
     parser.add_argument("--ids", action="store_true", help="print only the ids of each text, in one line")
     parser.add_argument("--json", action="store_true", help="print a JSON object for each text")
     parser.add_argument("--no-special", action="store_true", help="without the special token at the beginning")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,115 +1,97 @@
-"""Table of the engine's arguments and their allowed values."""
+"""Readers of the engine's arguments, the table of those that are no options, and the refusal of another task."""
 
 import math
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from ..config import ModelConfig
 from ..decoding.settings import GenerationConfig
-from ..decoding.values import LARGE, flag, number, text, whole
+from ..decoding.values import LARGE, Reader, T, flag, number, reader, whole
 from ..errors import ParameterError, TaskError, shown
-from ..text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
 
 
-class Argument(NamedTuple):
-    """Validation rule of one argument."""
-
-    read: Callable[[object], Any]
-    """Converts the value to the type that the engine uses; raises ValueError for anything else"""
-    expected: str
-    optional: bool = False
-    """True if None stands for the default"""
-
-
-def _path(value: object) -> str:
+@reader("the path of a folder or a hub id")
+def path(value: object) -> str:
+    """Paths and hub ids."""
     name = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(name, str) or not name:
         raise ValueError
     return str(name)
 
 
+@reader("the path of a folder or a tokenizer.json, a hub id or a Tokenizer")
+def tokenizer_or_path(value: object) -> "str | Tokenizer":
+    """Tokenizers and where to find one."""
+    from ..text.tokenizer import Tokenizer
+
+    return value if isinstance(value, Tokenizer) else path(value)
+
+
+@reader("a dict of names and folders or hub ids")
+def named_paths(value: object) -> dict[str, str]:
+    """Paths by name."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) and name for name in value):
+        raise ValueError
+    return {name: path(where) for name, where in value.items()}
+
+
+@reader("a GenerationConfig (of a dict: GenerationConfig.from_dict)")
 def _config(value: object) -> GenerationConfig:
     if not isinstance(value, GenerationConfig):
         raise ValueError
     return value
 
 
-def _adapters(value: object) -> dict[str, str]:
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) and name for name in value):
-        raise ValueError
-    return {name: _path(where) for name, where in value.items()}
-
-
+@reader("a dict of generation fields")
 def _defaults(value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError
     return dict(value)
 
 
-_POSITIVE = "a whole number of at least 1"
-_MODEL = "the path of a folder or a hub id"
+def optional(read: Reader[T]) -> Reader[T | None]:
+    """A reader that takes None too, which stands for the default."""
+    return replace(read, read=lambda value: None if value is None else read.read(value))  # type: ignore[arg-type, return-value]
 
-ARGUMENTS = {
-    "model": Argument(_path, _MODEL, optional=True),
-    "revision": Argument(text, "a branch, tag or commit as text", optional=True),
-    "tokenizer": Argument(
-        lambda value: value if isinstance(value, Tokenizer) else _path(value),
-        "the path of a folder or a tokenizer.json, a hub id or a Tokenizer",
-        optional=True,
-    ),
-    "adapter": Argument(_path, _MODEL, optional=True),
-    "adapters": Argument(_adapters, "a dict of names and folders or hub ids", optional=True),
-    "draft": Argument(_path, _MODEL, optional=True),
-    "amateur": Argument(_path, _MODEL, optional=True),
-    "threads": Argument(whole(1), _POSITIVE, optional=True),
-    "max_batch_size": Argument(whole(1), _POSITIVE),
-    "max_batched_tokens": Argument(whole(1), _POSITIVE, optional=True),
-    "cache_bytes": Argument(whole(1), _POSITIVE, optional=True),
-    "prefix_cache": Argument(flag, "True or False"),
-    "progress": Argument(flag, "True or False"),
-    "seed": Argument(whole(0, 2**64), "a whole number from 0 to 2**64 - 1"),
-    "std": Argument(number(0, LARGE), f"a number from 0 to {LARGE:g}"),
-    "request_id": Argument(whole(0), "a whole number as `add` returns it"),
-    "priority": Argument(whole(-math.inf), "a whole number; smaller ones come first"),
-    "timeout": Argument(number(0, LARGE, above=True), "a number of seconds above 0", optional=True),
-    "defaults": Argument(_defaults, "a dict of generation fields", optional=True),
-    "max_waiting": Argument(whole(1), _POSITIVE),
-    "max_unread": Argument(whole(1), _POSITIVE),
-    "config": Argument(_config, "a GenerationConfig (of a dict: GenerationConfig.from_dict)", optional=True),
+
+ARGUMENTS: dict[str, Reader[Any]] = {
+    "model": optional(path),
+    "seed": replace(whole(0, 2**64), expected="a whole number from 0 to 2**64 - 1"),
+    "std": number(0, LARGE),
+    "request_id": replace(whole(0), expected="a whole number as `add` returns it"),
+    "priority": replace(whole(-math.inf), expected="a whole number; smaller ones come first"),
+    "timeout": optional(replace(number(0, LARGE, above=True), expected="a number of seconds above 0")),
+    "defaults": optional(_defaults),
+    "max_waiting": whole(1),
+    "max_unread": whole(1),
+    "config": optional(_config),
+    "progress": flag,
 }
-"""Arguments of `Engine`, `Engine.random` and the engine's methods. `decoding.prompts` reads prompts, `choose_backend`
-the words of `Placement`."""
+"""Arguments of `Engine`, `Engine.random` and the engine's methods, beside the options. `decoding.prompts` reads
+prompts."""
 
 
-def read(name: str, value: object) -> Any:
-    """Validate an argument and convert it to the type that the engine uses.
+def read(name: str, value: object, reader: Reader[Any] | None = None) -> Any:
+    """Validate an argument, and convert it to the type that the engine uses.
+
+    Args:
+        name: of the argument
+        value: the user's
+        reader: of an option; by default the table's
 
     Raises:
-        ParameterError: it does not match the table.
+        ParameterError: the reader refuses the value.
     """
-    argument = ARGUMENTS[name]
-    if value is None and argument.optional:
-        return None
+    reader = reader or ARGUMENTS[name]
     try:
-        return argument.read(value)
+        return reader(value)
     except ValueError:
-        raise ParameterError(f"{name} should be {argument.expected}, found {shown(value)}") from None
-
-
-def read_budget(max_batched_tokens: object, max_batch_size: int) -> int | None:
-    """Validate `max_batched_tokens`, which must cover a decode step of all sequences.
-
-    Raises:
-        ParameterError: it is no count, or less than `max_batch_size`.
-    """
-    budget: int | None = read("max_batched_tokens", max_batched_tokens)
-    if budget is not None and budget < max_batch_size:
-        raise ParameterError(
-            f"max_batched_tokens should be at least max_batch_size, which is {max_batch_size}, found {budget}: each "
-            "decoding sequence takes a token of every step"
-        )
-    return budget
+        raise ParameterError(f"{name} should be {reader.expected}, found {shown(value)}") from None
 
 
 def refuse_task(config: ModelConfig, output: str, call: str) -> None:

@@ -1,47 +1,27 @@
 """Options of an engine, checked, and the parts that follow from them: backend, model, request maker, caches."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Annotated, Any, Self, TypedDict
+from typing import Any, Self
 
 from ..backends.operations import Backend
 from ..backends.placement import Placement, choose_backend
 from ..cache import PagedCache, PrefixCache
 from ..config import ModelConfig
-from ..decoding.keywords import default_of
 from ..decoding.request import RequestMaker, refuse_guesses
-from ..distributed.communicator import Communicator
 from ..distributed.ranks import Ranks, joined
-from ..errors import ParameterError, listed, shown
-from ..parallel import Parallel
 from ..progress import showing
-from .arguments import read, read_budget, refuse_task
+from .arguments import refuse_task
 from .loading import Parts, affordable_pages
 
 logger = logging.getLogger("minillm")
 
 
-class EngineKeywords(TypedDict, total=False):
-    """How a model runs: the arguments that `Engine` and `Engine.random` share, with defaults other than None."""
-
-    dtype: Annotated[str, "auto"]
-    device: Annotated[str, "cpu"]
-    backend: Annotated[str, "auto"]
-    cache_dtype: Annotated[str, "auto"]
-    threads: int | None
-    max_batch_size: Annotated[int, 16]
-    max_batched_tokens: int | None
-    cache_bytes: int | None
-    parallel: Parallel | None
-    communicator: Communicator | None
-    progress: Annotated[bool, True]
-
-
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How a model runs, checked: `EngineKeywords`, as documented in `Engine`, and what follows from them."""
+    """How a model runs, checked: `EngineKeywords`, and what follows from them."""
 
     placement: Placement
     max_batch_size: int
@@ -54,39 +34,26 @@ class EngineOptions:
     """True if this process shows bars"""
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], known: Collection[str], *, prefix_cache: bool) -> Self:
-        """Check the user's `EngineKeywords`, then join the processes that share the model.
+    def of(cls, values: Mapping[str, Any], *, prefix_cache: bool) -> Self:
+        """Join the processes that share the model.
 
         Args:
-            given: the arguments by name
-            known: what an error lists about an unknown one: names of all arguments of the call
+            values: by `read_options`
             prefix_cache: as in `Engine`
 
         Raises:
-            ParameterError: an argument is unknown or impossible.
+            ParameterError: there is another number of processes.
             DeviceError: there is no MPI, or no NCCL, for several processes.
         """
-        hints = EngineKeywords.__annotations__
-        if unknown := given.keys() - hints.keys():
-            raise ParameterError(f"there is no argument {shown(min(unknown))}: expected one of {listed(known)}")
-        values = {name: default_of(hint) for name, hint in hints.items()} | dict(given)
-        size = read("max_batch_size", values["max_batch_size"])
-        cache_bytes, budget = (
-            read("cache_bytes", values["cache_bytes"]),
-            read_budget(values["max_batched_tokens"], size),
-        )
-        prefix_cache, progress = read("prefix_cache", prefix_cache), read("progress", values["progress"])
-        placement = Placement(**{field.name: values[field.name] for field in fields(Placement)})
-        placement = replace(placement, threads=read("threads", placement.threads))
-        ranks = joined(values["parallel"], values["communicator"], placement.device)
+        ranks = joined(values["parallel"], values["communicator"], values["device"])
         return cls(
-            placement=placement,
-            max_batch_size=size,
-            max_batched_tokens=budget,
-            cache_bytes=cache_bytes,
+            placement=Placement(**{field.name: values[field.name] for field in fields(Placement)}),
+            max_batch_size=values["max_batch_size"],
+            max_batched_tokens=values["max_batched_tokens"],
+            cache_bytes=values["cache_bytes"],
             prefix_cache=prefix_cache,
             ranks=ranks,
-            progress=progress and (ranks is None or ranks.rank == 0),
+            progress=values["progress"] and (ranks is None or ranks.rank == 0),
         )
 
 

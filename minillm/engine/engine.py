@@ -23,13 +23,13 @@ from ..tasks.pooling import Pooling
 from ..text.chat import RENDER_ARGUMENTS, Messages, refuse_documents
 from ..text.tokenizer import EncodedText
 from .arguments import read, refuse_task
-from .engine_base import EngineBase
 from .inspect import Score, all_logits, last_attention, score_tokens
+from .lifecycle import EngineLifecycle
 from .results import Generation
 from .stream import EventStream
 
 
-class Engine(EngineBase):
+class Engine(EngineLifecycle):
     """A model ready to generate; or, as its checkpoint is made for it, to embed or classify texts.
 
     Several threads may use one engine: their requests run in one batch. Ctrl-C takes effect after the current step and

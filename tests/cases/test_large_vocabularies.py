@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import pytest
 
-from minillm.cli.models import _examine
+from minillm.cli.models import describe
 from minillm.formats.gguf.file import FILE_TYPES
 from minillm.measure.accounting.hardware import Hardware
 from minillm.text.tokenizer import sentencepiece
@@ -82,7 +82,5 @@ def test_a_file_is_listed_by_its_own_type(tmp_path, monkeypatch, code, name):
 
         monkeypatch.setattr(gguf.GGUFWriter, "write_header_to_file", with_type)
     write_llama(tmp_path / "m.gguf")
-    facts = {}
     machine = Hardware(name="a machine", rates={"float32": 1e12}, bandwidth=1e11, memory=10**10, source="made up")
-    _examine(tmp_path / "m.gguf", facts, "cpu", machine)
-    assert facts["format"] == f"GGUF {name}"
+    assert describe("m", tmp_path / "m.gguf", "", machine).format == f"GGUF {name}"

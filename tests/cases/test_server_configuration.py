@@ -93,8 +93,8 @@ def test_a_flag_counts_on_the_command_line_before_the_environment_before_the_fil
     assert getattr(parsed(), action.dest) == said_in_file
     monkeypatch.setenv(variable, "0" if action.nargs == 0 else ",".join(around))
     if action.nargs == 0:
-        assert getattr(parsed(*config), action.dest) is False
-        assert getattr(parsed(*config, flag), action.dest) is True
+        assert getattr(parsed(*config), action.dest) == action.default
+        assert getattr(parsed(*config, flag), action.dest) == action.const
         return
     with monkeypatch.context() as without:
         without.delenv(variable)

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from minillm.cli.analyze import analyze
-from minillm.cli.main import build_parser, run
+from minillm.cli.main import run
 from minillm.cli.output import bytes_text, number_text, seconds_text
 from minillm.cli.plots import draw_roofline, marks_of
 from minillm.errors import install
@@ -230,8 +230,7 @@ def test_marks_stand_on_the_roof() -> None:
     from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
 
-    args = build_parser().parse_args(["analyze", "opt-13b", "--batch", "4", "--hardware", "h100"])
-    analysis, figure = analyze(args), Figure()
+    analysis, figure = analyze("opt-13b", batch=4, hardware="h100"), Figure()
     draw_roofline(figure, analysis)
     (axis,) = figure.axes
     circles = [one for one in axis.collections if isinstance(one, PathCollection)]

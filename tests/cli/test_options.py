@@ -1,12 +1,16 @@
-"""The flags of generation fields: each reaches its field, and its help is the field's."""
+"""The flags of generation fields and of the engine's options: each reaches its own, and its help is the field's."""
 
+import re
 from typing import Any
 
 import pytest
 
+from minillm import Engine
 from minillm.cli.main import build_parser, run
-from minillm.cli.options import generation_fields
+from minillm.cli.options import engine_options, generation_fields
 from minillm.decoding.fields import FIELDS
+from minillm.engine.options import OPTIONS
+from minillm.parallel import Parallel
 
 FLAGS: dict[str, dict[str, Any]] = {
     "--max-new-tokens 5": {"max_new_tokens": 5},
@@ -194,3 +198,43 @@ def test_names_that_other_programs_have_are_ours_too(other, ours):
     assert generation_fields(one) == generation_fields(same)
     names = ("prompt", "model", "threads")
     assert [getattr(one, name) for name in names] == [getattr(same, name) for name in names]
+
+
+ENGINE_FLAGS: dict[str, dict[str, Any]] = {
+    "--revision a": {"revision": "a"},
+    "--tokenizer a": {"tokenizer": "a"},
+    "--draft a": {"draft": "a"},
+    "--amateur a": {"amateur": "a"},
+    "--adapter a": {"adapter": "a"},
+    "--adapters a=b c=d": {"adapters": {"a": "b", "c": "d"}},
+    "--no-prefix-cache": {"prefix_cache": False},
+    "--dtype int8": {"dtype": "int8"},
+    "--device cuda": {"device": "cuda"},
+    "--backend numpy": {"backend": "numpy"},
+    "--cache-dtype int8": {"cache_dtype": "int8"},
+    "--threads 2": {"threads": 2},
+    "--max-batch-size 3": {"max_batch_size": 3},
+    "--max-batched-tokens 64": {"max_batched_tokens": 64},
+    "--cache-bytes 1000": {"cache_bytes": 1000},
+    "--tensor-parallel 2": {"parallel": Parallel(tensor=2)},
+}
+
+
+@pytest.mark.parametrize("words", ENGINE_FLAGS)
+def test_a_flag_reaches_its_option_of_the_engine(words: str) -> None:
+    args = build_parser("serve").parse_args(["serve", *words.split()])
+    assert engine_options(args) == {"max_batch_size": 32} | ENGINE_FLAGS[words]
+
+
+def test_every_option_of_the_engine_with_a_flag_is_tried_and_documented() -> None:
+    flags = {option.flag.partition(" ")[0]: name for name, option in OPTIONS.items() if option.flag is not None}
+    tried = {words.split()[0]: name for words, options in ENGINE_FLAGS.items() for name in options}
+    assert tried == flags | {"--tensor-parallel": "parallel"}
+    entries = re.findall(r"^ {12}(\w+): ", Engine.__init__.__doc__ or "", re.MULTILINE)
+    assert entries[:-4] == ["model", *OPTIONS]
+    assert entries[-4:] == ["ModelError", "RankError", "DeviceError", "ParameterError"]
+
+
+def test_a_batch_of_no_sequences_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--backend", "numpy", "--port", "0", "--max-batch-size", "0"]) == 2
+    assert "max_batch_size should be a whole number of at least 1, found 0" in capsys.readouterr().err

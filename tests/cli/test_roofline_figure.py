@@ -2,11 +2,11 @@
 
 import re
 from itertools import combinations
+from typing import Any
 
 import pytest
 
 from minillm.cli.analyze import analyze
-from minillm.cli.main import build_parser
 from minillm.models import published
 
 pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
@@ -19,9 +19,9 @@ from minillm.cli.plots import NARROW, WIDE, draw_roofline
 FAMILIES = sorted({name.split("-")[0]: name for name in published()}.values())
 
 
-def check(arguments: list[str], inches: float) -> None:
+def check(model: str, inches: float, **options: Any) -> None:
     """Each operation stands in the list once; no number or line covers another or leaves the figure."""
-    analysis = analyze(build_parser().parse_args(["analyze", *arguments]))
+    analysis = analyze(model, **options)
     figure = Figure(layout="constrained", dpi=144)
     draw_roofline(figure, analysis, inches=inches)
     FigureCanvasAgg(figure).draw()
@@ -42,7 +42,7 @@ def check(arguments: list[str], inches: float) -> None:
 
 @pytest.mark.parametrize("inches", [NARROW, WIDE])
 def test_every_operation_can_be_read(inches: float) -> None:
-    check(["mixtral-8x7b"], inches)
+    check("mixtral-8x7b", inches)
 
 
 @pytest.mark.slow
@@ -51,5 +51,5 @@ def test_every_operation_can_be_read(inches: float) -> None:
     [*FAMILIES[::6], *(pytest.param(name, marks=pytest.mark.exhaustive) for i, name in enumerate(FAMILIES) if i % 6)],
 )
 def test_those_of_every_family_can_be_read(name: str) -> None:
-    check([name, "--batch", "1", "--hardware", "l4"], NARROW)
-    check([name, "--batch", "8", "--hardware", "h100"], WIDE)
+    check(name, NARROW, hardware="l4")
+    check(name, WIDE, batch=8, hardware="h100")

@@ -1,4 +1,4 @@
-"""An engine opened, described and closed; `assembly` makes its parts."""
+"""The life of an engine: it is opened, described and closed; `assembly` makes its parts, `engine` has its calls."""
 
 import inspect
 import math
@@ -27,20 +27,20 @@ from ..models.base import weights_of
 from ..runner.runner import Runner
 from ..tasks.embedding import TextPasses, refuse_two_stacks
 from ..text.display import brief, table_html
-from ..text.tokenizer import Tokenizer
 from .arguments import read
-from .assembly import EngineKeywords, EngineOptions, build_parts, cache_maker, num_pages, request_maker
+from .assembly import EngineOptions, build_parts, cache_maker, num_pages, request_maker
 from .driver import Driver
 from .loading import Parts, load_parts
 from .loop import StepLoop
+from .options import HELPERS, EngineKeywords, LoadKeywords, read_options, with_options
 from .scheduler import Limits, Load
 
 if TYPE_CHECKING:
     from .footprint import Footprint, Stored
 
 
-class EngineBase:
-    """An engine without its calls: `Engine` has these."""
+class EngineLifecycle:
+    """How an engine begins, what it is, and how it ends; `Engine` adds its calls."""
 
     name: str
     """The model as it was asked for: a folder, a file, a hub id, a published shape, "demo" """
@@ -56,61 +56,14 @@ class EngineBase:
     _text_passes: TextPasses | None
     runner: Runner
 
-    @with_fields
-    def __init__(
-        self,
-        model: str | os.PathLike[str] | None = None,
-        *,
-        revision: str | None = None,
-        tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
-        draft: str | os.PathLike[str] | None = None,
-        amateur: str | os.PathLike[str] | None = None,
-        adapter: str | os.PathLike[str] | None = None,
-        adapters: Mapping[str, str | os.PathLike[str]] | None = None,
-        prefix_cache: bool = True,
-        **given: Unpack[EngineKeywords],
-    ) -> None:
+    @with_options
+    def __init__(self, model: str | os.PathLike[str] | None = None, **given: Unpack[LoadKeywords]) -> None:
         """Load a model.
 
         Args:
             model: a checkpoint folder, a GGUF file or a Hugging Face hub id (owner/name, or owner/name/file.gguf); by
                 default the small model that ships with minillm
-            revision: branch, tag or commit on the hub
-            dtype: format of the weights: "float32", "float16", "bfloat16", "int8" or "int4"; by default the fastest
-                lossless one, and the stored one for a quantised checkpoint. On "cuda" also the format of activations
-                and the K/V cache, by default the checkpoint's; with weights in 8 or 4 bits these have 16
-            device: "cpu", or "cuda": an NVIDIA GPU, which needs the extra "cuda13" or "cuda12"
-            backend: on a CPU: "cpu", kernels in C, which a C compiler compiles at first use, or "numpy". By default
-                "cpu" where there is a compiler or a stored build (MINILLM_BACKEND in the environment names another)
-            cache_dtype: format of the K/V cache: "float32" (the default), "bfloat16" or "int8"
-            threads: number of CPU threads, for the whole process; by default the number of cores
-            max_batch_size: sequences that run at once; further ones are queued
-            max_batched_tokens: tokens of a step in which sequences decode: one or more of each, and chunks of the
-                prompts that come in. Fewer delay the decoding ones less, and compute prompts more slowly; by default
-                128, and 512 on a GPU, but at least `max_batch_size`. A step without decoding sequences delays nobody,
-                and takes up to 512 tokens of prompts, or as many as this if it is more
-            cache_bytes: memory for the K/V cache, used up to the end before texts that have ended lose their pages. By
-                default enough for `max_batch_size` full contexts, but at most an eighth of the free memory, or one full
-                context, if half of the memory holds it; on a GPU half of the free memory. On a CPU it is taken as it is
-                first used, and by default texts that have ended keep little: see `PrefixCache`
-            prefix_cache: prompts take over the K/V of all texts, running or finished, that begin with the same tokens,
-                as long as their memory is not needed; False to measure, or to keep finished texts out of memory
-            draft: a smaller model with the same vocabulary, for speculative decoding
-            amateur: a weaker model with the same vocabulary, for contrastive decoding
-            tokenizer: replaces the checkpoint's own, if any: a folder, a tokenizer.json, a GGUF file, a hub id or a
-                `minillm.text.tokenizer.Tokenizer`. A chat template in its folder is used too. Without a tokenizer
-                prompts are token ids
-            adapter: a LoRA adapter, merged into the weights: a folder that PEFT has written, or a hub id. The sum is
-                formed in float32, then converted to `dtype`; "auto" rounds it to the 16 bits of the checkpoint, and
-                keeps it in float32 where the checkpoint is quantised
-            adapters: LoRA adapters for single requests, by the names that the field `lora` takes; requests with
-                different ones, or none, share a batch
-            parallel: how many processes share the model. Each of them, started by mpiexec, makes an engine with the
-                same arguments, and loads its share. Rank 0 takes the requests, and runs helper models alone; all others
-                call `follow`. `cache_bytes` and `threads` are then those of each process; by default the processes of a
-                machine share its cores and its memory evenly
-            communicator: connects these processes; by default MPI
-            progress: show bars on a terminal or in a notebook: downloads, the compilation of kernels, loading
+            {options}
 
         Raises:
             ModelError: the model cannot be loaded (see `errors`).
@@ -119,23 +72,20 @@ class EngineBase:
             ParameterError: another argument is impossible.
         """
         began, compiled = working_time(), compile_seconds()
-        model, revision, tokenizer = read("model", model), read("revision", revision), read("tokenizer", tokenizer)
+        model = read("model", model)
         self.name = "demo" if model is None else str(model)
-        named = {"draft": read("draft", draft), "amateur": read("amateur", amateur)}
-        helpers = {name: where for name, where in named.items() if where is not None}
-        adapter, adapters = read("adapter", adapter), read("adapters", adapters)
-        known = inspect.signature(type(self)).parameters
-        options = EngineOptions.read(given, known, prefix_cache=prefix_cache)
+        values = read_options(LoadKeywords, given, inspect.signature(type(self)).parameters)
+        options = EngineOptions.of(values, prefix_cache=values["prefix_cache"])
+        helpers = {name: values[name] for name in HELPERS if values[name] is not None}
+        named = {name: values[name] for name in ("revision", "tokenizer", "adapter", "adapters")}
 
         def build(backend: Backend) -> Parts:
             if options.ranks is None:
-                return load_parts(model, revision, helpers, backend, tokenizer, adapter, adapters)
+                return load_parts(model, helpers=helpers, backend=backend, **named)
             here = helpers if options.ranks.rank == 0 else {}
             alone = choose_backend(options.placement, options.max_batch_size) if here else None
             share = options.ranks.share
-            return load_parts(
-                model, revision, here, backend, tokenizer, adapter, adapters, share=share, helper_backend=alone
-            )
+            return load_parts(model, helpers=here, backend=backend, share=share, helper_backend=alone, **named)
 
         self._open(options, build, began, compiled)
 
@@ -164,7 +114,8 @@ class EngineBase:
         """
         began, compiled = working_time(), compile_seconds()
         seed, std = read("seed", seed), read("std", std)
-        options = EngineOptions.read(given, inspect.signature(cls.random).parameters, prefix_cache=False)
+        values = read_options(EngineKeywords, given, inspect.signature(cls.random).parameters)
+        options = EngineOptions.of(values, prefix_cache=False)
 
         def build(backend: Backend) -> Parts:
             share = {} if options.ranks is None else options.ranks.share_of(published_config(shape))
