@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Watched = dict[str, NDArray[np.float32]]
+Watched = dict[str, "NDArray[np.float32]"]
 """Name of a point -> its rows of one text, [positions, ...]"""
 
 
@@ -18,7 +19,7 @@ class Place(NamedTuple):
     """The point, such as "blocks.3.attention.z"; `models/points.py` lists them"""
     layer: int | None
     """The block's number; None outside of blocks"""
-    positions: NDArray[np.int64]
+    positions: "NDArray[np.int64]"
     """The position in its text of each row. [n]"""
     request: int | None
     """The request's number, as `Engine.add` returns it; None outside of requests, as in `Engine.logits`"""
@@ -40,13 +41,17 @@ class Hooks:
 
 def join_watched(chunks: Sequence[Watched]) -> Watched | None:
     """Successive rows of one text as one array for each point; None if there are none."""
+    import numpy as np
+
     names = dict.fromkeys(name for chunk in chunks for name in chunk)  # the encoder's come once
     arrays = {name: padded([chunk[name] for chunk in chunks if name in chunk]) for name in names}
     return {name: np.concatenate(rows) for name, rows in arrays.items()} or None
 
 
-def padded(arrays: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+def padded(arrays: Sequence["NDArray[np.float32]"]) -> list["NDArray[np.float32]"]:
     """Arrays with equal last axes: those of attention patterns, whose contexts differ, get zeros for later keys."""
+    import numpy as np
+
     longest = max(array.shape[-1] for array in arrays)
     missing = [longest - array.shape[-1] for array in arrays]
     return [
