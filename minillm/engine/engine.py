@@ -1,35 +1,26 @@
-"""The library's public API: generate, stream, chat, embed, classify, inspect logits."""
+"""The library's public API: texts from prompts and conversations, one by one, as streams, or step by step."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..config import ScoreFunction
 from ..decoding.event import Event
 from ..decoding.fields import GenerationFields
 from ..decoding.hooks import Hook
 from ..decoding.keywords import ChatFields, RequestFields, with_fields
-from ..decoding.prompts import Prompt, encode_prompt, encode_text, is_prompt
-from ..decoding.request import check_lora
+from ..decoding.prompts import Prompt, encode_text, is_prompt
 from ..decoding.settings import GenerationConfig
 from ..decoding.strategy import Request
-from ..errors import ParameterError, PromptError, shown
+from ..errors import PromptError
 from ..progress import showing
-from ..tasks.embedding import Classification, Pair, Text, is_one_text, listed_texts
-from ..tasks.pooling import Pooling
 from ..text.chat import RENDER_ARGUMENTS, Messages, refuse_documents
-from ..text.tokenizer import EncodedText
 from .arguments import read, refuse_task
-from .inspect import Score, all_logits, last_attention, score_tokens
-from .lifecycle import EngineLifecycle
+from .readings import EngineReadings
 from .results import Generation
 from .stream import EventStream
 
 
-class Engine(EngineLifecycle):
+class Engine(EngineReadings):
     """A model ready to generate; or, as its checkpoint is made for it, to embed or classify texts.
 
     Several threads may use one engine: their requests run in one batch. Ctrl-C takes effect after the current step and
@@ -216,223 +207,6 @@ class Engine(EngineLifecycle):
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
         )
-
-    # --- vectors and labels ----------------------------------------------------------------------------------------
-
-    def embed(
-        self,
-        texts: Text | Sequence[Text],
-        *,
-        normalize: bool | None = None,
-        dimensions: int | None = None,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
-        pooling: Pooling | None = None,
-        truncate: bool = True,
-        lora: str | None = None,
-        progress: bool = True,
-    ) -> NDArray[np.float32]:
-        """The vectors of one text or of several, as sentence-transformers computes them: [E], or [N, E], float32.
-
-        Any model embeds texts. How is said by the files of sentence-transformers in its folder; without them an encoder
-        takes the mean of all tokens' hidden states, and a decoder the last token's (see `minillm.tasks.pooling`).
-
-        Texts are computed beside the requests that generate, in pages of their own: `max_batch_size` and `cache_bytes`
-        do not bound them. A pass has as many tokens as a step of prompts alone, or one longer text of an encoder.
-
-        Args:
-            texts: a text, or a list; token ids or what `encode` returns are taken too, and used as they are
-            normalize: divide each vector by its length; by default as the checkpoint says
-            dimensions: only so many leading numbers of each vector, for models that were trained for it (Matryoshka)
-            prompt: goes before each text
-            prompt_name: name of one of the checkpoint's prompts, such as "query"; by default its default one, if any
-            pooling: "mean", "cls" (the first token) or "last"; by default as the checkpoint says
-            truncate: cut texts that are longer than the model reads, which a warning tells once; False: refuse them
-            lora: name of one of the engine's adapters
-            progress: show a bar on a terminal or in a notebook
-
-        Raises:
-            TaskError: the model is an encoder-decoder.
-            PromptError: a text is empty, too long, not a text, or has ids outside the vocabulary.
-            ParameterError: an argument is impossible.
-            NumericalError: the hidden states contain NaN or infinity.
-        """
-        passes, single = self._passes("embed"), is_one_text(texts, pairs=False)
-        check_lora(lora, self._maker.adapters)
-        encoded = self.encode(
-            listed_texts(texts, single=single), prompt=prompt, prompt_name=prompt_name, truncate=truncate
-        )
-        with showing(read("progress", progress)):
-            vectors = passes.embed(encoded, pooling=pooling, normalize=normalize, dimensions=dimensions, lora=lora)
-        return vectors[0] if single else vectors
-
-    def hidden_states(
-        self,
-        texts: Text | Sequence[Text],
-        *,
-        truncate: bool = True,
-        lora: str | None = None,
-        progress: bool = True,
-    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
-        """The hidden states of every token of a text [T, E] float32, after the final norm; a list of such for several.
-
-        Arguments and errors as of `embed`.
-        """
-        passes, single = self._passes("hidden_states"), is_one_text(texts, pairs=False)
-        check_lora(lora, self._maker.adapters)
-        encoded = [passes.encode(text, truncate=truncate) for text in listed_texts(texts, single=single)]
-        with showing(read("progress", progress)):
-            states = passes.hidden_states(encoded, lora=lora)
-        return states[0] if single else states
-
-    def classify(
-        self,
-        texts: Text | Pair | Sequence[Text | Pair],
-        *,
-        top_k: int | None = None,
-        function: ScoreFunction | None = None,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
-        truncate: bool = True,
-        lora: str | None = None,
-        progress: bool = True,
-    ) -> "Classification | list[Classification]":
-        """The labels of one text or of several, by a checkpoint for sequence classification or a reranker.
-
-        A reranker may be a causal LM that sentence-transformers scores by two logits (its module LogitScore); it
-        generates text besides.
-
-        Args:
-            texts: a text, a pair `(query, document)`, or a list of such; token ids or what `encode` returns are taken
-                too
-            top_k: only so many labels, the best; by default all
-            function: turns logits into scores: "softmax", "sigmoid" or "none". By default what the checkpoint says:
-                sentence-transformers' function of a reranker, else as transformers' pipeline does: "none" for
-                regression, "sigmoid" for several labels at once or a single one, else "softmax"
-            prompt: as in `embed`; where the chat template writes texts, it is the system's message
-            prompt_name: as in `embed`
-            truncate: as in `embed`
-            lora: as in `embed`
-            progress: as in `embed`
-
-        Returns:
-            A `Classification`, or a list of them in the order of the texts.
-
-        Raises:
-            TaskError: the model has no labels.
-            PromptError, ParameterError, NumericalError: as `embed`.
-        """
-        if not self.labels:
-            self.embedding.check()
-            refuse_task(self.config, "labels", "classify")
-        passes, single = self._passes("classify"), is_one_text(texts, pairs=True)
-        check_lora(lora, self._maker.adapters)
-        encoded = self.encode(
-            listed_texts(texts, single=single), prompt=prompt, prompt_name=prompt_name, truncate=truncate
-        )
-        with showing(read("progress", progress)):
-            classifications = passes.classify(encoded, top_k=top_k, function=function, lora=lora)
-        return classifications[0] if single else classifications
-
-    def encode(
-        self,
-        texts: Sequence[Text | Pair],
-        *,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
-        truncate: bool = True,
-    ) -> list[EncodedText]:
-        """Encode texts as `embed` and `classify` do, to count their tokens or to check them beforehand.
-
-        Arguments and errors as of `embed`.
-        """
-        passes = self._passes("encode")
-        if isinstance(texts, str):
-            raise PromptError("encode takes a list of texts, found one: put it into a list")
-        before = passes.settings.prompt_text(prompt, prompt_name)
-        return [passes.encode(text, prompt=before, truncate=truncate) for text in texts]
-
-    # --- a look inside -------------------------------------------------------------------------------------------
-
-    def forward(
-        self, prompt: Prompt, *, source: Prompt | None = None, lora: str | None = None, progress: bool = True
-    ) -> NDArray[np.float32]:
-        """The logits of every position. [T] -> [T, V] float32
-
-        Row i holds the next-token logits after tokens 0 to i. Text is encoded as in `generate`. Of an encoder-decoder
-        `source` is what the encoder reads, and the prompt the decoder's text; its start token precedes it, so there
-        is a row more. `lora` names one of the engine's adapters; `progress` shows a bar on a terminal or in a notebook.
-
-        Raises:
-            PromptError: the prompt is empty, too long, not a single prompt, or has ids outside the vocabulary.
-            ParameterError: there is no adapter of this name; or a source without an encoder, or none with one.
-            NumericalError: the logits contain NaN or infinity.
-
-        Example:
-            >>> logits = engine.forward("A list of colors: red,")
-            >>> logits.shape, engine.tokenizer.token(logits[-1].argmax())
-            ((8, 2048), ' orange')
-        """
-        refuse_task(self.config, "tokens", "forward")
-        ids, source_ids = self._maker.text_and_source(prompt, source)
-        check_lora(lora, self._maker.adapters)
-        with showing(read("progress", progress)):
-            return all_logits(self._open_runner, ids, self._driver.turn, lora, source_ids)
-
-    def score(
-        self, prompt: Prompt, *, source: Prompt | None = None, lora: str | None = None, progress: bool = True
-    ) -> Score:
-        """Log-probability of each token given the tokens before it; arguments as of `forward`.
-
-        Raises:
-            As `forward`.
-
-        Example:
-            >>> score = engine.score("A list of colors: red, orange")
-            >>> f"{score.perplexity:.3f} {score.logprobs[-1]:.3f}"
-            '2.278 -0.045'
-        """
-        refuse_task(self.config, "tokens", "score")
-        ids, source_ids = self._maker.text_and_source(prompt, source)
-        check_lora(lora, self._maker.adapters)
-        with showing(read("progress", progress)):
-            logprobs = score_tokens(self._open_runner, ids, self._driver.turn, lora, source_ids)
-        return Score(ids, logprobs, [] if self.tokenizer is None else [*map(self.tokenizer.token_bytes, ids)])
-
-    def attention(
-        self,
-        prompt: Prompt,
-        layers: Collection[int] | None = None,
-        *,
-        lora: str | None = None,
-        progress: bool = True,
-    ) -> NDArray[np.float32]:
-        """The attention weights of the prompt's last token over all its tokens. [T] -> [len(layers), H, T] float32
-
-        The weights of each head sum to 1. `layers` are all by default; `lora` and `progress` as in `forward`.
-
-        Raises:
-            PromptError: as `forward`.
-            ParameterError: there is no such layer, or no adapter of this name.
-            NumericalError: as `forward`.
-
-        Example:
-            >>> weights = engine.attention("A list of colors: red,", layers=[0, 5])
-            >>> weights.shape, weights.sum(axis=-1).round(3).min()
-            ((2, 6, 8), np.float32(1.0))
-        """
-        refuse_task(self.config, "tokens", "attention")
-        if self.config.encoder_layers:
-            raise ParameterError("attention is not offered with an encoder-decoder, which has three kinds of it")
-        ids = encode_prompt(prompt, self.tokenizer, self.config, begin=False)
-        check_lora(lora, self._maker.adapters)
-        count = self.config.num_layers
-        layers = range(count) if layers is None else layers
-        outside = next((layer for layer in layers if layer not in range(count)), None)
-        if outside is not None:
-            raise ParameterError(f"layer {shown(outside)}: the model's layers are 0 to {count - 1}")
-        with showing(read("progress", progress)):
-            return last_attention(self._open_runner, ids, layers, self._driver.turn, lora)
 
     # --- the step loop -------------------------------------------------------------------------------------------
 

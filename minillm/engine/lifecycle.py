@@ -3,8 +3,7 @@
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,6 @@ from ..backends import compile_seconds, working_time
 from ..backends.operations import Backend
 from ..backends.placement import choose_backend
 from ..config import ModelConfig
-from ..decoding.hooks import Hook, Hooks
 from ..decoding.keywords import with_fields
 from ..decoding.request import RequestMaker
 from ..decoding.stats import Stats
@@ -25,7 +23,7 @@ from ..errors import EngineStateError
 from ..models import published_config, random_model, tensor_shapes
 from ..models.base import weights_of
 from ..runner.runner import Runner
-from ..tasks.embedding import TextPasses, refuse_two_stacks
+from ..tasks.embedding import TextPasses
 from ..text.display import brief, table_html
 from .arguments import read
 from .assembly import EngineOptions, build_parts, cache_maker, num_pages, request_maker
@@ -191,74 +189,6 @@ class EngineLifecycle:
         """Requests that wait and run, and the pages of the K/V cache, after the last step."""
         return self._driver.load()
 
-    def names(self) -> dict[str, tuple[int | str, ...]]:
-        """The points inside the model for `watch` and `hooks`: name -> shape of its array, in the computation's order.
-
-        "T" and "S" stand for numbers of tokens: computed ones, and those of the context. `minillm.models.points` says
-        what is at each.
-
-        Raises:
-            EngineStateError: the engine is closed, or another rank leads.
-
-        Example:
-            >>> engine.names()["blocks.0.attention.z"]
-            ('T', 6, 32)
-        """
-        return self._target.hooks.shapes
-
-    @contextmanager
-    def hooks(self, functions: Mapping[str, Hook]) -> Iterator[None]:
-        """Change what the model computes inside a `with` block, in all requests and calls; others begin after it.
-
-        Args:
-            functions: names of points (`names`; `*` stands for any one part of a name, `**` for any) and functions
-                `function(array, place)`. Each gets a copy of the rows of one text, on a GPU in its memory, and the
-                `Place`; it returns an array of the same shape, or None to leave them as they are. A position may be
-                computed again, after a preemption or a guess that was wrong.
-
-        Texts that run meanwhile share no pages of the K/V cache with others, as those of requests with `watch` or
-        `hooks` never do. Gradients are not offered.
-
-        Raises:
-            ParameterError: a name is of no point, or several processes share the model.
-            EngineStateError: the engine is closed, or another rank leads.
-
-        Example:
-            >>> with engine.hooks({"blocks.*.mlp.out": lambda array, place: array * 0}):
-            ...     answer = engine.generate("Monday,", max_new_tokens=4)
-        """
-        runner = self._target
-        active, added = runner.hooks.functions, runner.hooks.read((), functions).functions
-        with self._driver.turn():
-            active.update({name: (*active.get(name, ()), *own) for name, own in added.items()})
-            runner.share_pages()
-        try:
-            yield
-        finally:
-            if not self._driver.closed:
-                with self._driver.turn():  # other threads may have added some meanwhile
-                    for name, own in added.items():
-                        left = [*active.pop(name)]
-                        for hook in own:
-                            left.remove(hook)
-                        active.update({name: tuple(left)} if left else {})
-                    runner.share_pages()
-
-    def _hooks_of(self, watch: object, functions: object) -> Hooks:
-        return self._target.hooks.read(watch, functions)
-
-    @property
-    def _target(self) -> Runner:
-        """The runner, without waiting for a turn.
-
-        Raises:
-            EngineStateError: the engine is closed, or another rank leads.
-        """
-        runner = self._driver.loop.runners.get("target")
-        if runner is None:
-            raise EngineStateError("the engine is closed" if not self.rank else f"rank {self.rank} takes no calls")
-        return runner
-
     @property
     def device_memory(self) -> "list[Footprint]":
         """Bytes used on the GPU by kind, measured and predicted from the model's shape; empty on a CPU."""
@@ -400,15 +330,3 @@ class EngineLifecycle:
                 self.runner, self.tokenizer, parts.embedding, budget, turn, parts.chat_template
             )
         self.load_seconds, self.stats.compile_seconds = working_time() - began, compile_seconds() - compiled
-
-    def _passes(self, call: str) -> TextPasses:
-        """The passes over whole texts, for the call of this name."""
-        refuse_two_stacks(self.config, call)
-        with self._driver.turn():
-            assert self._text_passes is not None
-            return self._text_passes
-
-    @property
-    def _open_runner(self) -> Runner:
-        with self._driver.turn():
-            return self.runner
