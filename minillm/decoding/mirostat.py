@@ -17,7 +17,7 @@ import numpy as np
 from ..backends.token_sampler import TokenSampler
 from ..reference.sampling import scale
 from ..reference.softmax import softmax
-from .row_pipeline import UNFILTERED, Growing
+from .row_pipeline import UNFILTERED, Continuations
 from .sampling import Sampling, TokenState, keys_of
 from .strategy import Feed, Request, State
 
@@ -49,7 +49,7 @@ class Mirostat(Sampling):
         mu = dict.fromkeys(request.indices, 2 * self.settings.mirostat_tau)
         return MirostatState(request, state.results, pipeline=self.pipeline, growing=state.growing, mu=mu), feeds
 
-    def choose(self, sampler: TokenSampler, logits: Any, growing: Growing) -> list[int]:
+    def choose(self, sampler: TokenSampler, logits: Any, growing: Continuations) -> list[int]:
         """Draw one token for each row of processed logits. [R, V] -> R ids"""
         xp, rows = sampler.xp, np.arange(len(growing))
         scores = scale(logits, self.settings.temperature)

@@ -18,7 +18,7 @@ from .settings import Settings
 if TYPE_CHECKING:
     from .strategy import State
 
-Growing = Sequence[tuple["State", Continuation]]
+Continuations = Sequence[tuple["State", Continuation]]
 """Continuations that get a token, each with its request's state"""
 
 ARGMAX = Parameters(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)

@@ -15,7 +15,7 @@ from .continuation import Continuation
 from .guided import restrict
 from .history import History, TokenCounts
 from .processors import InPlace, LogitsProcessor, no_token_left, rows_without_a_token
-from .row_pipeline import Growing, RowPipeline, pipeline_of
+from .row_pipeline import Continuations, RowPipeline, pipeline_of
 
 if TYPE_CHECKING:
     from .strategy import State
@@ -24,7 +24,7 @@ FEW = 128
 """Tokens of a row that are looked at first"""
 
 
-def process_rows(sampler: TokenSampler, logits: Any, places: Sequence[int], growing: Growing) -> None:
+def process_rows(sampler: TokenSampler, logits: Any, places: Sequence[int], growing: Continuations) -> None:
     """Apply processors, then guides, then filters to the row of each of C continuations, in place.
 
     A continuation that has no token left, or whose guide fails, gets the error in its request's `State.error`; any
@@ -64,7 +64,7 @@ def process_rows(sampler: TokenSampler, logits: Any, places: Sequence[int], grow
 
 
 def _apply_processors(
-    sampler: TokenSampler, logits: Any, places: Sequence[int], growing: Growing, pipelines: Sequence[RowPipeline]
+    sampler: TokenSampler, logits: Any, places: Sequence[int], growing: Continuations, pipelines: Sequence[RowPipeline]
 ) -> None:
     """Apply each kind of processor, in order, to all rows that have one."""
     kinds: dict[int, list[tuple[int, LogitsProcessor]]] = {}  # by place in the order: sequences with their processors

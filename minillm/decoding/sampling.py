@@ -15,7 +15,7 @@ from ..backends.token_sampler import TokenSampler
 from ..reference.philox import Keys
 from ..reference.sampling import Draw, Parameters
 from .continuation import Continuation, reports
-from .row_pipeline import Growing, RowPipeline, pipeline_of
+from .row_pipeline import Continuations, RowPipeline, pipeline_of
 from .row_processing import process_rows
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
@@ -68,7 +68,7 @@ class Sampling(Strategy):
             return None
         return Draw(*pipeline.draw, request.settings.seed, continuation.index, _place(request, continuation))
 
-    def choose(self, sampler: TokenSampler, logits: Any, growing: Growing) -> list[int]:
+    def choose(self, sampler: TokenSampler, logits: Any, growing: Continuations) -> list[int]:
         """Choose one token for each row of processed logits. [R, V] -> R ids"""
         draws = [pipeline_of(state).draw for state, _ in growing]
         if not any(draw.temperature for draw in draws):
@@ -83,7 +83,7 @@ class Sampling(Strategy):
         self.extend(sampler, _row_per_continuation(sampler, rows, states), growing)  # [feeds, V] -> [R, V]
         return [self.next_feeds(state) for state in states if isinstance(state, TokenState)]
 
-    def extend(self, sampler: TokenSampler, logits: Any, growing: Growing, raw: Any = None) -> None:
+    def extend(self, sampler: TokenSampler, logits: Any, growing: Continuations, raw: Any = None) -> None:
         """Give each continuation its next token.
 
         Args:
@@ -123,7 +123,7 @@ class Sampling(Strategy):
                     state.error = error
 
     def _process_and_choose(
-        self, sampler: TokenSampler, logits: Any, growing: Growing, changed: Sequence[int]
+        self, sampler: TokenSampler, logits: Any, growing: Continuations, changed: Sequence[int]
     ) -> list[int]:
         """`choose` after the rows `changed` have been processed, on the host; the other rows stay on the device."""
         if sampler.on_host:
@@ -140,7 +140,7 @@ class Sampling(Strategy):
         _put(tokens, changed, self._chosen(sampler.host, copied, theirs))
         return tokens
 
-    def _chosen(self, sampler: TokenSampler, logits: Any, growing: Growing) -> list[int]:
+    def _chosen(self, sampler: TokenSampler, logits: Any, growing: Continuations) -> list[int]:
         """`choose` for all rows; on failure row by row, so that only the request with the bad row ends."""
         try:
             return self.choose(sampler, logits, growing)
@@ -191,7 +191,7 @@ def _put(tokens: list[int], rows: Sequence[int], chosen: Sequence[int]) -> None:
         tokens[row] = token
 
 
-def keys_of(growing: Growing, purpose: int = 0, ahead: ArrayLike = 0) -> Keys:
+def keys_of(growing: Continuations, purpose: int = 0, ahead: ArrayLike = 0) -> Keys:
     """Random keys of each continuation's next token, or of the one `ahead` tokens further. [R]"""
     return Keys(
         np.asarray([state.request.settings.seed for state, _ in growing], np.uint64),

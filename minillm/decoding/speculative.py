@@ -44,7 +44,7 @@ from .continuation import Continuation
 from .filters import build_filters
 from .history import History
 from .processors import SHORT_MATCH, build_processors, common_suffixes, rows_without_a_token
-from .row_pipeline import Growing, RowPipeline
+from .row_pipeline import Continuations, RowPipeline
 from .sampling import Sampling, keys_of
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
@@ -385,7 +385,7 @@ class AcceptOrResample(Sampling):
         super().__init__(settings)
         self.pipeline = RowPipeline.of(settings, masked=True)  # p, as Algorithm 1 compares it
 
-    def choose(self, sampler: TokenSampler, logits: Any, growing: Growing) -> list[int]:
+    def choose(self, sampler: TokenSampler, logits: Any, growing: Continuations) -> list[int]:
         """Choose one token for each row of processed logits. [R, V] -> R ids"""
         drafted = [
             _draft_of(state, c).start + len(_draft_of(state, c).tokens) > len(c.token_ids) for state, c in growing
@@ -399,7 +399,7 @@ class AcceptOrResample(Sampling):
                     tokens[row] = token
         return tokens
 
-    def _accept_or_resample(self, sampler: TokenSampler, scores: Any, growing: Growing) -> list[int]:
+    def _accept_or_resample(self, sampler: TokenSampler, scores: Any, growing: Continuations) -> list[int]:
         """Apply algorithm 1 to one drafted token per row."""
         p = softmax(scores, sampler.xp)  # [R, V]
         drafts = [(_draft_of(state, c), len(c.token_ids)) for state, c in growing]

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from minillm.decoding.field_values import ByIdentity
-from minillm.decoding.fields import FIELDS
-from minillm.decoding.filters import MASKED
+from minillm.decoding.filters import MASKED, build_filters
 from minillm.decoding.history import History
 from minillm.decoding.processors import (
     PROCESSED,
@@ -258,8 +257,8 @@ def test_an_end_that_grows_likelier_stays_a_number() -> None:
     assert row[1] > 1e29
 
 
-def test_a_processor_is_asked_for_by_the_listed_fields_alone() -> None:
-    """Settings whose listed fields have their defaults are not searched for processors."""
+def test_processors_and_filters_are_asked_for_by_the_listed_fields_alone() -> None:
+    """Settings whose listed fields have their defaults are not searched for processors, nor for filters that mask."""
     asked: set[str] = set()
 
     class Asked:
@@ -267,7 +266,9 @@ def test_a_processor_is_asked_for_by_the_listed_fields_alone() -> None:
             asked.add(name)
             return getattr(settings, name)
 
-    settings = resolve(GenerationConfig(), {}, vocab_size=8, eos_token_id=2)
+    settings = resolve(GenerationConfig(do_sample=True), {}, vocab_size=8, eos_token_id=2)
     assert numbered_processors(Asked()) == ()  # type: ignore[arg-type]
-    assert asked - {"eos_token_ids", "num_beams"} <= {*PROCESSED}
-    assert {*PROCESSED} <= FIELDS.keys() >= {*MASKED}
+    assert asked == {*PROCESSED, "eos_token_ids"}
+    asked.clear()
+    build_filters(Asked())  # type: ignore[arg-type]
+    assert asked == {*MASKED, "do_sample", "num_beams", "temperature", "top_k", "top_p", "min_p"}
