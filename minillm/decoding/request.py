@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..config import ModelConfig
-from ..errors import ParameterError, listed, shown
+from ..errors import ParameterError, PromptError, listed, shown
 from ..reference.philox import fold_in
 from ..text.tokenizer import Tokenizer
 from .continuation import TextStream
@@ -169,6 +169,31 @@ class RequestMaker:
             raise ParameterError("source is missing: the model's encoder reads it; the prompt is the decoder's text")
         ids = self._decoder_prompt(GenerationConfig(decoder_prompt=ids), room=0)
         return ids, encode_prompt(source, self.tokenizer, source_config(self.config), begin=False)
+
+    def with_continuations(self, prefix: Prompt, continuations: Sequence[Prompt]) -> tuple[list[int], list[list[int]]]:
+        """The tokens of a text, and those of each continuation.
+
+        A continuation in text is encoded together with the text: it is what follows as many tokens as that has alone.
+
+        Raises:
+            PromptError: as `make`.
+        """
+        ids = encode_prompt(prefix, self.tokenizer, self.config, begin=False)
+        endings = []
+        for continuation in continuations:
+            if isinstance(prefix, str) and isinstance(continuation, str):
+                whole = encode_prompt(prefix + continuation, self.tokenizer, self.config, begin=False)
+                ending = whole[len(ids) :]
+            else:
+                alone = continuation
+                if isinstance(continuation, str):
+                    alone = encode_text(continuation, self.tokenizer, self.config, add_special_tokens=False)
+                ending = encode_prompt(alone, self.tokenizer, self.config, begin=False)
+            if not ending:
+                raise PromptError(f"the continuation {shown(continuation)} is empty: it adds no token to the text")
+            encode_prompt([*ids, *ending], self.tokenizer, self.config, begin=False)  # which checks the length
+            endings.append(ending)
+        return ids, endings
 
     def _decoder_prompt(self, generation_config: GenerationConfig, room: int) -> list[int]:
         """The beginning of the decoder's text: its start token, then the user's text unless that begins with it."""

@@ -153,6 +153,4 @@ def _rows(
             log_probs[i].append(value)
             greedy[i] = greedy[i] and token == most
         waiting = [i for i in waiting if sequences[i].pending]
-    return [
-        ContinuationScore(list(continuation), log_probs[i], greedy[i]) for i, (_, continuation) in enumerate(texts)
-    ]
+    return [ContinuationScore(list(continuation), log_probs[i], greedy[i]) for i, (_, continuation) in enumerate(texts)]

@@ -2,13 +2,14 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..config import ScoreFunction
 from ..decoding.hooks import Hook, Hooks
-from ..decoding.prompts import Prompt, encode_prompt
+from ..decoding.prompts import Prompt, encode_prompt, is_prompt
 from ..decoding.request import check_lora
 from ..errors import EngineStateError, ParameterError, PromptError, shown
 from ..progress import showing
@@ -17,6 +18,7 @@ from ..tasks.embedding import Classification, Pair, Text, TextPasses, is_one_tex
 from ..tasks.pooling import Pooling
 from ..text.tokenizer import EncodedText
 from .arguments import read, refuse_task
+from .continuations import ContinuationScore, score_continuations
 from .inspect import Score, all_logits, last_attention, score_tokens
 from .lifecycle import EngineLifecycle
 
@@ -205,6 +207,52 @@ class EngineReadings(EngineLifecycle):
         with showing(read("progress", progress)):
             logprobs = score_tokens(self._open_runner, ids, self._driver.turn, lora, source_ids)
         return Score(ids, logprobs, [] if self.tokenizer is None else [*map(self.tokenizer.token_bytes, ids)])
+
+    def score_continuations(
+        self,
+        prefixes: Prompt | Sequence[Prompt],
+        continuations: Sequence[Prompt] | Sequence[Sequence[Prompt]],
+        *,
+        lora: str | None = None,
+        progress: bool = True,
+    ) -> list[ContinuationScore] | list[list[ContinuationScore]]:
+        """Log-probabilities of several continuations of a text, or of each of a list of texts.
+
+        Each text is computed once, and many of them side by side. Text and continuation are encoded together, as
+        lm-evaluation-harness does it: the continuation's tokens are those after as many as the text alone has.
+
+        Args:
+            prefixes: a text or token ids, or a list of such
+            continuations: a list of continuations; of a list of prefixes one for each
+            lora: name of one of the engine's adapters
+            progress: show a bar on a terminal or in a notebook
+
+        Raises:
+            TaskError: the model generates no text.
+            PromptError: a prompt is empty, too long with a continuation, or has ids outside the vocabulary.
+            ParameterError: the lists differ in length, the model has an encoder, or there is no such adapter.
+            NumericalError: the logits contain NaN or infinity.
+
+        Example:
+            >>> scores = engine.score_continuations("A list of colors: red,", [" orange", " pink", " seven"])
+            >>> [f"{score.total:.2f}" for score in scores], scores[0].greedy
+            (['-0.04', '-4.51', '-16.72'], True)
+        """
+        refuse_task(self.config, "tokens", "score_continuations")
+        if self.config.encoder_layers:
+            raise ParameterError("score_continuations is not offered with an encoder-decoder: score each by `score`")
+        check_lora(lora, self._maker.adapters)
+        single = is_prompt(prefixes)
+        texts: Any = [prefixes] if single else prefixes
+        endings: Any = [continuations] if single else continuations
+        if len(texts) != len(endings) or any(is_prompt(ending) for ending in endings):
+            raise ParameterError(
+                f"continuations should be a list for {'the prefix' if single else f'each of the {len(texts)} prefixes'}"
+            )
+        cases = [self._maker.with_continuations(text, ending) for text, ending in zip(texts, endings, strict=True)]
+        with showing(read("progress", progress)):
+            scores = score_continuations(self._open_runner, cases, self._driver.turn, lora)
+        return scores[0] if single else scores
 
     def attention(
         self,

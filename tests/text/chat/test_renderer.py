@@ -88,6 +88,7 @@ def test_an_interrupted_request_does_not_reach_the_next_one() -> None:
         "import os, signal, threading\n"
         "from minillm.text.chat import ChatTemplate\n"
         "say = lambda text: ChatTemplate('{{ messages[0].content }}').render([{'role': 'user', 'content': text}])\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a shell's background jobs ignore
         "say('a')\n"
         "loops = '{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}'\n"
         "try:\n"
