@@ -49,6 +49,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return bool(ONLY_REFERENCE.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is `sampled(n)` every n-th case stays as it is, and the others become slow."""
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if isinstance(item, pytest.Function) and sampled and not item.get_closest_marker("slow"):
+            indices = set(item.callspec.indices.values())  # of each parameter; those of one decorator are equal
+            if sum(indices) % sampled.args[0]:
+                item.add_marker(pytest.mark.slow)
+                item.add_marker(pytest.mark.unsampled)
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random tiny OPT and the small tokenizer."""

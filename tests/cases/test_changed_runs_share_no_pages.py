@@ -83,6 +83,7 @@ def test_a_changed_run_begins_from_nothing_that_was_computed_unchanged(engine: E
     assert changed.cached_tokens == 0
 
 
+@pytest.mark.slow
 def test_changes_that_differ_within_one_block_share_nothing_either(engine: Engine) -> None:
     name = engine.runner.backend.name
     with put_between(engine.runner, Ablated(engine.runner.backend)) as ablated:
@@ -99,6 +100,7 @@ def test_prompts_of_one_changed_call_are_each_computed(engine: Engine) -> None:
     check_loop(engine._driver.loop)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wrap", [AblatedAndCounted, lambda inner: CountingBackend(Ablated(inner))])
 def test_a_change_under_an_observer_or_in_a_subclass_of_one_is_a_change(engine: Engine, wrap: Any) -> None:
     with put_between(engine.runner, wrap(engine.runner.backend)):
@@ -106,6 +108,7 @@ def test_a_change_under_an_observer_or_in_a_subclass_of_one_is_a_change(engine: 
     assert engine.generate(PROMPT, max_new_tokens=2).cached_tokens == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wrap", [CountingBackend, TimingBackend])
 def test_observers_that_only_look_share_as_ever(engine: Engine, wrap: Any) -> None:
     with put_between(engine.runner, wrap(engine.runner.backend)):

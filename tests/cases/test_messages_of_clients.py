@@ -422,6 +422,7 @@ def test_counts_of_tokens_have_what_clients_expect(app: Starlette) -> None:
     assert details.cache_write_tokens + details.cached_tokens == usage.input_tokens
 
 
+@pytest.mark.slow
 def test_whatever_clients_send_back_is_answered_or_refused(app: Starlette, engine: Engine) -> None:
     """Messages of random keys and values are read by the server's own way as they are by the strict one, or refused."""
     rng = random.Random(5)

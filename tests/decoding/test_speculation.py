@@ -128,6 +128,7 @@ def counting(forward, fed: dict[str, int], name: str):
     return counted
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strategy_class", [NGram, Draft])
 def test_a_draft_of_another_width(strategy_class: type) -> None:
     """The draft's hidden states are narrower than the target's, and nobody asked for either."""

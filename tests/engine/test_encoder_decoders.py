@@ -88,6 +88,7 @@ def test_pages_of_any_size_give_the_same_logits(raw: dict[str, Any], page_size: 
     np.testing.assert_allclose(np.concatenate(rows), logits_of(apart, LINE, LINE[:9]), rtol=0, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @EACH_FAMILY
 @pytest.mark.parametrize(
     "fields",
@@ -348,6 +349,7 @@ def helped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 KINDS = [kind for kind in STRATEGIES if "adapter" not in kind]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "kind", [kind if kind in ("beams", "draft") else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 )

@@ -77,6 +77,7 @@ def test_a_file_that_became_shorter_is_named(tmp_path):
             tensor.read_into(out)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_views_in_small_chunks(tmp_path, monkeypatch, seed):
     """Against NumPy's own indexing: a random slice of a random permutation of a random array."""

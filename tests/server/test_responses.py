@@ -236,6 +236,7 @@ HERE = refused(AT_RESPONSES)
 NAMED = sorted(refused(API).keys() - set(RESPONSES.request.__struct_fields__) | HERE.keys())
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [*NAMED, "no_such_field", "messages"])
 def test_what_is_not_offered_is_refused_by_name(app: Starlette, name: str) -> None:
     error = error_of(post(app, PATH, HI | {name: {"surely": "something"}}))

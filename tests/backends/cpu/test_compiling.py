@@ -86,6 +86,7 @@ def test_all_sources_are_in_one_library() -> None:
     assert (loaded.number(), loaded.root(9.0)) == (7, 3.0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["number.c", "number.h", "new.h"])
 def test_changed_sources_are_compiled_again(name: str, sources: Path, caplog) -> None:
     load(caplog)

@@ -30,6 +30,7 @@ def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
     return CONFIGS[family][name]
 
 
+@pytest.mark.sampled(4)
 def test_parameter_count_is_what_the_tensors_hold(raw: dict[str, Any]) -> None:
     config = family_of(raw).read_config(raw)
     held = sum(math.prod(shape) for shape in tensor_shapes(config).values())
@@ -38,6 +39,7 @@ def test_parameter_count_is_what_the_tensors_hold(raw: dict[str, Any]) -> None:
         assert weights_bytes(config, storage) == closed_form.weights_bytes(config, storage)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
 def test_every_step_counts_what_the_formula_says(raw: dict[str, Any], use_cache: bool) -> None:
     """The encoder's pass and the decoder's are counted in the step in which they run."""
@@ -57,6 +59,7 @@ def test_every_step_counts_what_the_formula_says(raw: dict[str, Any], use_cache:
     assert not loop.busy
 
 
+@pytest.mark.sampled(4)
 def test_beams_read_the_source_of_each(raw: dict[str, Any]) -> None:
     runner = runner_of(model_of(raw), page_size=16)
     loop, config = loop_of(target=runner), runner.model.config
@@ -68,6 +71,7 @@ def test_beams_read_the_source_of_each(raw: dict[str, Any]) -> None:
     assert_agree(config, generation([1], 5, width=3, sources=[9]), counted)
 
 
+@pytest.mark.sampled(4)
 def test_memory_of_activations_is_what_the_arena_holds(raw: dict[str, Any]) -> None:
     runner = runner_of(model_of(raw), page_size=16)
     config, storage = runner.model.config, Storage()
@@ -80,6 +84,7 @@ def test_memory_of_activations_is_what_the_arena_holds(raw: dict[str, Any]) -> N
     assert activation_bytes(config, storage, 17, 1) == closed_form.activation_bytes(config, storage, 17, 1)
 
 
+@pytest.mark.sampled(4)
 def test_a_recorded_run_is_the_schedule(raw: dict[str, Any]) -> None:
     runner = runner_of(model_of(raw), page_size=16)
     loop, start = loop_of(target=runner), runner.model.config.decoder_start_token_id

@@ -31,6 +31,7 @@ DECODERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("raw", [*CONFIGS.values(), *DECODERS.values()], ids=[*CONFIGS, *DECODERS])
 def test_a_pass_counts_what_the_formula_says(raw: dict[str, Any]) -> None:
     model, backend = model_of(raw), NumpyBackend()

@@ -132,6 +132,7 @@ def test_generation_feeds_every_token_but_the_last() -> None:
     assert naive == [Step((Part(3, 3),), 1), Step((Part(4, 4),), 1), Step((Part(5, 5),), 1)]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
 @pytest.mark.parametrize("lengths", [[7], [1, 12, 5, 20]], ids=["single", "ragged"])
 def test_every_step_counts_what_the_formula_says(variant: str, lengths: list[int], use_cache: bool) -> None:
