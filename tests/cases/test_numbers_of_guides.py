@@ -241,6 +241,7 @@ def test_a_schema_that_needs_more_digits_gets_them(engine: Engine, schema: dict[
     assert texts_of(engine, schema)
 
 
+@pytest.mark.slow
 def test_digits_of_texts_have_no_limit(engine: Engine) -> None:
     long = "1234567890" * 2
     for schema in ({"type": "string"}, {"type": "string", "pattern": "^[0-9]*$"}, {"type": "string", "minLength": 18}):

@@ -137,6 +137,7 @@ def call_of(value: Any) -> str:
     return json.dumps({"name": "f", "arguments": {"a": value}})
 
 
+@pytest.mark.slow
 def test_one_odd_parameter_leaves_the_others_as_they_are(engine: Engine) -> None:
     parameters = {
         "$schema": "http://json-schema.org/draft-07/schema#",

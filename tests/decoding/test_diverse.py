@@ -38,6 +38,7 @@ def test_one_group_is_beam_search(runner: Runner, fields: dict[str, Any]) -> Non
     assert search(runner, num_beams=4, num_beam_groups=1, **fields) == expected
 
 
+@pytest.mark.slow
 def test_a_higher_penalty_makes_the_groups_differ(runner: Runner) -> None:
     def distinct(penalty: float) -> int:
         found = search(runner, num_beams=4, num_beam_groups=4, diversity_penalty=penalty)

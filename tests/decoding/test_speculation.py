@@ -141,6 +141,7 @@ def test_a_draft_of_another_width(strategy_class: type) -> None:
     )
 
 
+@pytest.mark.slow
 def test_one_back_end_may_run_both_models() -> None:
     """Its arena is used again by each forward pass: what the target gave must outlive the draft's pass."""
     backend = NumpyBackend()

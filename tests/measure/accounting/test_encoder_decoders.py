@@ -1,4 +1,4 @@
-"""The closed form of encoder-decoders against the calls that are really made."""
+"""The closed form of T5, or the model of shapes, against the calls that encoder-decoders really make."""
 
 import math
 from typing import Any
@@ -20,6 +20,7 @@ from ...seq2seq import CASES, CONFIGS, request_for
 from ...tiny import loop_of, model_of, runner_of
 from . import closed_form
 from .agreement import assert_agree, predicted
+from .outlines import has_outline
 
 SOURCES = [7, 1, 30, 12]
 
@@ -34,7 +35,10 @@ def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_parameter_count_is_what_the_tensors_hold(raw: dict[str, Any]) -> None:
     config = family_of(raw).read_config(raw)
     held = sum(math.prod(shape) for shape in tensor_shapes(config).values())
-    assert accounting.parameter_count(config) == closed_form.parameter_count(config) == held
+    assert accounting.parameter_count(config) == held
+    if not has_outline(config):
+        return
+    assert closed_form.parameter_count(config) == held
     for storage in (Storage(), Storage(weights="float16"), Storage(weights="int8")):
         assert weights_bytes(config, storage) == closed_form.weights_bytes(config, storage)
 
@@ -81,7 +85,8 @@ def test_memory_of_activations_is_what_the_arena_holds(raw: dict[str, Any]) -> N
     while loop.busy:
         loop.step()
     assert runner.backend.memory.arena.nbytes == activation_bytes(config, storage, 17, 1)
-    assert activation_bytes(config, storage, 17, 1) == closed_form.activation_bytes(config, storage, 17, 1)
+    if has_outline(config):
+        assert activation_bytes(config, storage, 17, 1) == closed_form.activation_bytes(config, storage, 17, 1)
 
 
 @pytest.mark.sampled(4)

@@ -94,6 +94,7 @@ def test_a_required_call_parses_and_fits(name: str, engine: Engine) -> None:
                 assert fits(answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "mistral")) for name in TWO])
 def test_several_calls_are_admitted_where_they_are_wanted(name: str, engine: Engine) -> None:
     form, text = FORMATS[name], TWO[name]
