@@ -30,7 +30,7 @@ def test_no_docstring_opens_with_a_word_that_leans_on_another() -> None:
 def test_no_variable_is_called_found() -> None:
     """A variable is called what it is: `tokenizer`, `rows`, `pages`; loops, comprehensions and parameters too."""
     places = []
-    for file, node in nodes(r"\bfound\b"):
+    for file, node in nodes(r"\bfound\b\s*([])=:,+|-]|in\b)"):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             name = node.id
         else:
