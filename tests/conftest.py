@@ -3,9 +3,10 @@
 import gc
 import getpass
 import os
+import re
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # several workers of pytest share the cores: none may spin
@@ -24,14 +25,40 @@ from minillm.backends.cpu.launching import set_threads
 
 from .tiny import write_checkpoint
 
+ONLY_REFERENCE = re.compile(r"^pytestmark = (\[.*)?pytest\.mark\.reference\b", re.MULTILINE)
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     set_threads(1)  # the workers share the cores; tests of threads set their number
 
 
-def pytest_collection_finish() -> None:
-    """The tests themselves never become garbage: a collection, of which there are many, need not look at them."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The tests never become garbage: looking for it among them took a third of the time of collecting them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A module that is all comparison with transformers is not imported, nor is torch, by a run without them."""
+    if "not reference" not in config.option.markexpr or collection_path.suffix != ".py":
+        return None
+    return bool(ONLY_REFERENCE.search(collection_path.read_text(encoding="utf-8"))) or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is `sampled(n)` every n-th case stays as it is, and the others become slow."""
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if isinstance(item, pytest.Function) and sampled and not item.get_closest_marker("slow"):
+            indices = set(item.callspec.indices.values())  # of each parameter; those of one decorator are equal
+            if sum(indices) % sampled.args[0]:
+                item.add_marker(pytest.mark.slow)
+                item.add_marker(pytest.mark.unsampled)
 
 
 @pytest.fixture(scope="session")

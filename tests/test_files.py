@@ -78,6 +78,7 @@ def some(first: str, kinds: Iterable[str], names: list[str]) -> list[Any]:
     ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "kind"), some("a pipe", SPECIAL, NAMES))
 def test_what_is_no_regular_file_is_refused_at_once(name: str, kind: str, tmp_path: Path) -> None:
     folder = folder_for(tmp_path / "model", name)
@@ -88,6 +89,7 @@ def test_what_is_no_regular_file_is_refused_at_once(name: str, kind: str, tmp_pa
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", sorted({*LIMITS, "config.json", "model.safetensors.index.json"}))
 def test_a_file_is_as_large_as_its_kind_can_be(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
@@ -134,6 +136,7 @@ def test_json_of_all_kinds_is_one_line(case: str, tmp_path: Path) -> None:
     assert len(str(raised.value)) < len(str(tmp_path)) + 300
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "case"), some("NaN", BAD_JSON, [name for name in NAMES if name.endswith(".json")]))
 def test_every_json_file_goes_through_it(name: str, case: str, tmp_path: Path) -> None:
     folder = folder_for(tmp_path / "model", name)

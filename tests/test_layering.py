@@ -137,6 +137,8 @@ HEAVY = {
     "transformers",
     "safetensors",
     "sentencepiece",
+    "zipfile",
+    "pickletools",
 }
 
 
@@ -155,7 +157,7 @@ HELP = "from minillm.cli.main import build_parser\nbuild_parser().format_help()"
 @pytest.mark.parametrize(
     ("code", "loaded"),
     [
-        ("import minillm; minillm.GenerationConfig; minillm.Engine", {"numpy"}),
+        ("import minillm, minillm.formats; minillm.GenerationConfig; minillm.Engine", {"numpy"}),
         (f"{HELP}\ntry:\n    build_parser().parse_args(['generate', '--help'])\nexcept SystemExit: pass", set()),
     ],
     ids=["Engine", "command line"],

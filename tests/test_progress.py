@@ -130,6 +130,7 @@ LONG: dict[str, tuple[Callable[..., object], str]] = {
 """Public calls that may take long, and a part of the bar at their end"""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LONG)
 def test_long_calls_show_one_bar_unless_it_is_turned_off(
     name: str, engine: Engine, source: Path, at_once: None, monkeypatch: pytest.MonkeyPatch

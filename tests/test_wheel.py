@@ -30,6 +30,7 @@ def files_below(folder: Path) -> set[Path]:
     return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_kernels_are_found_inside_the_package(installed: Path) -> None:
     code = "from minillm.backends.cuda.kernels import kernel_folder; print(kernel_folder())"
     result = subprocess.run(

@@ -75,6 +75,7 @@ def test_a_bias_of_slopes_is_alibi() -> None:
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("weights", "activations", "cache"), list(product(FORMATS, ACTIVATION_FORMATS, CACHE_FORMATS)), ids=str
 )

@@ -147,6 +147,7 @@ def test_random_numbers_are_the_same_in_parts() -> None:
     assert tensor.load().std() == pytest.approx(0.5, rel=0.01)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("weights", FORMATS)
 @pytest.mark.parametrize("variant", ["pre-norm", "untied", "post-norm"])
 def test_a_model_computes_with_what_its_weights_stand_for(weights: str, variant: str) -> None:

@@ -157,6 +157,7 @@ def test_unknown_words(script: Any, option: str, capsys: pytest.CaptureFixture[s
     assert "'llama' is not known: expected " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_says_why(report: Any, tmp_path: Path, subprocess_environment: dict[str, str]) -> None:
     from harness import BenchmarkError
     from peer_process import Worker

@@ -9,6 +9,7 @@ from minillm.models import published
 from tests.shapes import BASE
 
 
+@pytest.mark.slow
 def test_steps_and_prompts_have_their_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import gpu_host
 

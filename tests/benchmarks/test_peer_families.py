@@ -92,6 +92,7 @@ def test_frequencies_that_are_scaled(
     assert distance(logits_of("llama.cpp", tmp_path), logits_of("minillm-numpy", tmp_path)) < 2e-6
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["opt", *SMALL_FAMILIES])
 def test_weights_are_counted_as_they_are_kept(
     name: str, shape: Callable[[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch

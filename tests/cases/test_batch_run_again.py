@@ -51,6 +51,7 @@ def test_failed_requests_are_computed_again_counted_and_told_by_the_exit_code(
     assert run(command) == 0 and "3 of them done before, 0 failed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_requests_that_were_changed_added_or_moved_get_their_own_results(tmp_path: Path) -> None:
     asked = [line(name, prompt=f"{name}: 1, 2,") for name in "abc"]
     source, target = written(tmp_path / "in.jsonl", asked), tmp_path / "out.jsonl"
@@ -86,6 +87,7 @@ def test_an_interrupted_second_run_keeps_what_it_computed_and_the_newest_result_
     assert statuses(target) == [("a", 200), ("b", 200), ("c", 200)] and done.failed == []
 
 
+@pytest.mark.slow
 def test_results_of_a_request_that_the_input_does_not_have_are_not_touched(tmp_path: Path) -> None:
     asked = [line("a", prompt="1, 2,"), line("b", prompt="Monday,")]
     source, target = written(tmp_path / "in.jsonl", asked), tmp_path / "out.jsonl"

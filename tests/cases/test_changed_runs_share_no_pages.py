@@ -74,6 +74,7 @@ def test_a_changed_run_leaves_nothing_to_later_requests(engine: Engine) -> None:
     check_loop(engine._driver.loop)
 
 
+@pytest.mark.slow
 def test_a_changed_run_begins_from_nothing_that_was_computed_unchanged(engine: Engine) -> None:
     name = engine.runner.backend.name
     engine.generate(PROMPT, max_new_tokens=8)
@@ -83,6 +84,7 @@ def test_a_changed_run_begins_from_nothing_that_was_computed_unchanged(engine: E
     assert changed.cached_tokens == 0
 
 
+@pytest.mark.slow
 def test_changes_that_differ_within_one_block_share_nothing_either(engine: Engine) -> None:
     name = engine.runner.backend.name
     with put_between(engine.runner, Ablated(engine.runner.backend)) as ablated:
@@ -91,6 +93,7 @@ def test_changes_that_differ_within_one_block_share_nothing_either(engine: Engin
             assert ids(engine.generate(PROMPT, max_new_tokens=8)) == ids(alone(name, layer))
 
 
+@pytest.mark.slow
 def test_prompts_of_one_changed_call_are_each_computed(engine: Engine) -> None:
     with put_between(engine.runner, Ablated(engine.runner.backend)):
         results = engine.generate([PROMPT, PROMPT], max_new_tokens=4, num_beams=2)
@@ -99,6 +102,7 @@ def test_prompts_of_one_changed_call_are_each_computed(engine: Engine) -> None:
     check_loop(engine._driver.loop)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wrap", [AblatedAndCounted, lambda inner: CountingBackend(Ablated(inner))])
 def test_a_change_under_an_observer_or_in_a_subclass_of_one_is_a_change(engine: Engine, wrap: Any) -> None:
     with put_between(engine.runner, wrap(engine.runner.backend)):
@@ -106,6 +110,7 @@ def test_a_change_under_an_observer_or_in_a_subclass_of_one_is_a_change(engine: 
     assert engine.generate(PROMPT, max_new_tokens=2).cached_tokens == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wrap", [CountingBackend, TimingBackend])
 def test_observers_that_only_look_share_as_ever(engine: Engine, wrap: Any) -> None:
     with put_between(engine.runner, wrap(engine.runner.backend)):
@@ -117,6 +122,7 @@ def test_observers_that_only_look_share_as_ever(engine: Engine, wrap: Any) -> No
     assert second.cached_tokens == first.cached_tokens
 
 
+@pytest.mark.slow
 def test_a_request_that_a_change_met_on_its_way_leaves_nothing_of_it(engine: Engine) -> None:
     engine.add(PROMPT, max_new_tokens=30)
     for _ in range(3):
@@ -144,6 +150,7 @@ def assert_other_vectors(one: Any, other: Any) -> None:
     assert np.abs(one - other).max() > 0.01
 
 
+@pytest.mark.slow
 def test_vectors_of_texts_are_changed_in_the_block_and_not_after_it(engine: Engine) -> None:
     before = engine.embed(PROMPT)
     with put_between(engine.runner, Ablated(engine.runner.backend)):
@@ -153,6 +160,7 @@ def test_vectors_of_texts_are_changed_in_the_block_and_not_after_it(engine: Engi
     assert_same_vectors(before, after)
 
 
+@pytest.mark.slow
 def test_vectors_of_the_first_text_embedded_in_a_block_are_not_those_of_later_ones(engine: Engine) -> None:
     with put_between(engine.runner, Ablated(engine.runner.backend)):
         changed = engine.embed(PROMPT)

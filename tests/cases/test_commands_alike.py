@@ -61,6 +61,7 @@ def test_compare_takes_every_field_that_no_strategy_sets() -> None:
         assert (action.dest in taken) == expected, name
 
 
+@pytest.mark.slow
 def test_the_fields_of_compare_reach_every_strategy(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     fields: dict[str, Any] = {"max_new_tokens": 6, "presence_penalty": 9.0, "stop_strings": ["green"]}
     words = ["-n", "6", "--presence-penalty", "9", "--stop", "green", "--seed", "3"]

@@ -250,6 +250,7 @@ def test_what_is_no_gzip_is_named(app: Any) -> None:
         assert "not valid gzip" in error_of(compressed(app, body, "gzip"))["message"]
 
 
+@pytest.mark.slow
 def test_the_limit_counts_the_size_after_decompression(held: tuple[Engine, threading.Event]) -> None:
     """A body of 64 MiB takes 64 KiB, and no more of it is decompressed than is allowed."""
     engine, go = held

@@ -55,6 +55,7 @@ def test_an_attention_factor_without_yarn_is_refused(tmp_path):
         Engine(tmp_path / "m.gguf")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [

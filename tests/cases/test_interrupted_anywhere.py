@@ -143,6 +143,7 @@ def check_lines(small: Engine, name: str, how: str, every: int) -> None:
 ALL = [(name, how) for name in CALLS for how in INTERRUPTIONS if (name, how) != (CLOSED, ENDS)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "how"), ALL)
 def test_a_call_interrupted_at_some_line_leaves_the_engine_as_it_was(small: Engine, name: str, how: str) -> None:
     check_lines(small, name, how, {"raised while a request is added": 17, ENDS: 31}.get(how, 307))

@@ -278,6 +278,7 @@ INSIDE = [in_place, by_item, into_the_same, of_a_copy, chosen, by_memory, by_val
 INSIDE += [of_positions, of_lengths, of_another_array, of_the_cache]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("change", INSIDE)
 def test_numpy_inside_a_layer_is_computed_in_every_pass(
     change: Callable[..., Any], replays: list[int], monkeypatch: pytest.MonkeyPatch
@@ -287,6 +288,7 @@ def test_numpy_inside_a_layer_is_computed_in_every_pass(
     assert not replays
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("look", [np.array, repr, list, lambda x: float(x[0, 0]), np.ndarray.sum])
 def test_what_a_layer_looks_at_is_there_in_every_pass(
     look: Callable[[Any], Any], replays: list[int], monkeypatch: pytest.MonkeyPatch

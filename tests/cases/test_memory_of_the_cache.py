@@ -84,6 +84,7 @@ def test_pages_of_ended_texts_are_used_again_before_memory_is_taken_for_the_firs
     assert pages_begun(frugal=True, texts=40, length=100, prefix_cache=False) == 2
 
 
+@pytest.mark.slow
 def test_what_runs_at_once_takes_all_that_it_needs_and_ended_texts_keep_twice_as_much(kept: int) -> None:
     used = 4 * 5
     assert KEPT_TIMES * used > kept
@@ -123,6 +124,7 @@ def test_a_cleared_cache_uses_the_memory_that_it_has() -> None:
 # --- what fits --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("pages", "context"), [(2, 256), (3, 384), (4, 512), (40, 512)])
 def test_the_context_of_an_engine_is_what_fits(pages: int, context: int) -> None:
     """The demo model has 512 positions, and a page 128."""

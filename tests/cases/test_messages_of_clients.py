@@ -206,7 +206,10 @@ def test_variables_that_the_template_does_not_use_are_ignored(app: Starlette, en
 
 # --- fields -----------------------------------------------------------------------------------------------------------
 
-openai = pytest.importorskip("openai", reason="the official client needs the reference extra")
+
+def official_client() -> Any:
+    """The package openai; without it the test is skipped."""
+    return pytest.importorskip("openai", reason="the official client needs the reference extra")
 
 
 def known(endpoint: Any) -> set[str]:
@@ -215,6 +218,7 @@ def known(endpoint: Any) -> set[str]:
 
 
 def test_every_field_of_openais_requests_is_done_ignored_or_refused_by_decision() -> None:
+    official_client()
     from openai.types import completion_create_params as completions
     from openai.types.chat import completion_create_params as chat
     from openai.types.responses import response_create_params as responses
@@ -228,6 +232,7 @@ def test_every_field_of_openais_requests_is_done_ignored_or_refused_by_decision(
 
 
 def test_every_item_of_openais_inputs_is_read_skipped_or_refused_by_decision() -> None:
+    official_client()
     from openai.types.responses.response_includable import ResponseIncludable
     from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
@@ -417,11 +422,12 @@ def test_tools_of_other_types_are_skipped_with_one_line(app: Starlette, caplog: 
 
 def test_counts_of_tokens_have_what_clients_expect(app: Starlette) -> None:
     body = {"model": "minillm", "input": "A new text of some length.", "max_output_tokens": 2}
-    usage = openai.types.responses.Response.model_validate(post(app, "/v1/responses", body).json()).usage
+    usage = official_client().types.responses.Response.model_validate(post(app, "/v1/responses", body).json()).usage
     details = usage.input_tokens_details
     assert details.cache_write_tokens + details.cached_tokens == usage.input_tokens
 
 
+@pytest.mark.slow
 def test_whatever_clients_send_back_is_answered_or_refused(app: Starlette, engine: Engine) -> None:
     """Messages of random keys and values are read by the server's own way as they are by the strict one, or refused."""
     rng = random.Random(5)

@@ -102,6 +102,7 @@ def is_within(text: str, schema: dict[str, Any]) -> bool:
     )
 
 
+@pytest.mark.sampled(3)
 @every_range
 def test_what_a_random_model_writes_is_within_the_range(engine: Engine, schema: dict[str, Any]) -> None:
     texts = texts_of(engine, schema, num_return_sequences=20)
@@ -109,6 +110,7 @@ def test_what_a_random_model_writes_is_within_the_range(engine: Engine, schema: 
     assert len(set(texts)) > 1
 
 
+@pytest.mark.sampled(3)
 @every_range
 def test_the_numbers_just_outside_a_range_are_not_admitted(engine: Engine, schema: dict[str, Any]) -> None:
     ends = [value for value in bounds_of(schema).values() if isinstance(value, int | float) and value < 2**70]
@@ -182,6 +184,7 @@ NUMBERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_model_that_never_stops_writing_digits_ends_its_numbers(engine: Engine, name: str) -> None:
     completion = engine.generate([5, 6], guided_json=NUMBERS[name], **eager(engine)).completions[0]
@@ -203,6 +206,7 @@ def test_free_json_has_numbers_that_end_and_that_a_float64_holds(engine: Engine)
             assert all(len(exponent) <= 2 for exponent in re.findall("[eE][+-]?([0-9]+)", outside))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in ("hermes", "qwen3-coder") else pytest.mark.slow) for name in FORMATS],
@@ -230,12 +234,14 @@ NEEDED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("schema", "text"), NEEDED, ids=[json.dumps(schema) for schema, _ in NEEDED])
 def test_a_schema_that_needs_more_digits_gets_them(engine: Engine, schema: dict[str, Any], text: str) -> None:
     assert accepts(engine, schema, text)
     assert texts_of(engine, schema)
 
 
+@pytest.mark.slow
 def test_digits_of_texts_have_no_limit(engine: Engine) -> None:
     long = "1234567890" * 2
     for schema in ({"type": "string"}, {"type": "string", "pattern": "^[0-9]*$"}, {"type": "string", "minLength": 18}):

@@ -137,6 +137,7 @@ def test_a_context_that_is_too_large_is_the_models_and_said_once(
     assert "num_ctx is above the context of demo, 512" in line
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("length", [0, -1, -2, None, 10**6])
 def test_a_length_of_nothing_or_too_much_goes_on_to_the_end(app: Starlette, engines: Any, length: int | None) -> None:
     """As in Ollama, whose runner counts only a num_predict above 0."""

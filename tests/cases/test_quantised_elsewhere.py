@@ -100,6 +100,7 @@ def test_scales_of_a_cache_within_its_projections(tmp_path):
 STORAGES = {"int8": np.int8, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("name", ["bitsandbytes-nf4", "bitsandbytes-nf4-nested"])
 def test_the_packed_bytes_of_nf4_may_be_stored_as_numbers(tmp_path, name, storage):

@@ -73,6 +73,7 @@ class Watch:
         return told
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("longs", [1, 2, 5])
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_a_prompt_of_one_chunk_is_computed_in_two_steps_whatever_long_ones_run(longs: int, prefix_cache: bool) -> None:
@@ -198,6 +199,7 @@ def test_a_prompt_whose_rows_are_wanted_gets_some_beside_shorter_ones_that_want_
     assert loop.prompt_progress(long)[0] >= 4 * (MAX_ROWS // PROMPT_SHARE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("pages", "prefix_cache"),
     [(400, False), (60, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(400, True), (60, False)])],

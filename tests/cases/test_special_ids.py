@@ -21,6 +21,7 @@ def warned(caplog):
     return lambda: [text.partition("left out: ")[2] for text in caplog.messages if "left out" in text]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("token_id", [320, 32_000, 2**32 - 1])
 @pytest.mark.parametrize("role", ["bos", "eos", "eot", "eom", "padding", "unknown"])
 def test_in_a_gguf_file(tmp_path, warned, role, token_id):
@@ -47,6 +48,7 @@ def test_sentencepieces_own_id_stands_for_a_wrong_one(tmp_path):
         assert engine.tokenizer.eos_token_id == 2
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("fields", "left_out"),
     [

@@ -113,6 +113,7 @@ def left_out_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line.partition("leaves out ")[2].removesuffix(" of the schema") for line in lines]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ODD)
 def test_a_required_call_admits_what_fits_and_the_log_names_what_is_left_out(
     name: str, engine: Engine, caplog: pytest.LogCaptureFixture
@@ -136,6 +137,7 @@ def call_of(value: Any) -> str:
     return json.dumps({"name": "f", "arguments": {"a": value}})
 
 
+@pytest.mark.slow
 def test_one_odd_parameter_leaves_the_others_as_they_are(engine: Engine) -> None:
     parameters = {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -167,6 +169,7 @@ def test_a_schema_that_refers_to_itself_is_followed(engine: Engine) -> None:
     assert not follows(engine, text.replace("{}", "5"), guided_grammar=grammar)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "parameters", [{}, {"anyOf": 3}, {"type": None}, {"type": ["object", "null"]}, {"minProperties": -1}]
 )
@@ -181,6 +184,7 @@ def test_a_schema_of_which_nothing_can_be_held_admits_any_object(parameters: dic
         assert follows(engine, text, guided_grammar=grammar) == admitted, text
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [name for name in ODD if name not in ("int64", "exclusive", "no schema", "oneOf")])
 def test_a_strict_tool_and_a_form_refuse_by_name_what_they_cannot_hold(name: str, engine: Engine) -> None:
     app, talk = make_app(engine), [{"role": "user", "content": "Go."}]

@@ -60,6 +60,7 @@ def test_the_context_that_the_server_tells_is_the_one_that_fits(app: Starlette, 
     assert f"the context of {positions(engine)}" in error["message"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "fields",
     [

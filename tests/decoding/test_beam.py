@@ -72,6 +72,7 @@ def test_scores_come_best_first_and_are_those_of_their_tokens(runner) -> None:
     np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_beams_find_likelier_lines_than_greedy_search() -> None:
     runner, gains = runner_of(tiny_model(seed=2), pages=400, page_size=4), []
     for prompt in random_prompts(8, seed=2):

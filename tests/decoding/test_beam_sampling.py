@@ -132,6 +132,7 @@ def runner():
 FIELDS = {"do_sample": True, "num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 10, "eos_token_id": [20, 40]}
 
 
+@pytest.mark.slow
 def test_the_seed_decides_whatever_else_is_in_the_batch(runner) -> None:
     prompts = random_prompts(5, seed=4)
     requests = lambda: [request_for(p, seed=i, logprobs=True, **FIELDS) for i, p in enumerate(prompts)]  # noqa: E731

@@ -26,6 +26,7 @@ def search(runner: Runner, **fields: Any) -> list[list[list[int]]]:
     return [[r.token_ids for r in one] for one in run(loop_of(target=runner, max_batch_size=24), requests)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fields", [{}, {"repetition_penalty": 1.4, "length_penalty": 0.0}], ids=str)
 def test_one_group_is_beam_search(runner: Runner, fields: dict[str, Any]) -> None:
     """Where nothing ends early; for what does, the two have rules of their own."""
@@ -37,6 +38,7 @@ def test_one_group_is_beam_search(runner: Runner, fields: dict[str, Any]) -> Non
     assert search(runner, num_beams=4, num_beam_groups=1, **fields) == expected
 
 
+@pytest.mark.slow
 def test_a_higher_penalty_makes_the_groups_differ(runner: Runner) -> None:
     def distinct(penalty: float) -> int:
         found = search(runner, num_beams=4, num_beam_groups=4, diversity_penalty=penalty)

@@ -173,6 +173,7 @@ def test_no_field_is_left_out() -> None:
     assert WALK.keys() == FIELDS.keys()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", FIELDS)
 def test_the_field_changes_something(
     name: str, engines: dict[str, Engine], plain: Plain, outcomes: dict[str, Any]

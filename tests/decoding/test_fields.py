@@ -202,6 +202,7 @@ def test_values_that_are_json_may_come_as_json(name: str) -> None:
         assert getattr(settle(**context(name) | {name: getattr(sent, name)}), name) == expected
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", FIELDS)
 def test_invalid_values_are_refused_by_name(name: str) -> None:
     for value in INVALID[name]:

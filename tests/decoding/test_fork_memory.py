@@ -51,6 +51,7 @@ def test_a_longer_prompt_takes_its_own_pages_and_no_more(runner: Runner) -> None
     assert abs(short - long) <= 8
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SEARCHES)
 def test_sharing_changes_no_result(runner: Runner, name: str) -> None:
     _, fields = SEARCHES[name]

@@ -69,12 +69,14 @@ def test_the_cases_cover_what_they_should() -> None:
     assert sum(len(set(line)) > 8 for line in lines) > 30
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_same_sequences_and_scores(name: str, every: int) -> None:
     assert differences(name, every) == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_same_without_a_cache(name: str) -> None:
     assert differences(name, every=11, use_cache=False) == 0

@@ -108,6 +108,7 @@ def test_whatever_else_is_asked_the_tokens_are_those_without_guesses(way: str, f
     assert_all_free(loop)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", ["draft", "prompt lookup", "lookahead"])
 def test_log_probabilities_are_the_targets_own(way: str) -> None:
     target = target_model()

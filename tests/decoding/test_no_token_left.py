@@ -57,6 +57,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
     }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_none_left_is_one_clear_error(engines: dict[str, Engine], way: str) -> None:
     kind, fields = WAYS[way]

@@ -71,6 +71,7 @@ def assert_scores(engine: Engine, generation: Generation, top: int) -> None:
         np.testing.assert_allclose(row[list(tokens)], values, rtol=0, atol=1e-5)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_with_every_strategy(engine: Engine, name: str) -> None:
     """Twice: what is in the prefix cache has no logits, so it is computed again."""

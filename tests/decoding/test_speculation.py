@@ -128,6 +128,7 @@ def counting(forward, fed: dict[str, int], name: str):
     return counted
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strategy_class", [NGram, Draft])
 def test_a_draft_of_another_width(strategy_class: type) -> None:
     """The draft's hidden states are narrower than the target's, and nobody asked for either."""
@@ -140,6 +141,7 @@ def test_a_draft_of_another_width(strategy_class: type) -> None:
     )
 
 
+@pytest.mark.slow
 def test_one_back_end_may_run_both_models() -> None:
     """Its arena is used again by each forward pass: what the target gave must outlive the draft's pass."""
     backend = NumpyBackend()

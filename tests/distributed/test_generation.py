@@ -62,6 +62,7 @@ def assert_close(ours: Any, theirs: Any) -> None:
                 np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("parallel", DEGREES[:2], ids=NAMES[:2])
 def test_quick_strategies(parallel: Parallel, alone: Engine) -> None:
     fields = {name: FIELDS[name] for name in ("greedy", "top k, several", "beams")}
@@ -90,6 +91,7 @@ def test_requests_in_one_batch_share_prefixes_and_stream(alone: Engine) -> None:
     assert [g.token_ids for g in ours[2]] == [g.token_ids for g in theirs[2]]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("parallel", DEGREES, ids=NAMES)
 def test_forward_and_score(parallel: Parallel, alone: Engine) -> None:
     def run(engine: Engine) -> Any:

@@ -74,6 +74,7 @@ def test_masks_of_windows_come_from_the_ranks_that_have_the_layer(family: str, n
 # --- profiles ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backend", ["cpu", "numpy"])
 @pytest.mark.parametrize("parallel", DEGREES[:2], ids=NAMES[:2])
 def test_a_profile_is_of_rank_0_and_shows_its_all_reduces(parallel: Parallel, backend: str) -> None:
@@ -93,6 +94,7 @@ def test_a_profile_is_of_rank_0_and_shows_its_all_reduces(parallel: Parallel, ba
 # --- adapters ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", ["cpu", "numpy"])
 @pytest.mark.parametrize("parallel", DEGREES, ids=NAMES)
 def test_adapters_of_single_requests(parallel: Parallel, backend: str, tmp_path: Path) -> None:

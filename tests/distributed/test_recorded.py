@@ -20,6 +20,7 @@ def steps_of(engine: Engine) -> list[Any]:
     return [step for steps in engine.runner.backend.memory._steps.values() for step in steps.values()]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("parallel", DEGREES, ids=NAMES)
 def test_decode_steps_are_replayed_with_their_all_reduces(parallel: Parallel) -> None:
     prompts = [TEXT, "Count from 3 to 9:"]

@@ -53,6 +53,7 @@ def vectors_and_labels(engine: Engine) -> list[Any]:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "parallel"), CASES)
 def test_vectors_and_labels_of_every_encoder(name: str, parallel: Parallel) -> None:
     shared = on_ranks(parallel, vectors_and_labels, golden_encoder(name))
@@ -69,6 +70,7 @@ def test_pairs_have_token_types(tmp_path: Path) -> None:
     assert_close(on_ranks(Parallel(tensor=2), run, folder).result, run(Engine(folder, backend="numpy")))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("parallel", DEGREES[1:], ids=NAMES[1:])
 def test_vectors_of_a_decoder_between_its_requests(parallel: Parallel, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "m", num_hidden_layers=4, word_embed_proj_dim=32)

@@ -164,6 +164,7 @@ def assert_same_answers(ours: dict[int, Answer], theirs: dict[int, Answer], abor
                 assert (tokens, answer.reasons[i]) == (others, expected.reasons[i])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seeds", "plain", "pages", "prefix"),
     [

@@ -215,6 +215,7 @@ def test_the_queue_takes_as_many_as_it_says(make: Callable[..., Engine]) -> None
     asyncio.run(main())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("prompts", "fields", "error"),
     [

@@ -166,6 +166,7 @@ CALLS: dict[str, tuple[str, Callable[[Engine, Any], Any]]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CALLS)
 def test_each_call_means_something_or_says_what_it_expects(engine: Engine, name: str) -> None:
     meaning, call = CALLS[name]
@@ -175,6 +176,7 @@ def test_each_call_means_something_or_says_what_it_expects(engine: Engine, name:
     assert not engine.busy
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", FIELDS)
 def test_each_field_is_accepted_or_refused_in_one_line(engine: Engine, name: str) -> None:
     accepted(lambda value: engine.request([5, 6], **{name: value}))
@@ -198,6 +200,7 @@ RANDOM = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.exhaustive if name == "amateur" else ()) for name in ENGINE]
 )
@@ -208,6 +211,7 @@ def test_each_argument_of_an_engine(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert taken == [value for value in NONSENSE if MEANING[ENGINE[name]](value)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", RANDOM)
 def test_each_argument_of_a_random_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(published(), "opt-tiny", tiny_config())
@@ -247,6 +251,7 @@ def test_values_in_messages_are_short_and_in_one_line() -> None:
 # --- what is taken for a prompt ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "ids",
     [

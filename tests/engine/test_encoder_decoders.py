@@ -88,6 +88,7 @@ def test_pages_of_any_size_give_the_same_logits(raw: dict[str, Any], page_size: 
     np.testing.assert_allclose(np.concatenate(rows), logits_of(apart, LINE, LINE[:9]), rtol=0, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @EACH_FAMILY
 @pytest.mark.parametrize(
     "fields",
@@ -167,6 +168,7 @@ def test_pages_of_a_source_are_counted_once() -> None:
     assert runner.cache.free_pages == runner.cache.num_pages
 
 
+@pytest.mark.slow
 @EACH_FAMILY
 def test_a_preempted_request_reads_its_source_again(runner: Runner) -> None:
     roomy = generate(runner, SOURCES, max_new_tokens=30)
@@ -314,6 +316,7 @@ def test_a_profile_has_the_encoders_pass_in_the_prefill(engine: Engine) -> None:
     assert attends == [3 + 2 * 2, 2 * 2, 2 * 2]  # three layers of the encoder, two of the decoder with two each
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("role", ["draft", "amateur"])
 def test_helpers_with_an_encoder_read_the_source_too(role: str, tmp_path: Path) -> None:
     """A draft of the same model guesses all tokens; an amateur that is a decoder alone is refused."""
@@ -348,6 +351,7 @@ def helped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 KINDS = [kind for kind in STRATEGIES if "adapter" not in kind]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "kind", [kind if kind in ("beams", "draft") else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 )

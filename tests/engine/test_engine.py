@@ -73,6 +73,7 @@ def test_text_and_its_token_ids_are_one_prompt(engine: Engine) -> None:
         assert_same_results(engine.generate(prompt), expected)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_list_gives_what_each_prompt_gives_alone(engine: Engine, name: str) -> None:
     config = GenerationConfig(**CONFIGS[name])
@@ -179,6 +180,7 @@ def test_echo_puts_the_prompt_and_its_log_probabilities_in_front(engine: Engine)
 # --- stream, and the step loop ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("text", "name"),
     [

@@ -262,6 +262,7 @@ def test_forward_and_score_name_nan_too(poisoned: Engine) -> None:
     assert poisoned.forward([5] * 10).shape == (10, 512)
 
 
+@pytest.mark.slow
 def test_more_threads_than_cores_is_a_warning(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     from threadpoolctl import threadpool_info, threadpool_limits
 

@@ -95,6 +95,7 @@ def add_failing(engine: Engine, kind: str, fields: dict[str, Any], monkeypatch: 
 # --- functions of the user's, and guides ------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_processor_that_raises_ends_its_request_alone(engine: Engine, name: str, monkeypatch) -> None:
     fields = STRATEGIES[name]
@@ -112,6 +113,7 @@ def test_a_processor_that_raises_ends_its_request_alone(engine: Engine, name: st
         assert all(event.error is None for event in events[request_id])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_requests_with_the_same_function_are_asked_apart(engine: Engine, name: str) -> None:
     def raises(history: Any, logits: Any, xp: Any) -> Any:
@@ -227,6 +229,7 @@ def test_no_token_left_is_one_requests_affair(engine: Engine) -> None:
 # --- NaN --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_nan_in_one_requests_rows_ends_it_alone(poisoned: Engine, name: str) -> None:
     fields = STRATEGIES[name] | {"eos_token_id": []}

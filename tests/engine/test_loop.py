@@ -61,6 +61,7 @@ def assert_agree(runner: Runner, prompts: list[list[int]], ours: list[list[int]]
 # --- greedy: one result, many ways to it ------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
 def test_a_ragged_batch_gives_what_each_prompt_gives_alone(runner: Runner, use_cache: bool) -> None:
     expected = singly(runner, PROMPTS, max_new_tokens=30)
@@ -84,6 +85,7 @@ def test_a_prompt_in_chunks_gives_what_the_whole_gives(runner: Runner, chunk: in
     assert_agree(runner, PROMPTS, outputs, singly(runner, PROMPTS, max_new_tokens=8))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "page_size", [1, 5, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (2, 16, 64, 100))]
 )
@@ -144,6 +146,7 @@ def test_different_settings_run_side_by_side() -> None:
     assert runner.cache.free_pages == runner.cache.num_pages
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
 def test_log_probabilities_are_those_of_the_raw_logits(runner: Runner, fields: dict) -> None:
     requests = [request_for(p, logprobs=True, **fields) for p in PROMPTS]
@@ -179,6 +182,7 @@ def test_draws_depend_neither_on_the_batch_nor_on_its_order(runner: Runner, opti
         )
 
 
+@pytest.mark.sampled(3)
 def test_draws_follow_their_seed_and_the_index_of_the_sequence(runner: Runner) -> None:
     def samples(seed: int) -> list[list[int]]:
         request = request_for(PROMPTS[0], seed=seed, num_return_sequences=4, **SAMPLING)
@@ -254,6 +258,7 @@ def test_a_request_that_the_cache_cannot_hold_alone_is_refused_and_others_run() 
     assert len(run(loop, [request_for([5] * 4, max_new_tokens=8)])[0][0].token_ids) == 8
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fields", [{"num_beams": 4}, {"num_beams": 4, "use_cache": False}], ids=str)
 @pytest.mark.parametrize("prompt_length", [1, 7, 8, 9])
 def test_the_pages_a_request_is_promised_are_enough(prompt_length: int, fields: dict) -> None:
@@ -288,6 +293,7 @@ def test_an_aborted_request_leaves_nothing_behind() -> None:
     assert runner.cache.free_pages == runner.cache.num_pages
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("place", range(4))
 def test_a_strategy_that_raises_ends_its_request_and_leaves_the_others_alone(place: int) -> None:
     """Its rows are stale after the step, and so would be those of the ones that are asked after it."""

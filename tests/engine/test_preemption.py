@@ -39,6 +39,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield engine
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "every"),
     [
@@ -129,6 +130,7 @@ def test_the_first_request_is_never_preempted_even_if_it_is_the_cheapest() -> No
         loop.step()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("headroom", [None, 20])
 def test_nobody_is_preempted_who_was_promised_all_pages(engine: Engine, headroom: int | None) -> None:
     """Prompts of several chunks, which take their pages one after the other, beside those that decode."""
@@ -359,6 +361,7 @@ def run_workload(engine: Engine, seed: int, monkeypatch: pytest.MonkeyPatch, *, 
     return loop.stats.preemptions
 
 
+@pytest.mark.slow
 def test_a_random_workload_keeps_its_books(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_workload(engine, 1, monkeypatch, count=8, prefix_cache=True) > 0
 

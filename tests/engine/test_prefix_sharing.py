@@ -140,6 +140,7 @@ def models_of(name: str, **options: Any) -> dict[str, Runner]:
     return {"target": runner(**options), **helpers}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("budget", [40, 1500])
 def test_a_step_looks_at_each_prompt_once_and_at_none_beyond_its_budget(
     monkeypatch: pytest.MonkeyPatch, budget: int

@@ -201,6 +201,7 @@ def test_a_budget_below_the_batch_is_refused(engine: Engine) -> None:
 # --- deadlines and load -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["greedy", "samples", "draft", "guided", "beams"])
 def test_a_deadline_ends_a_request_with_what_there_is(
     engine: Engine, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -126,6 +126,7 @@ REFUSED: list[tuple[dict[str, Any], Callable[[Tensors], None] | None, str]] = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("fields", "change", "says"), REFUSED)
 def test_what_cannot_be_meant_is_refused_in_one_line(
     base: Path, tmp_path: Path, fields: dict[str, Any], change: Callable[[Tensors], None] | None, says: str

@@ -37,6 +37,7 @@ def test_every_type_has_the_size_that_the_package_says():
         assert tuple(kind) == (Type(code).name, *gguf.GGML_QUANT_SIZES[Type(code)])
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", [kind for kind in Type if kind in gguf.GGML_QUANT_SIZES and kind.value in TYPES])
 def test_values_of_every_type_are_the_packages(tmp_path, kind):
     if kind.name in ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"):

@@ -138,6 +138,7 @@ def written(folder: Path, raw: dict, dtype: str = "float32") -> tuple[Path, Path
     return source, target
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["int8", "int4", "bfloat16"])
 def test_the_errors_are_those_of_the_file(dtype: str, tmp_path: Path) -> None:
     """As the package gguf reads it; of experts, one error for those of a layer."""
@@ -167,6 +168,7 @@ def prompt_of(engine: Engine) -> list[int]:
     return np.random.default_rng(0).integers(5, 90, 12).tolist()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("family", "name"), QUICK)
 def test_a_file_written_in_float32_gives_the_same_logits(tmp_path, family, name):
     source, target = written(tmp_path, CONFIGS[family][name])

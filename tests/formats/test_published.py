@@ -61,6 +61,7 @@ def format_of(data: Any) -> str:
     return "bfloat16" if data.dtype == np.uint16 else str(data.dtype)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_model_is_the_dequantised_one(name: str, tmp_path: Path) -> None:
     """Integers are kept where that is exact; what NumPy expands are the same float32 numbers."""

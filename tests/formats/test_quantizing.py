@@ -34,6 +34,7 @@ def logits(folder: Path, dtype: str) -> np.ndarray:
     return logits_of(runner_of(load_model(folder, NumpyBackend(weights=dtype))), LINE)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_is_written_is_what_would_be_rounded_at_load(tmp_path: Path, variant: str, dtype: str) -> None:

@@ -110,6 +110,7 @@ def rewrite(folder: Path, change: dict[str, Any]) -> None:
     save_file({k: v for k, v in tensors.items() if v is not None}, folder / "model.safetensors")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

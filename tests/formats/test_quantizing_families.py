@@ -58,6 +58,7 @@ def test_what_is_written_is_what_would_be_rounded_at_load(source: Path, dtype: s
     assert 1e-5 < error < NEAR[dtype] * (min(3, 1 / NEAR[dtype]) if experts else 1)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bits_keep_names_and_layout(source: Path, dtype: str, tmp_path: Path) -> None:
     """Each tensor alone is the source's, rounded: also where a model wants its numbers in another order."""
@@ -71,6 +72,7 @@ def test_16_bits_keep_names_and_layout(source: Path, dtype: str, tmp_path: Path)
         np.testing.assert_array_equal(written[name].stored(), expected, strict=True)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_8_and_4_bits_have_the_names_and_rows_of_the_familys_table(source: Path, dtype: str, tmp_path: Path) -> None:
     write_checkpoint(source, tmp_path / "out", dtype)

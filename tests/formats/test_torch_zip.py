@@ -103,6 +103,7 @@ def test_a_pickle_that_asks_for_anything_else_is_refused_by_name_and_not_run(tmp
     assert "nothing of it was run" in message and not (tmp_path / "owned").exists()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("content", "says"),
     [

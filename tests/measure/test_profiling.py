@@ -45,6 +45,7 @@ def run(engine: Engine, lengths: list[int], hardware: Hardware = MACHINE, **fiel
     return profile(engine, [[3 + i] * n for i, n in enumerate(lengths)], hardware=hardware, **options)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fields", RUNS.values(), ids=RUNS)
 def test_costs_are_those_that_the_counting_backend_counts(engine: Engine, fields: dict[str, Any]) -> None:
     found = run(engine, [4, 9], **fields)
@@ -59,6 +60,7 @@ def test_costs_are_those_that_the_counting_backend_counts(engine: Engine, fields
     assert sum((phase.cost for phase in found.phases.values()), Cost(0)) == counted.total
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fields", RUNS.values(), ids=RUNS)
 def test_parts_add_up_to_no_more_than_the_whole(engine: Engine, fields: dict[str, Any]) -> None:
     for phase in run(engine, [4, 9], **fields).phases.values():

@@ -158,6 +158,7 @@ def test_logits_without_a_bias_in_the_checkpoint_have_none(tmp_path: Path) -> No
     assert np.abs(bias).max() > 0.1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_checkpoint_written_in_fewer_bits_is_what_is_rounded_at_load(family: str, dtype: str, tmp_path: Path) -> None:

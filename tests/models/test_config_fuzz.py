@@ -165,6 +165,7 @@ def test_nonsense_in_a_rotary_table_likewise(family: str, name: str, table: str)
                 assert config in (plain, read(raw | {table: without(SCALINGS[name], field)})), (field, value)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("change", "message"),

@@ -50,6 +50,7 @@ def test_published_shapes_have_their_number_of_parameters(shape: str) -> None:
     assert config.max_positions == 512
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backend", [NumpyBackend, CpuBackend])
 def test_a_text_has_the_same_states_in_any_company_and_each_token_sees_all_of_its_own(
     raw: dict[str, Any], backend: type[Backend]
@@ -63,6 +64,7 @@ def test_a_text_has_the_same_states_in_any_company_and_each_token_sees_all_of_it
     assert np.abs(states(runner, [changed])[0][0] - together[0][0]).max() > 1e-3  # the first token sees the last
 
 
+@pytest.mark.sampled(3)
 def test_kernels_in_c_agree_with_numpy(raw: dict[str, Any]) -> None:
     ids = [*texts(4, seed=2), [5], [7, 8]]
     numpy, compiled = NumpyBackend(), CpuBackend()
@@ -85,6 +87,7 @@ def test_layers_that_take_turns_in_one_layers_pages_give_what_pages_of_their_own
         np.testing.assert_allclose(ours, apart, rtol=0, atol=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "which", [last_of_each_kind, pytest.param(list, marks=pytest.mark.exhaustive)], ids=["last", "all"]
 )

@@ -37,6 +37,7 @@ def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
     return CONFIGS[family][name]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("chunk", "page_size"),
     [
@@ -53,6 +54,7 @@ def test_chunks_and_pages_of_any_size_give_the_logits_of_one_pass(
     np.testing.assert_allclose(chunks(runner, LINE, chunk), logits_of(runner_of(model), LINE), rtol=0, atol=1e-4)
 
 
+@pytest.mark.sampled(4)
 def test_cached_naive_and_single_tokens_are_the_same(raw: dict[str, Any]) -> None:
     runner, prompts = runner_of(model_of(raw), pages=128, page_size=16), random_prompts(3, seed=3)
     batch = generate(runner, prompts, max_new_tokens=14)
@@ -63,6 +65,7 @@ def test_cached_naive_and_single_tokens_are_the_same(raw: dict[str, Any]) -> Non
             assert_same_tokens(ours, expected, lambda tokens, p=prompt: logits_of(runner, p + tokens)[-1])
 
 
+@pytest.mark.sampled(4)
 def test_a_tree_of_guesses_gives_the_logits_of_its_branches(raw: dict[str, Any]) -> None:
     """Guesses 4-9, 4-8 and 5 after a line: each sees its own ancestors, at its own position."""
     runner, line = runner_of(model_of(raw), page_size=16), LINE[:30]
@@ -72,6 +75,7 @@ def test_a_tree_of_guesses_gives_the_logits_of_its_branches(raw: dict[str, Any])
         np.testing.assert_allclose(row, logits_of(runner, line + branch)[-1], rtol=0, atol=1e-4)
 
 
+@pytest.mark.sampled(4)
 def test_attention_maps_have_rows_that_sum_to_one_and_look_back_only(raw: dict[str, Any]) -> None:
     maps, masked = masked_attention_maps(runner_of(model_of(raw)), LINE, layer=1)
     assert maps.shape == (raw["num_attention_heads" if "num_attention_heads" in raw else "n_head"], 60, 60)
@@ -122,6 +126,7 @@ def test_a_tensor_under_two_names_is_refused(raw: dict[str, Any]) -> None:
         canonical_names(twice, family.read_config(raw))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("shape", PARAMETERS)
 def test_published_shapes_have_their_number_of_parameters(shape: str) -> None:
     config = published_config(shape)

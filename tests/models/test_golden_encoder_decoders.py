@@ -44,6 +44,7 @@ def test_logits_of_every_position(case: tuple[str, str]) -> None:
     np.testing.assert_allclose(logits_of(runner, expected["token_ids"], ids), logits, rtol=0, atol=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("use_cache", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["cached", "naive"])
 @every_case
 def test_greedy_tokens_of_a_ragged_batch(case: tuple[str, str], use_cache: bool) -> None:
@@ -56,6 +57,7 @@ def test_greedy_tokens_of_a_ragged_batch(case: tuple[str, str], use_cache: bool)
         assert_same_tokens(ours, theirs, lambda tokens, s=source: logits_of(runner, s, start + tokens)[-1])
 
 
+@pytest.mark.sampled(3)
 @every_case
 def test_beams_and_their_scores(case: tuple[str, str]) -> None:
     runner, expected = load(case)

@@ -79,6 +79,7 @@ def test_the_factor_of_attention_follows_from_the_lengths() -> None:
     assert config.keys_follow_length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [NumpyBackend, pytest.param(CpuBackend, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "fields", [{}, pytest.param({"num_beams": 3}, marks=pytest.mark.slow)], ids=["greedy", "beams"]

@@ -133,6 +133,7 @@ def test_texts_beyond_the_original_length(name: str, tmp_path: Path) -> None:
 WRONG = [0, -1, -1e308, 1e-320, 1e308, 10**300, 10**400, float("nan"), float("inf"), True, "2", [2], {"a": 2}]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("value", WRONG, ids=lambda value: f"{value!s:.12}")
 @pytest.mark.parametrize("name", SCALINGS)

@@ -194,6 +194,7 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
     assert split == (4 - whole_qkv) * config.num_layers  # of each layer's attention and MLP both projections
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("family", "name"), GOLDEN_CASES, ids=GOLDEN_IDS)
 def test_ranks_of_a_checkpoint_have_the_whole(family: str, name: str) -> None:
     """As published: GPT-2's matrices are transposed, the rows of GPT-NeoX and BLOOM go head by head."""

@@ -81,6 +81,7 @@ class Case:
         return np.concatenate(results), weights
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("P", [1, 3, 16, 512])
 @pytest.mark.parametrize(("H", "K"), [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
@@ -93,6 +94,7 @@ SLOPES = np.array([0.5, 0.25, 0.0, 0.125], np.float32)
 LOOKS = [(1, None), (4, None), (200, None), (None, SLOPES), (7, SLOPES)]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("P", [1, 3, 512])
 @pytest.mark.parametrize(("window", "slopes"), LOOKS)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)

@@ -88,6 +88,7 @@ PLACES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("value", [np.nan, np.inf], ids=str)
 @pytest.mark.parametrize("name", PLACES)
 def test_nan_and_infinity_are_named_with_layer_and_operation(name: str, value: float) -> None:

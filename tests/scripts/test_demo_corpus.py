@@ -65,6 +65,7 @@ def name_and_city(text: str) -> tuple[str, str]:
     return record["name"], record["city"]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_texts_and_another_gives_others() -> None:
     first, again, other = ([d.text for d in islice(training_documents(seed), 200)] for seed in (1, 1, 2))
     assert first == again
@@ -123,6 +124,7 @@ def test_records_say_what_their_sentence_says(training: list[Document]) -> None:
             assert all(re.search(rf"\b{word}\b", sentence) for word in said), text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "combination"),
     [

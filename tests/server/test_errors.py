@@ -149,6 +149,7 @@ VALUES: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("path", "body", "param"), VALUES, ids=[json.dumps(body)[:60] for _, body, _ in VALUES])
 def test_a_mistake_is_named_in_the_request_s_words(
     app: Starlette, path: str, body: dict[str, Any], param: str | None

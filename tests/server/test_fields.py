@@ -136,12 +136,14 @@ def answer(app: Starlette, path: str, body: Fields) -> Any:
     return found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", COMPLETION_WITNESSES)
 def test_a_field_of_a_completion_has_an_effect(app: Starlette, name: str) -> None:
     with_it, without = COMPLETION_WITNESSES[name]
     assert answer(app, "/v1/completions", PLAIN | with_it) != answer(app, "/v1/completions", PLAIN | without)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CHAT_WITNESSES)
 def test_a_field_of_a_chat_has_an_effect(app: Starlette, name: str) -> None:
     with_it, without = CHAT_WITNESSES[name]
@@ -161,6 +163,7 @@ def test_every_field_has_a_witness() -> None:
     assert FIELDS.keys() == WALK.keys()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [*refused(API), *sorted(FUNCTIONS), "no_such_field", "Temperature", ""])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_what_is_not_done_is_refused_by_name(app: Starlette, path: str, name: str) -> None:
@@ -175,6 +178,7 @@ NOTHING: list[tuple[str, Any]] = [
 NOTHING += [(name, value) for name in refused(API).keys() - CHAT_WITNESSES.keys() for value in ("", [], {}, False)]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "value"), sorted(NOTHING, key=str))
 def test_asking_for_what_happens_anyway_is_no_error(app: Starlette, name: str, value: Any) -> None:
     assert answer(app, "/v1/chat/completions", CHATTING | {name: value}) == answer(

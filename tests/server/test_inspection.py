@@ -33,6 +33,7 @@ def test_models_and_strategies(app: Starlette, demo: Engine) -> None:
     assert [each["name"] for each in model["strategies"]] == [RECOMMENDED, *(variant.name for variant in STRATEGIES)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("variant", STRATEGIES, ids=lambda variant: variant.name)
 def test_the_fields_of_a_strategy_select_it(app: Starlette, plain: Engine, variant) -> None:
     [model] = get(app, "/inspect/models").json()["models"]

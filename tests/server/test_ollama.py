@@ -121,6 +121,7 @@ def test_calls_in_a_stream_come_whole() -> None:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "form", ["json", {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}], ids=["json", "schema"]
 )
@@ -158,6 +159,7 @@ WITNESSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", renamed(OLLAMA_OPTIONS))
 def test_an_option_has_an_effect(app: Starlette, name: str) -> None:
     answers = [
@@ -181,6 +183,7 @@ def test_options_about_running_and_neutral_ones_change_nothing(app: Starlette) -
     assert post(app, "/api/chat", ASKED | more | {"stream": False}).json()["message"] == plain
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("more", "words"),
     [

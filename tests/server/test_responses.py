@@ -20,7 +20,6 @@ from minillm.server.responses import RESPONSES
 from ..text.chat.conversations import TIME, WEATHER
 from .client import calling_engine, error_of, post, talk
 
-openai = pytest.importorskip("openai", reason="the official client needs the reference extra")
 pytest.importorskip("llguidance", reason="needs the extra `guided`")
 
 T = TypeVar("T")
@@ -44,6 +43,7 @@ def app(engine: Engine) -> Starlette:
 
 def with_client(app: Starlette, use: Callable[[Any], Awaitable[T]]) -> T:
     """Use the official client."""
+    openai = pytest.importorskip("openai", reason="the official client needs the reference extra")
     return talk(
         app,
         lambda http: use(
@@ -79,6 +79,7 @@ def test_the_client_gets_the_text_that_a_chat_gives(app: Starlette) -> None:
     with_client(app, use)
 
 
+@pytest.mark.slow
 def test_a_call_and_its_result(app: Starlette) -> None:
     async def use(client: Any) -> None:
         asked = {"role": "user", "content": "Weather?"}
@@ -236,6 +237,7 @@ HERE = refused(AT_RESPONSES)
 NAMED = sorted(refused(API).keys() - set(RESPONSES.request.__struct_fields__) | HERE.keys())
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [*NAMED, "no_such_field", "messages"])
 def test_what_is_not_offered_is_refused_by_name(app: Starlette, name: str) -> None:
     error = error_of(post(app, PATH, HI | {name: {"surely": "something"}}))

@@ -198,6 +198,7 @@ HAS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.parametrize("model", HAS)
 def test_an_endpoint_that_a_model_has_not_names_those_that_it_has(model: str, path: str, app: Starlette) -> None:

@@ -144,6 +144,7 @@ def test_no_part_of_a_marker_is_streamed(app: Starlette) -> None:
     assert len([piece for piece in pieces if piece]) > 1  # as it came
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "llama3")) for name in FORMATS]
 )

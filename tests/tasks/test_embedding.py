@@ -449,6 +449,7 @@ def test_formats(encoder: Path) -> None:
             assert similarity.min() > least, dtype
 
 
+@pytest.mark.slow
 def test_an_encoder_of_a_published_shape_with_random_weights() -> None:
     with Engine.random("all-MiniLM-L6-v2", max_batch_size=1) as engine:
         assert engine.embed([[5, 6, 7]]).shape == (1, 384)

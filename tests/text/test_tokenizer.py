@@ -38,6 +38,7 @@ def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
 # --- encoding and decoding ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", GOLDEN["encode"], ids=lambda case: repr(case["text"][:20]))
 def test_golden_encodings(small, case):
     assert small.encode(case["text"]) == case["ids"]

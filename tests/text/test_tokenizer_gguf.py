@@ -151,6 +151,7 @@ def test_qwen2_normalises_as_its_published_tokenizer_does(tmp_path):
     assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [

@@ -55,6 +55,7 @@ def test_stream_of_single_bytes_gives_what_decode_gives(small):
         assert streamed(small, ids) == small.decode(ids)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text", [text for text in TEXTS if "\ufffd" not in text])
 def test_stream_gives_whole_characters_after_any_context(small, text):
     ids = small.encode(text)
@@ -119,6 +120,7 @@ def sentencepiece(decoder, inner=lambda backend: backend) -> Tokenizer:
     return Tokenizer(inner(backend), {"bos_token": 0})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SENTENCEPIECE_DECODERS)
 def test_stream_of_other_decoders_gives_what_decode_gives(name):
     tokenizer = sentencepiece(SENTENCEPIECE_DECODERS[name])

@@ -185,6 +185,7 @@ def assert_as_good_as_plain(case: Case) -> None:
     assert error <= max(2 * plain, 2.0**-25), f"error {error:.1e}, the plain one's is {plain:.1e}"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", CACHE_FORMATS)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("D", [20, 64])
@@ -213,6 +214,7 @@ def test_branches_of_a_tree_do_not_see_each_other(lengths: list[tuple[int, int]]
     assert_as_good_as_plain(Case([(BLOCK - 3, 5)], 8, 8, P=64, tree=(-1, 0, 0, -1, 3)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize(
     "looks", [{"window": 1}, {"window": 13}, {"window": STRIP + 1}, {"window": BLOCK}, {"sloped": True}], ids=str
@@ -222,6 +224,7 @@ def test_windows_and_slopes(lengths: list[tuple[int, int]], looks: dict[str, Any
     assert_as_good_as_plain(Case(lengths, dtype=dtype, **looks))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("looks", [{"window": 2}, {"window": 30}, {"sloped": True}], ids=str)
 @pytest.mark.parametrize("lengths", [[(50, 9), (1, 9)], [(40, 12)], [(BLOCK - 5, 9), (BLOCK - 5, 40)]])
 @pytest.mark.parametrize(("H", "K"), [(4, 2), (1, 1)])
@@ -239,6 +242,7 @@ def test_windows_and_slopes_together() -> None:
 ALL_OF_THEM = {"window": 20, "sloped": True, "softcap": 0.5, "biased": True}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize(
     "looks",

@@ -25,6 +25,7 @@ def logits_of(backend: Any, variant: str, line: list[int], chunk: int) -> np.nda
     return chunks(runner, line, chunk)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("chunk", [1, 11, 40])
 @pytest.mark.parametrize("weights", FORMATS)
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -70,6 +71,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "settings",
     [pytest.param(way, marks=[] if i in (1, 3) else [pytest.mark.slow]) for i, way in enumerate(SETTINGS)],

@@ -86,6 +86,7 @@ def test_all_sources_are_in_one_library() -> None:
     assert (loaded.number(), loaded.root(9.0)) == (7, 3.0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["number.c", "number.h", "new.h"])
 def test_changed_sources_are_compiled_again(name: str, sources: Path, caplog) -> None:
     load(caplog)
@@ -201,6 +202,7 @@ def test_kernels_that_cannot_be_loaded_where_they_are_kept_run_from_where_they_w
     assert "in every run, since none are kept: failed to map segment" in caplog.text
 
 
+@pytest.mark.slow
 def test_children_that_seem_to_succeed_are_not_believed(tmp_path: Path) -> None:
     """Every child ends with 0 for Python if SIGCHLD is ignored, as daemons do."""
     compiler = tmp_path / "empty"  # makes a library without kernels
@@ -317,6 +319,7 @@ def test_several_processes_at_once(sources: Path, caplog) -> None:
     assert len(stored()) == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize(
     ("as_command", "number"), [(False, signal.SIGINT), (True, signal.SIGINT), (True, signal.SIGTERM)]

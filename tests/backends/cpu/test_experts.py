@@ -60,6 +60,7 @@ def test_logits_that_are_not_numbers_choose_an_expert_and_show_in_the_weights(ba
     assert np.isnan(routing.weights[1:]).any(axis=1).all()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "form", ["float32", "float16", "bfloat16", "int8", "int4", "int4 with offsets", "int4 with zero points"]
 )

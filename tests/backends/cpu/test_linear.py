@@ -155,6 +155,7 @@ MORE_SIZES = [(17, 4, 3), (40, 20, 7), (18, 100, 33), (33, 1000, 33), (64, 96, 1
               (70, 1000, 210)]  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(("kernel", "sizes"), [(FEW, SIZES), (MANY, SIZES + MORE_SIZES)])
 def test_products_are_as_good_as_sums_in_float32(kernel: str, sizes: Any, form: str) -> None:
@@ -190,6 +191,7 @@ def test_bias_activation_and_residual(kernel: str, activation: str | None) -> No
             np.testing.assert_allclose(out, expected, rtol=2e-6, atol=1e-5)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_same_bits_for_any_number_of_rows_shares_and_threads(form: str) -> None:
     for inputs, outputs in ((20, 7), (96, 50), (1000, 64), (1601, 33), (800, 210)):
@@ -213,6 +215,7 @@ def test_the_same_bits_for_any_number_of_rows_shares_and_threads(form: str) -> N
             np.testing.assert_array_equal(results[FEW], results[MANY])
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("kernel", [FEW, MANY])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -228,6 +231,7 @@ def test_rows_that_are_not_finite_give_results_that_are_not(kernel: str, form: s
             np.testing.assert_array_equal(np.delete(out, row, 0), np.delete(good, row, 0))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("kernel", [FEW, MANY])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

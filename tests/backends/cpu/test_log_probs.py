@@ -22,6 +22,7 @@ def logits_of(kind: str, V: int, R: int = 5) -> np.ndarray:
     return logits.astype(np.float32)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", ["plain", "flat", "equal", "few levels", "peaked", "holes"])
 @pytest.mark.parametrize("V", [1, 2, 3, 40, 700, 5003])
 @pytest.mark.parametrize("threads", [1, 2])

@@ -218,6 +218,7 @@ def embed(
 FORMS = ["float32", "float16", "bfloat16", "8x32", "8x64", "4x32", "4x64", "4x32 with offsets", "4x64 with zero points"]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("E", [64, 100, 7, 4, 80])
 def test_embeddings_are_looked_up_in_every_format(form: str, E: int) -> None:

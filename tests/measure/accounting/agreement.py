@@ -1,15 +1,16 @@
-"""The closed form and the count side by side."""
+"""The closed form and the count side by side; for a family without an outline, the model of shapes and the count."""
 
 from collections.abc import Iterable
 
 from minillm.backends.observe import CountingBackend
 from minillm.config import ModelConfig
+from minillm.measure import accounting
 from minillm.measure.accounting import Step, Storage
 from minillm.reference.cost import Cost
 
 from .closed_form import Used, expert_bytes, operations
 from .components import ExpertLinear
-from .outlines import outline_of
+from .outlines import has_outline, outline_of
 
 Costs = dict[tuple[str, int | None], Cost]
 
@@ -20,7 +21,11 @@ def predicted(
     """The count expected of these steps: (operation, layer) -> FLOPs, bytes read, written and saved by fusion."""
     costs: Costs = {}
     for step in steps:
-        for row in operations(config, step, storage, used=used):
+        outlined = has_outline(config)
+        rows = (
+            operations(config, step, storage, used=used) if outlined else accounting.operations(config, step, storage)
+        )
+        for row in rows:
             key = row.kind, row.layer
             costs[key] = costs.get(key, Cost(0)) + Cost(row.flops, row.bytes_read, row.bytes_written, row.fusion_saves)
     return costs

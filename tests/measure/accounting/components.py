@@ -196,8 +196,8 @@ class ScaleLogits:
     name: str
     width: int
     """V"""
-    scaled: bool
-    capped: bool
+    scaled: bool = False
+    capped: bool = False
 
 
 Component = (
@@ -227,9 +227,6 @@ def self_attention(
     out_bias: bool,
     between: tuple[Component, ...] = (),
     window: int | None = None,
-    biased: bool = False,
-    capped: bool = False,
-    residual: bool = True,
     causal: bool = True,
     distances: int = 0,
     buckets: int = 0,
@@ -242,9 +239,6 @@ def self_attention(
         out_bias: whether the output projection has one
         between: components that transform Q and K before they are stored
         window: see `Attend.window`
-        biased: see `Attend.biased`
-        capped: see `Attend.capped`
-        residual: whether the output projection adds it
         causal: see `Attend.causal`
         distances: see `Attend.distances`
         buckets: see `Attend.buckets`
@@ -260,34 +254,30 @@ def self_attention(
             kv_heads=K,
             head_dim=D,
             window=window,
-            biased=biased,
-            capped=capped,
             causal=causal,
             distances=distances,
             buckets=buckets,
         ),
-        Linear(name="attention.out", inputs=H * D, outputs=E, bias=out_bias, residual=residual),
+        Linear(name="attention.out", inputs=H * D, outputs=E, bias=out_bias, residual=True),
     )
 
 
-def mlp(config: ModelConfig, activation: str, *, bias: bool = True, width: int | None = None) -> tuple[Component, ...]:
-    """Components of `layers.mlp.MLP`; `width`: F, if it is not that of the configuration."""
-    E, F = config.hidden_size, width or config.intermediate_size
+def mlp(config: ModelConfig, activation: str, *, bias: bool = True) -> tuple[Component, ...]:
+    """Components of `layers.mlp.MLP`."""
+    E, F = config.hidden_size, config.intermediate_size
     return (
         Linear(name="mlp.up", inputs=E, outputs=F, bias=bias, activation=activation),
         Linear(name="mlp.down", inputs=F, outputs=E, bias=bias, residual=True),
     )
 
 
-def gated_mlp(
-    config: ModelConfig, activation: str, *, bias: bool = False, residual: bool = True
-) -> tuple[Component, ...]:
-    """Components of `layers.mlp.GatedMLP`; `residual`: the last adds it."""
+def gated_mlp(config: ModelConfig, activation: str, *, bias: bool = False) -> tuple[Component, ...]:
+    """Components of `layers.mlp.GatedMLP`."""
     E, F = config.hidden_size, config.intermediate_size
     return (
         Linear(name="mlp.gate_up", inputs=E, outputs=2 * F, bias=bias),
         Gate(name="glu", width=F, activation=activation),
-        Linear(name="mlp.down", inputs=F, outputs=E, bias=bias, residual=residual),
+        Linear(name="mlp.down", inputs=F, outputs=E, bias=bias, residual=True),
     )
 
 
@@ -297,8 +287,6 @@ def head(
     tied: bool,
     width: int | None = None,
     scaled: bool = False,
-    capped: bool = False,
-    bias: bool = False,
 ) -> tuple[Component, ...]:
     """Selection of rows, and the components of `layers.head.LMHead`.
 
@@ -307,14 +295,12 @@ def head(
         tied: the head is the token embedding
         width: W, if the states are projected to it first
         scaled: logits have a factor
-        capped: logits have a soft cap
-        bias: logits have a bias
     """
     E, V, W = config.hidden_size, config.vocab_size, width or config.hidden_size
-    after = (ScaleLogits(name="scale_logits", width=V, scaled=scaled, capped=capped),) if scaled or capped else ()
+    after = (ScaleLogits(name="scale_logits", width=V, scaled=True),) if scaled else ()
     return (
         TakeRows(name="take_rows", width=E),
         *((Linear(name="head.project_out", inputs=E, outputs=W),) if W != E else ()),
-        Linear(name="head.weight", inputs=W, outputs=V, role="vocabulary", tied=tied, bias=bias),
+        Linear(name="head.weight", inputs=W, outputs=V, role="vocabulary", tied=tied),
         *after,
     )

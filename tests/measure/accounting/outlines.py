@@ -1,13 +1,15 @@
-"""The components of a model, one outline for each family, written out by hand from `components.py`.
+"""The components of OPT, Llama and its kin, and T5: outlines written out by hand from `components.py`.
 
-Nothing here looks at how minillm builds a model.
+Nothing here looks at how minillm builds a model. Other families have no outline: what is counted of them is held
+against the model of shapes alone.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from minillm.config import ModelConfig
-from minillm.models import bloom, opt
+from minillm.models import opt
 from minillm.models.rotary import RotaryConfig
 
 from .components import (
@@ -32,26 +34,14 @@ from .components import (
 )
 
 
+def has_outline(config: ModelConfig) -> bool:
+    """Whether the model is described here: OPT, the families built as Llama is, and T5."""
+    return config.model_type in _outlines()
+
+
 def outline_of(config: ModelConfig) -> Outline:
     """The components of a model, by its family."""
-    kin = dict.fromkeys(("mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3"), _llama)
-    kin |= dict.fromkeys(("smollm3", "granite", "phi3"), _llama) | {"gemma3_text": _gemma}
-    outlines = {
-        "opt": _opt,
-        "llama": _llama,
-        "gpt2": _gpt2,
-        "gpt_neox": _gpt_neox,
-        "bloom": _bloom,
-        "starcoder2": _starcoder2,
-        "gemma2": _gemma,
-        "olmo2": _olmo2,
-        "t5": _t5,
-        "mt5": _t5,
-    } | kin
-    outlines |= dict.fromkeys(BARTS, _bart)
-    if config.bidirectional:
-        return _encoder(config)
-    outline: Outline = outlines[config.model_type](config)
+    outline = _outlines()[config.model_type](config)
     if config.output == "tokens":
         return outline
     width = config.hidden_size  # the classification head has no more than its matrix
@@ -59,36 +49,14 @@ def outline_of(config: ModelConfig) -> Outline:
     return replace(outline, head=(TakeRows(name="take_rows", width=width), score))
 
 
-def _encoder(config: Any) -> Outline:
-    E, V = config.hidden_size, config.vocab_size
-    embed = Embed(
-        name="embedding.tokens",
-        width=E,
-        vectors=V,
-        positions=config.max_positions + config.first_position,
-        types=config.token_types,
-    )
-    norms = [Norm(name=f"{name}.weight", width=E) for name in ("embedding.norm", "attention_norm", "mlp_norm")]
-    attention = self_attention(config, bias=True, out_bias=True, causal=False)
-    head: tuple[Component, ...] = (TakeRows(name="take_rows", width=E),)
-    if config.output == "labels":
-        dense = "relu" if config.model_type == "distilbert" else "tanh"
-        head += (
-            Linear(name="head.dense", inputs=E, outputs=E, bias=True, activation=dense),
-            Linear(name="head.weight", inputs=E, outputs=len(config.labels), bias=True, role="labels"),
-        )
-    return Outline(
-        before=(embed, norms[0]),
-        layers=((*attention, norms[1], *mlp(config, config.activation), norms[2]),) * config.num_layers,
-        after=(),
-        head=head,
-    )
+def _outlines() -> dict[str, Callable[[Any], Outline]]:
+    llamas = ("llama", "mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3", "smollm3", "granite", "phi3")
+    return {"opt": _opt, "t5": _t5, "mt5": _t5} | dict.fromkeys(llamas, _llama)
 
 
 def encoder_outline_of(config: ModelConfig) -> Outline:
     """The components of an encoder-decoder's encoder, and the keys and values of cross-attention."""
-    encoders = {"t5": _t5_encoder, "mt5": _t5_encoder} | dict.fromkeys(BARTS, _bart_encoder)
-    outline: Outline = encoders[config.model_type](config)
+    outline = _t5_encoder(config)
 
     def named(parts: tuple[Component, ...]) -> tuple[Component, ...]:
         own = [isinstance(each, Linear | Norm) and not each.name.startswith("cross.") for each in parts]
@@ -99,18 +67,18 @@ def encoder_outline_of(config: ModelConfig) -> Outline:
     return replace(outline, before=before, layers=tuple(layers), after=after)
 
 
-def _cross_kv(config: ModelConfig, *, bias: bool) -> tuple[Component, ...]:
+def _cross_kv(config: ModelConfig) -> tuple[Component, ...]:
     E, K, D = config.hidden_size, config.num_kv_heads, config.head_dim
-    kv = Linear(name="cross.kv", inputs=E, outputs=2 * K * D, bias=bias, given_back=True)
+    kv = Linear(name="cross.kv", inputs=E, outputs=2 * K * D, given_back=True)
     return (kv, StoreKV(name="store_kv", kv_heads=K, head_dim=D)) * config.num_layers
 
 
-def _cross(config: ModelConfig, *, bias: bool) -> tuple[Component, ...]:
+def _cross(config: ModelConfig) -> tuple[Component, ...]:
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     return (
-        Linear(name="cross.q", inputs=E, outputs=H * D, bias=bias),
+        Linear(name="cross.q", inputs=E, outputs=H * D),
         Attend(name="attend", heads=H, kv_heads=K, head_dim=D, causal=False, cross=True),
-        Linear(name="cross.out", inputs=H * D, outputs=E, bias=bias, residual=True),
+        Linear(name="cross.out", inputs=H * D, outputs=E, residual=True),
     )
 
 
@@ -138,7 +106,7 @@ def _t5_encoder(config: Any) -> Outline:
         )
         for i in range(config.encoder_layers)
     )
-    after = (_t5_norm(config, "final_norm"), *_cross_kv(config, bias=False))
+    after = (_t5_norm(config, "final_norm"), *_cross_kv(config))
     return Outline(before=(embed,), layers=tuple(layers), after=after, head=())
 
 
@@ -149,7 +117,7 @@ def _t5(config: Any) -> Outline:
             _t5_norm(config, "attention_norm"),
             *_t5_attention(config, i, causal=True),
             _t5_norm(config, "cross_norm"),
-            *_cross(config, bias=False),
+            *_cross(config),
             _t5_norm(config, "mlp_norm"),
             *_t5_mlp(config),
         )
@@ -160,52 +128,6 @@ def _t5(config: Any) -> Outline:
         layers=tuple(layers),
         after=(_t5_norm(config, "final_norm"),),
         head=head(config, tied=config.tied_head, scaled=config.scaled_head),
-    )
-
-
-BARTS = ("bart", "mbart", "pegasus", "marian")
-
-
-def _bart_norms(config: Any, *names: str) -> list[Norm]:
-    return [Norm(name=f"{name}.weight", width=config.hidden_size) for name in names]
-
-
-def _bart_blocks(config: Any, norms: list[Norm], *parts: tuple[Component, ...]) -> tuple[Component, ...]:
-    """Each part with its norm before or after it."""
-    pairs = zip(norms, parts, strict=True)
-    return tuple(each for norm, part in pairs for each in ((norm, *part) if config.pre_norm else (*part, norm)))
-
-
-def _bart_before(config: Any) -> tuple[Component, ...]:
-    embed = Embed(
-        name="embedding.tokens",
-        width=config.hidden_size,
-        vectors=config.vocab_size,
-        positions=config.max_positions + (2 if config.learned_positions else 0),
-        computed=not config.learned_positions,
-        scaled=config.embedding_scale != 1,
-    )
-    return (embed, *(_bart_norms(config, "embedding.norm") if config.embedding_norm else ()))
-
-
-def _bart_encoder(config: Any) -> Outline:
-    attention = self_attention(config, bias=True, out_bias=True, causal=False)
-    dense = mlp(config, config.activation, width=config.encoder_intermediate_size)
-    layer = _bart_blocks(config, _bart_norms(config, "attention_norm", "mlp_norm"), attention, dense)
-    final = _bart_norms(config, "final_norm") if config.final_norm else []
-    layers = (layer,) * config.encoder_layers
-    return Outline(before=_bart_before(config), layers=layers, after=(*final, *_cross_kv(config, bias=True)), head=())
-
-
-def _bart(config: Any) -> Outline:
-    attention, dense = self_attention(config, bias=True, out_bias=True), mlp(config, config.activation)
-    norms = _bart_norms(config, "attention_norm", "cross_norm", "mlp_norm")
-    layer = _bart_blocks(config, norms, attention, _cross(config, bias=True), dense)
-    return Outline(
-        before=_bart_before(config),
-        layers=(layer,) * config.num_layers,
-        after=tuple(_bart_norms(config, "final_norm") if config.final_norm else ()),
-        head=head(config, tied=True, bias=True),
     )
 
 
@@ -284,117 +206,6 @@ def _projection_norms(config: ModelConfig) -> tuple[Component, ...]:
     heads = {"q": config.num_heads, "k": config.num_kv_heads}
     names = {name: f"attention.projection_norms.{name}" for name in heads}
     return tuple(Norm(name=names[x], width=heads[x] * config.head_dim, mean=False) for x in heads)
-
-
-def _gemma(config: Any) -> Outline:
-    E = config.hidden_size
-    return Outline(
-        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size, scaled=True),),
-        layers=tuple(map(_gemma_layer, [config] * config.num_layers, config.windows, config.rotaries)),
-        after=(Norm(name="final_norm.weight", width=E, mean=False),),
-        head=head(config, tied=config.tied_head, capped=config.logit_cap is not None),
-    )
-
-
-def _gemma_layer(config: Any, window: int | None, rotary: Any) -> tuple[Component, ...]:
-    between = (*(_head_norms(config) if config.head_norms else ()), _rotation(config, rotary))
-    own: dict[str, Any] = {"between": between, "window": window, "capped": config.score_cap is not None}
-
-    def norm(name: str, *, residual: bool = False) -> Norm:
-        return Norm(name=f"{name}_norm.weight", width=config.hidden_size, mean=False, residual=residual)
-
-    return (
-        norm("attention"),
-        *self_attention(config, bias=config.bias, out_bias=config.bias, residual=False, **own),
-        norm("attention_out", residual=True),
-        norm("mlp"),
-        *gated_mlp(config, config.activation, residual=False),
-        norm("mlp_out", residual=True),
-    )
-
-
-def _olmo2(config: Any) -> Outline:
-    E, bias = config.hidden_size, config.bias
-    between = (*_projection_norms(config), _rotation(config, config.rotary))
-    layer = (
-        *self_attention(config, bias=bias, out_bias=bias, between=between, residual=False),
-        Norm(name="attention_norm.weight", width=E, mean=False, residual=True),
-        *gated_mlp(config, config.activation, residual=False),
-        Norm(name="mlp_norm.weight", width=E, mean=False, residual=True),
-    )
-    return Outline(
-        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
-        layers=(layer,) * config.num_layers,
-        after=(Norm(name="final_norm.weight", width=E, mean=False),),
-        head=head(config, tied=config.tied_head),
-    )
-
-
-def _gpt2(config: Any) -> Outline:
-    E = config.hidden_size
-    layer = (
-        Norm(name="attention_norm.weight", width=E),
-        *self_attention(config, bias=True, out_bias=True),
-        Norm(name="mlp_norm.weight", width=E),
-        *mlp(config, config.activation),
-    )
-    return Outline(
-        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size, positions=config.max_positions),),
-        layers=(layer,) * config.num_layers,
-        after=(Norm(name="final_norm.weight", width=E),),
-        head=head(config, tied=config.tied_head),
-    )
-
-
-def _gpt_neox(config: Any) -> Outline:
-    E, b = config.hidden_size, config.attention_bias
-    layer = (
-        Norm(name="attention_norm.weight", width=E),
-        *self_attention(config, bias=b, out_bias=b, between=(_rotation(config, config.rotary),)),
-        Norm(name="mlp_norm.weight", width=E),
-        *mlp(config, config.activation),
-    )
-    return Outline(
-        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
-        layers=(layer,) * config.num_layers,
-        after=(Norm(name="final_norm.weight", width=E),),
-        head=head(config, tied=config.tied_head),
-    )
-
-
-def _bloom(config: Any) -> Outline:
-    E = config.hidden_size
-    layer = (
-        Norm(name="attention_norm.weight", width=E),
-        *self_attention(config, bias=True, out_bias=True, biased=True),
-        Norm(name="mlp_norm.weight", width=E),
-        *mlp(config, bloom.ACTIVATION),
-    )
-    return Outline(
-        before=(
-            Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),
-            Norm(name="embedding.norm.weight", width=E),
-        ),
-        layers=(layer,) * config.num_layers,
-        after=(Norm(name="final_norm.weight", width=E),),
-        head=head(config, tied=config.tied_head),
-    )
-
-
-def _starcoder2(config: Any) -> Outline:
-    E, b = config.hidden_size, config.biases
-    layer = (
-        Norm(name="attention_norm.weight", width=E),
-        *self_attention(config, bias=b, out_bias=b, between=(_rotation(config, config.rotary),), window=config.window),
-        Norm(name="mlp_norm.weight", width=E),
-        *mlp(config, config.activation, bias=b),
-    )
-    return Outline(
-        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
-        layers=(layer,) * config.num_layers,
-        after=(Norm(name="final_norm.weight", width=E),),
-        head=head(config, tied=config.tied_head),
-    )
 
 
 def _rotation(config: ModelConfig, rotary: RotaryConfig) -> Rotate:

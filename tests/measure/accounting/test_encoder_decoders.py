@@ -1,4 +1,4 @@
-"""The closed form of encoder-decoders against the calls that are really made."""
+"""The closed form of T5, or the model of shapes, against the calls that encoder-decoders really make."""
 
 import math
 from typing import Any
@@ -20,6 +20,7 @@ from ...seq2seq import CASES, CONFIGS, request_for
 from ...tiny import loop_of, model_of, runner_of
 from . import closed_form
 from .agreement import assert_agree, predicted
+from .outlines import has_outline
 
 SOURCES = [7, 1, 30, 12]
 
@@ -30,14 +31,19 @@ def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
     return CONFIGS[family][name]
 
 
+@pytest.mark.sampled(4)
 def test_parameter_count_is_what_the_tensors_hold(raw: dict[str, Any]) -> None:
     config = family_of(raw).read_config(raw)
     held = sum(math.prod(shape) for shape in tensor_shapes(config).values())
-    assert accounting.parameter_count(config) == closed_form.parameter_count(config) == held
+    assert accounting.parameter_count(config) == held
+    if not has_outline(config):
+        return
+    assert closed_form.parameter_count(config) == held
     for storage in (Storage(), Storage(weights="float16"), Storage(weights="int8")):
         assert weights_bytes(config, storage) == closed_form.weights_bytes(config, storage)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
 def test_every_step_counts_what_the_formula_says(raw: dict[str, Any], use_cache: bool) -> None:
     """The encoder's pass and the decoder's are counted in the step in which they run."""
@@ -57,6 +63,7 @@ def test_every_step_counts_what_the_formula_says(raw: dict[str, Any], use_cache:
     assert not loop.busy
 
 
+@pytest.mark.sampled(4)
 def test_beams_read_the_source_of_each(raw: dict[str, Any]) -> None:
     runner = runner_of(model_of(raw), page_size=16)
     loop, config = loop_of(target=runner), runner.model.config
@@ -68,6 +75,7 @@ def test_beams_read_the_source_of_each(raw: dict[str, Any]) -> None:
     assert_agree(config, generation([1], 5, width=3, sources=[9]), counted)
 
 
+@pytest.mark.sampled(4)
 def test_memory_of_activations_is_what_the_arena_holds(raw: dict[str, Any]) -> None:
     runner = runner_of(model_of(raw), page_size=16)
     config, storage = runner.model.config, Storage()
@@ -77,9 +85,11 @@ def test_memory_of_activations_is_what_the_arena_holds(raw: dict[str, Any]) -> N
     while loop.busy:
         loop.step()
     assert runner.backend.memory.arena.nbytes == activation_bytes(config, storage, 17, 1)
-    assert activation_bytes(config, storage, 17, 1) == closed_form.activation_bytes(config, storage, 17, 1)
+    if has_outline(config):
+        assert activation_bytes(config, storage, 17, 1) == closed_form.activation_bytes(config, storage, 17, 1)
 
 
+@pytest.mark.sampled(4)
 def test_a_recorded_run_is_the_schedule(raw: dict[str, Any]) -> None:
     runner = runner_of(model_of(raw), page_size=16)
     loop, start = loop_of(target=runner), runner.model.config.decoder_start_token_id

@@ -1,4 +1,4 @@
-"""The closed form against the calls that are really made, for every family."""
+"""The closed form, or the model of shapes, against the calls that are really made, for every family."""
 
 import math
 from typing import Any
@@ -17,6 +17,7 @@ from ...families import CASES, CONFIGS, each_of
 from ...tiny import loop_of, model_of, request_for, runner_of
 from . import closed_form
 from .agreement import assert_agree
+from .outlines import has_outline
 
 
 @pytest.fixture(params=each_of(CASES))
@@ -28,9 +29,12 @@ def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_parameter_count_is_what_the_tensors_hold(raw: dict[str, Any]) -> None:
     config = family_of(raw).read_config(raw)
     held = sum(math.prod(shape) for shape in tensor_shapes(config).values())
-    assert accounting.parameter_count(config) == closed_form.parameter_count(config) == held
+    assert accounting.parameter_count(config) == held
+    if has_outline(config):
+        assert closed_form.parameter_count(config) == held
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
 def test_every_step_counts_what_the_formula_says(raw: dict[str, Any], use_cache: bool) -> None:
     runner, lengths = runner_of(model_of(raw), page_size=16), [7, 1, 30, 12]
@@ -45,6 +49,7 @@ def test_every_step_counts_what_the_formula_says(raw: dict[str, Any], use_cache:
     assert not loop.busy
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("parents", [(-1, 0, 0, 2), (-1, -1, -1, 1, 3, 4)])
 def test_a_tree_of_guesses(raw: dict[str, Any], parents: tuple[int, ...]) -> None:
     runner = runner_of(model_of(raw), page_size=16)
@@ -61,6 +66,7 @@ def test_a_tree_of_guesses(raw: dict[str, Any], parents: tuple[int, ...]) -> Non
     assert_agree(runner.model.config, [Step((Part(new, 20 + new, tuple(depths)),), 1)], counted)
 
 
+@pytest.mark.sampled(4)
 def test_memory_of_activations_is_what_the_arena_holds(raw: dict[str, Any]) -> None:
     runner = runner_of(model_of(raw), page_size=16)
     for _ in range(3):  # each pass in the memory of the one before

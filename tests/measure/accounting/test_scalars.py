@@ -24,7 +24,7 @@ from ...families import CASES, CONFIGS
 from ...reference.test_cost import Module, Number
 from ...shapes import BASE, VARIANTS
 from .components import Attend, Component, ExpertLinear, Linear, Norm, Outline, Route
-from .outlines import outline_of
+from .outlines import has_outline, outline_of
 
 SIZES = {"hidden_size": 6, "num_attention_heads": 2, "ffn_dim": 5, "vocab_size": 7, "num_hidden_layers": 2}
 
@@ -119,7 +119,11 @@ OPT = {
     name: BASE | SIZES | {k: v for k, v in fields.items() if k not in BASE or BASE[k] != v}
     for name, fields in VARIANTS.items()
 }
-MODELS = OPT | {f"{family}, {name}": CONFIGS[family][name] for family, name in CASES if family != "opt"}
+MODELS = OPT | {
+    f"{family}, {name}": CONFIGS[family][name]
+    for family, name in CASES
+    if family != "opt" and has_outline(family_of(CONFIGS[family][name]).read_config(CONFIGS[family][name]))
+}
 
 
 FIRST = {next(iter(OPT)), *(f"{family}, {next(iter(configs))}" for family, configs in CONFIGS.items())}

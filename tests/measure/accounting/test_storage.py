@@ -50,6 +50,7 @@ def runner(raw: dict[str, Any], backend: StoringBackend) -> Runner:
     return runner_of(build_model(config, tensors, backend), backend=backend, pages=2)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("variant", ["pre-norm", "narrow embedding", "untied", "galactica"])
 @pytest.mark.parametrize("weights", FORMATS)
 def test_weights_are_as_large_as_stored_and_counted_bytes_are_the_formulas(weights: str, variant: str) -> None:
@@ -80,6 +81,7 @@ def test_cache_in_every_format(cache: str) -> None:
     assert_agree(model.model.config, [Step((Part(3, 3),), 1)], counted, storage)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tokens", [1, 40])
 @pytest.mark.parametrize("variant", ["pre-norm", "narrow embedding"])
 def test_activations_are_what_the_arena_keeps(variant: str, tokens: int) -> None:

@@ -48,6 +48,7 @@ def record(target: Runner, fields: dict[str, Any], chunk: int = 512) -> dict[str
     return schedules | {"target": schedule.steps}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_counted_is_what_the_formula_says(name: str) -> None:
     schedules = record(target_model(), STRATEGIES[name])
@@ -70,6 +71,7 @@ def test_a_tree_of_guesses_hides_pairs() -> None:
     assert any(part.depths for step in steps for part in step.parts)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
 @pytest.mark.parametrize(("name", "width"), [("greedy", 1), ("three samples", 3), ("beams", 3)])
 def test_schedules_that_follow_from_lengths_are_those_recorded(name: str, width: int, use_cache: bool) -> None:

@@ -94,6 +94,7 @@ def test_a_required_call_parses_and_fits(name: str, engine: Engine) -> None:
                 assert fits(answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "mistral")) for name in TWO])
 def test_several_calls_are_admitted_where_they_are_wanted(name: str, engine: Engine) -> None:
     form, text = FORMATS[name], TWO[name]
@@ -173,6 +174,7 @@ def test_markers_that_are_special_tokens_are_written_as_such(tmp_path: Path) -> 
         assert answer.text == "[TOOL_CALLS]" + hidden.text
 
 
+@pytest.mark.slow
 def test_markers_that_are_tokens_but_not_special_are_one_token(tmp_path: Path) -> None:
     """A tokenizer like Qwen's, whose <tool_call> is an added token that decoded text shows."""
     folder = write_checkpoint(tmp_path, max_position_embeddings=512, vocab_size=520)
@@ -231,6 +233,7 @@ def written(**values: str) -> str:
     return f"<tool_call>\n<function=write>\n{parameters}</function>\n</tool_call>"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("required", [True, False])
 def test_calls_as_xml_are_held_to_the_types_of_a_strict_tool(engine: Engine, required: bool) -> None:
     grammar = call_grammar(FORMATS["qwen3-coder"], [STRICT], engine.tokenizer.added_ids, required=required)

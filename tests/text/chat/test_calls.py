@@ -122,6 +122,7 @@ CASES: list[tuple[str, str, Read]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "text", "expected"), CASES, ids=range(len(CASES)))
 def test_a_text_is_read_the_same_however_it_is_cut(name: str, text: str, expected: Read) -> None:
     form = FORMATS[name]

@@ -48,6 +48,7 @@ def test_threads_get_their_own_answers() -> None:
         assert list(pool.map(greet, names)) == names
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_forked_process_starts_its_own() -> None:
     greet()
