@@ -108,7 +108,7 @@ def test_adapters_of_single_requests(parallel: Parallel, backend: str, tmp_path:
             for i, name in enumerate(("one", None, "two", "one"))
             for request in engine.requests([PROMPT[i:]], lora=name, **fields)
         ]
-        together = [g.token_ids for g in engine._generate(requests)]
+        together = [g.token_ids for g in engine.run(requests)]
         return together, engine.generate(PROMPT, lora="two", num_beams=3, **fields).token_ids, [
             engine.forward(PROMPT, lora=name) for name in ("one", "two", None)
         ]  # fmt: skip

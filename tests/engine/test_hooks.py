@@ -241,23 +241,33 @@ def test_strangers_in_the_batch_are_neither_seen_nor_changed(engine: Engine) -> 
     (first, changed, last), seen = run_beside(hooks=True)
     (first_alone, plain, last_alone), _ = run_beside()
     assert seen
-    assert (first, last) == (first_alone, last_alone)  # to the last bit
     assert changed != plain
+    if engine.runner.backend.name == "cpu":  # to the last bit; NumPy's sums depend on the addresses of their arrays
+        assert (first, last) == (first_alone, last_alone)
+    for (tokens, logprobs), (tokens_alone, logprobs_alone) in ((first, first_alone), (last, last_alone)):
+        assert tokens == tokens_alone
+        np.testing.assert_allclose(logprobs, logprobs_alone, atol=1e-4)
 
 
 def test_hooks_for_all_requests_equal_hooks_of_each_and_end_with_the_block(engine: Engine) -> None:
-    plain = engine.generate([PROMPT, "Monday,"], max_new_tokens=6)
-    own = engine.generate([PROMPT, "Monday,"], max_new_tokens=6, hooks={"blocks.*.mlp.out": silent})
+    def logits(**inside: Any) -> list[np.ndarray]:
+        answers = engine.generate([PROMPT, "Monday,"], max_new_tokens=1, watch=["logits"], **inside)
+        return [answer.watched["logits"] for answer in answers]
+
+    def assert_close(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
+        for rows, expected in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(rows, expected, atol=1e-4)
+
+    ids = engine.tokenizer.encode(PROMPT)
+    plain, changed = logits(), logits(hooks={"blocks.*.mlp.out": silent})
     with engine.hooks({"blocks.*.mlp.out": silent}):
-        assert engine.generate([PROMPT, "Monday,"], max_new_tokens=6) == own
+        assert_close(logits(), changed)
         with engine.hooks({"blocks.*.mlp.out": silent, "final": twice}):
-            logits = engine.forward(plain[0].prompt_token_ids)
-        changed = engine.forward(plain[0].prompt_token_ids)
-        assert np.abs(changed - logits).max() > 1e-3
-    assert own != plain
-    assert engine.generate([PROMPT, "Monday,"], max_new_tokens=6) == plain
-    assert not np.allclose(engine.forward(plain[0].prompt_token_ids), changed)
-    np.testing.assert_allclose(engine.hidden_states(PROMPT), engine.hidden_states(PROMPT))
+            assert np.abs(engine.forward(ids) - changed[0]).max() > 1e-2
+        assert_close([engine.forward(ids)], changed[:1])
+    assert np.abs(plain[0] - changed[0]).max() > 1e-2
+    assert_close(logits(), plain)
+    assert_close([engine.forward(ids)], plain[:1])
 
 
 def test_a_request_with_hooks_takes_no_pages_of_others_and_leaves_none(engine: Engine) -> None:
