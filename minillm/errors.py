@@ -100,6 +100,10 @@ class TaskError(UsageError):
     """The model does not do this: an encoder generates no text, a model without labels does not classify."""
 
 
+class PluginError(MinillmError):
+    """A strategy of another package failed."""
+
+
 class ModelError(MinillmError):
     """The model cannot be loaded."""
 

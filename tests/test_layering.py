@@ -12,7 +12,10 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "minillm"
 
-GROUND = ("errors", "files", "output_files", "progress_bar", "progress", "parallel", "config", "encoder_input", "batch")
+GROUND = (
+    *("errors", "files", "output_files", "progress_bar", "progress", "parallel", "config", "encoder_input", "batch"),
+    "plugins",
+)
 """Files that everything may import; each imports only those before it"""
 
 FOLDERS = {

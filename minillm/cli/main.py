@@ -25,6 +25,7 @@ COMMANDS = {
     "summarize": "summarize texts",
     "classify": "label texts",
     "embed": "texts as vectors",
+    "strategies": "decoding strategies, and what other packages add",
     "inspect": "what the model would say at each position",
     "tokenize": "show the tokens of a text",
     "perplexity": "what each dtype costs in accuracy",

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Literal
 
+from ..errors import ParameterError, shown
+from ..plugins import load
 from .values import (
     LARGE,
     MOST_CHARACTERS,
@@ -126,6 +128,36 @@ class ByIdentity:
         return self.function(*arguments)
 
 
+@reader("a dict of options by name")
+def options(value: object) -> tuple[tuple[str, Any], ...]:
+    """Options as pairs, so that they are hashable; a command line gives texts NAME=VALUE, where a value may be JSON."""
+    if isinstance(value, list | tuple) and all(isinstance(pair, str) and "=" in pair for pair in value):
+        value = {name: _json_or_text(text) for name, _, text in (pair.partition("=") for pair in value)}
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) and name for name in value):
+        raise ValueError
+    return tuple((name, _hashable(member)) for name, member in value.items())
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _hashable(value: Any) -> Any:
+    """A value with tuples in the place of lists; functions count by their identity anyhow."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_hashable, value))
+    try:
+        hash(value)
+    except TypeError:
+        raise RefusedError(
+            f"{shown(value)} is not hashable: give numbers, texts, functions, or lists of them"
+        ) from None
+    return value
+
+
 def function(expected: str, *arguments: int) -> Reader[ByIdentity]:
     """A reader of functions that take so many positional arguments, the first of these numbers that fits.
 
@@ -150,3 +182,17 @@ def function(expected: str, *arguments: int) -> Reader[ByIdentity]:
         raise ValueError
 
     return read
+
+
+_PROCESSOR = function("", 3, 2)
+
+
+@reader("")
+def processor(value: object) -> ByIdentity:
+    """A logits processor: a function (history, logits, xp) or (input_ids, scores), or the name of an installed one."""
+    if isinstance(value, str):
+        try:
+            value = load("minillm.processors", value)
+        except ParameterError as error:
+            raise RefusedError(str(error)) from None
+    return _PROCESSOR(value)

@@ -20,7 +20,9 @@ from .field_values import (
     decay,
     function,
     mirostat_version,
+    options,
     phrases,
+    processor,
     schema,
     stopping_rule,
     text_or_ids,
@@ -143,11 +145,11 @@ class GenerationFields(TypedDict, total=False):
         function("a function (batch_id, token_ids) -> allowed token ids", 2),
         help="(index of the prompt in the list, token ids so far) -> allowed next ids")]
     logits_processor: Annotated[Sequence[Callable[..., Any]] | None, TEXT.field((),
-        sequence("a sequence of functions (history, logits, xp) -> logits or (input_ids, scores) -> scores",
-            function("", 3, 2)),
-        help="your own processors, each (history, logits [N, V], xp) -> logits; see `processors`",
-        notes="Or transformers', each (input_ids [N, T], scores [N, V]) -> scores; see `functions`. The N sequences "
-        "are those of one request.")]
+        sequence("a sequence of functions (history, logits, xp) -> logits or (input_ids, scores) -> scores", processor,
+            single=str), flag="--logits-processor NAME",
+        help="logits processors of other packages, by name, or your own functions",
+        notes="Each is (history, logits [N, V], xp) -> logits; see `processors`. Or transformers', each (input_ids "
+        "[N, T], scores [N, V]) -> scores; see `functions`. The N sequences are those of one request.")]
     stopping_criteria: Annotated[Sequence[Callable[[Any, Any], Any]] | None, TEXT.field((),
         sequence("a sequence of functions (input_ids, scores) -> bool", function("", 2)),
         help="your own reasons to stop, as transformers': each (input_ids [1, T], None) -> bool, or a tensor of one",
@@ -205,6 +207,12 @@ class GenerationFields(TypedDict, total=False):
     frequency_penalty: Annotated[float | None, SAMPLING.field(0.0, number(-LARGE, LARGE), flag="--frequency-penalty X",
         help="subtract this from the logit of every token generated so far, times its count")]
 
+    strategy: Annotated[str | None, SEARCH.field(None, text, flag="--strategy NAME",
+        expected="the name of a strategy", help="a strategy of another package (`minillm strategies` lists them)",
+        notes="Its entry point is in the group minillm.strategies; see `plugins`.")]
+    strategy_options: Annotated[Mapping[str, Any] | None, SEARCH.field((), options, needs="strategy",
+        flag="--strategy-options NAME=VALUE [NAME=VALUE ...]", help="options of that strategy",
+        notes="They are arguments of its class.")]
     num_beams: Annotated[int | None, SEARCH.field(1, whole(1), flag="--num-beams N", common=True,
         help="width of beam search (default: {default}, no beam search)")]
     length_penalty: Annotated[float | None, SEARCH.field(1.0, number(-50, 50), needs="num_beams",

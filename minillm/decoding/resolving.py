@@ -32,6 +32,7 @@ STRATEGIES = {
     "lookahead_window": ("lookahead", "Lookahead"),
     "num_assistant_tokens": ("speculative", "SpeculativeDecoding"),
     "amateur": ("contrastive", "ContrastiveDecoding"),
+    "strategy": ("plugged_in", "PluggedIn"),
 }
 """Field or additional model -> module and class of the strategy that it selects. The last one that is on counts."""
 

@@ -14,6 +14,7 @@ SEARCHES = {
     "lookahead_window": "leave lookahead_window out",
     "num_assistant_tokens": "set num_assistant_tokens=0 to leave the draft model out",
     "amateur": "use an engine without an amateur",
+    "strategy": "leave strategy out",
 }
 """Exclusive search strategies (a request has at most one) -> how to leave each out."""
 

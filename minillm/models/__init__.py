@@ -14,6 +14,7 @@ from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
 from ..config import ModelConfig
 from ..errors import ParameterError, UnsupportedModelError, listed, shown
+from ..plugins import load, plugins
 from . import parameters
 from .base import Model
 from .decoder import Decoder
@@ -55,7 +56,13 @@ TEXT_PARTS = {"gemma3": "gemma3_text"}
 
 
 def family_named(model_type: str) -> ModuleType:
-    """A family's module, imported on demand: a run needs only one."""
+    """A family's module, imported on demand: a run needs only one. It may be another package's.
+
+    Raises:
+        ParameterError: that of another package cannot be imported.
+    """
+    if model_type.replace("-", "_") not in FAMILIES + ENCODER_DECODERS + ENCODERS:
+        return load("minillm.models", model_type)  # type: ignore[no-any-return]
     return import_module(f".{model_type.replace('-', '_')}", __package__)
 
 
@@ -68,7 +75,8 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
     model_type = raw.get("model_type")
     family = TEXT_PARTS.get(model_type, model_type) if isinstance(model_type, str) else model_type
     known = FAMILIES + ENCODER_DECODERS + ENCODERS
-    if not isinstance(family, str) or family.replace("-", "_") not in known:
+    ours = isinstance(family, str) and family.replace("-", "_") in known
+    if not isinstance(family, str) or not (ours or family in plugins("minillm.models")):
         raise UnsupportedModelError(
             f"config.json: model_type is {model_type!r}; minillm runs {', '.join(map(repr, known))}"
         )

@@ -5,7 +5,8 @@ That a field is refused where it cannot have an effect, and an impossible value 
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from ..adapters import write_adapter
 from ..tiny import write_checkpoint
 
 Fields = dict[str, Any]
+PLUGINS = Path(__file__).parents[1] / "data" / "plugins"
 PROMPT = [40, 41, 42, 43]
 SAMPLED: Fields = {"do_sample": True, "seed": 1, "top_k": 0}
 BEAMS: Fields = {"num_beams": 3}
@@ -64,6 +66,8 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
     "stop_strings": lambda plain: added({}, stop_strings=plain.text[5:7]),
     "include_stop": lambda plain: added({"stop_strings": plain.text[5:7]}, include_stop=True),
     "num_beams": lambda plain: added({}, num_beams=3),
+    "strategy": lambda plain: ({"strategy": "ranked", "strategy_options": {"rank": 1}}, {}),
+    "strategy_options": lambda plain: added({"strategy": "ranked"}, strategy_options={"rank": 2}),
     "length_penalty": lambda plain: added(BEAMS, length_penalty=-2.0),
     "early_stopping": lambda plain: added(BEAMS | {"eos_token_id": range(0, 512, 5)}, early_stopping=True),
     "num_beam_groups": lambda plain: added({"num_beams": 4}, num_beam_groups=2, diversity_penalty=5.0),
@@ -124,6 +128,14 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
     "renormalize_logits": lambda plain: added(BEAMS | {"repetition_penalty": 2.0}, renormalize_logits=True),
 }
 """For each field: a request that sets it, and one that does not, so that the difference can be seen."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugins() -> Iterator[None]:
+    """The package with the strategy "ranked", as if installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PLUGINS))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,141 @@
+"""Strategies, processors and families of another package (`data/plugins`), which is on the path as if installed."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from minillm import Engine, GenerationConfig
+from minillm.cli.main import run
+from minillm.errors import ParameterError, PluginError, UnsupportedModelError
+
+from .families import CONFIGS
+from .tiny import tiny_tensors
+
+PROMPT = "A list of colors: red,"
+PACKAGE = Path(__file__).parent / "data" / "plugins"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(PACKAGE))
+    yield
+    for name in [name for name in sys.modules if name.startswith("minillm_example")]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine() as engine:
+        yield engine
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_strategy_runs_beside_others_and_takes_its_options(engine: Engine) -> None:
+    greedy = engine.generate(PROMPT, max_new_tokens=6)
+    assert engine.generate(PROMPT, max_new_tokens=6, strategy="ranked").token_ids == greedy.token_ids
+    config = GenerationConfig(strategy="ranked", strategy_options={"rank": 1}, max_new_tokens=4, stop_strings=".")
+    ids, mine = engine.add(PROMPT, config), []
+    other = engine.add(PROMPT, max_new_tokens=6, num_beams=2)
+    while engine.busy:
+        mine += [token for event in engine.step() if event.request_id == ids for token in event.token_ids]
+    assert other != ids
+    for i, token in enumerate(mine):
+        logits = engine.forward([*greedy.prompt_token_ids, *mine[:i]])[-1]
+        assert token == np.argsort(-logits)[1]
+    watched = engine.generate(PROMPT, config, watch=["final"]).watched["final"]
+    assert len(watched) == greedy.prompt_tokens + len(mine) - 1
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_processor_is_named_like_a_function_is_given(engine: Engine) -> None:
+    answer = engine.generate(PROMPT, max_new_tokens=8, logits_processor="even", eos_token_id=[])
+    assert not np.any(np.array(answer.token_ids) % 2)
+    beams = engine.generate(PROMPT, max_new_tokens=8, logits_processor=["even"], num_beams=2, eos_token_id=[])
+    assert not np.any(np.array(beams.token_ids) % 2)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_family_is_loaded_by_its_model_type(tmp_path: Path) -> None:
+    raw = next(iter(CONFIGS["llama"].values()))
+    logits = []
+    for model_type in ("llama", "example_llama"):
+        folder = tmp_path / model_type
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(raw | {"model_type": model_type}), encoding="utf-8")
+        save_file({name: tensor.load() for name, tensor in tiny_tensors(raw).items()}, folder / "model.safetensors")
+        with Engine(folder) as engine:
+            assert engine.config.model_type == model_type
+            logits.append(engine.forward([5, 6, 7]))
+            assert "blocks.0.attention.z" in engine.names()
+    np.testing.assert_array_equal(*logits)
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_error_of_a_strategy_has_its_name_and_ends_its_request_alone(engine: Engine) -> None:
+    plain = engine.generate("Monday,", max_new_tokens=6)
+    failing, other = engine.add(PROMPT, strategy="failing"), engine.add("Monday,", max_new_tokens=6)
+    tokens, errors = [], []
+    while engine.busy:
+        for event in engine.step():
+            tokens += event.token_ids if event.request_id == other else ()
+            errors += [event] if event.error is not None else []
+    assert tokens == plain.token_ids
+    [event] = errors
+    assert event.request_id == failing
+    assert isinstance(event.error, PluginError)
+    assert str(event.error) == "the strategy 'failing' failed: ZeroDivisionError: nothing here"
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"strategy": "rank"}, "there is no strategy 'rank': those installed: even, failing, missing, ranked"),
+        (
+            {"strategy": "missing"},
+            "the strategy 'missing' of minillm-example 1.0 cannot be imported: ModuleNotFoundError",
+        ),
+        ({"strategy": "even"}, "the strategy 'even' should be a subclass of Strategy, found"),
+        ({"strategy": "ranked", "strategy_options": {"size": 1}}, "strategy 'ranked' refuses {'size': 1}"),
+        ({"strategy": "ranked", "strategy_options": {"rank": -1}}, "refuses {'rank': -1}: rank should be at least 0"),
+        ({"strategy": "ranked", "strategy_options": 3}, "expected a dict of options by name"),
+        ({"strategy": "ranked", "strategy_options": {"rank": {}}}, "is not hashable"),
+        ({"strategy_options": {"rank": 1}}, "has no effect without strategy"),
+        ({"strategy": "ranked", "num_beams": 2}, "each select a strategy"),
+        ({"strategy": "ranked", "guided_regex": "a+"}, "guided_regex has no effect on the strategy 'ranked'"),
+        ({"logits_processor": "odd"}, "there is no logits processor 'odd': those installed: even"),
+    ],
+)
+def test_a_mistake_is_named(engine: Engine, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError) as error:
+        engine.generate(PROMPT, **fields)
+    assert message in str(error.value)
+
+
+def test_without_the_package_its_names_are_unknown(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="there is no strategy 'ranked': no installed package has a strategy"):
+        engine.generate(PROMPT, strategy="ranked")
+    (tmp_path / "config.json").write_text('{"model_type": "example_llama"}', encoding="utf-8")
+    with pytest.raises(UnsupportedModelError, match="model_type is 'example_llama'"):
+        Engine(tmp_path)
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_command_line_lists_and_runs_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["strategies"]) == 0
+    said = capsys.readouterr().out
+    assert "minillm_example.ranked:Ranked (minillm-example 1.0)" in said
+    assert "BeamSearch" in said
+    assert run(["strategies", "--json"]) == 0
+    assert [*json.loads(capsys.readouterr().out)["plugins"]["minillm.models"]] == ["example_llama"]
+    options = ["--strategy", "ranked", "--strategy-options", "rank=1", "--max-new-tokens", "3"]
+    assert run(["generate", "--prompt", PROMPT, *options]) == 0
+    second = capsys.readouterr().out
+    assert run(["generate", "--prompt", PROMPT, "--max-new-tokens", "3"]) == 0
+    assert capsys.readouterr().out != second
