@@ -53,6 +53,14 @@ def test_a_strategy_runs_beside_others_and_takes_its_options(engine: Engine) -> 
 
 
 @pytest.mark.usefixtures("installed")
+def test_a_strategy_reads_the_fields_that_it_names(engine: Engine) -> None:
+    first = engine.generate(PROMPT, strategy="ranked", max_new_tokens=2).token_ids
+    fields: dict[str, Any] = {"strategy": "ranked", "max_new_tokens": 6, "eos_token_id": [first[1]]}
+    assert len(engine.generate(PROMPT, **fields).token_ids) == 2
+    assert len(engine.generate(PROMPT, min_new_tokens=4, **fields).token_ids) >= 4
+
+
+@pytest.mark.usefixtures("installed")
 def test_a_processor_is_named_like_a_function_is_given(engine: Engine) -> None:
     answer = engine.generate(PROMPT, max_new_tokens=8, logits_processor="even", eos_token_id=[])
     assert not np.any(np.array(answer.token_ids) % 2)
@@ -109,6 +117,12 @@ def test_an_error_of_a_strategy_has_its_name_and_ends_its_request_alone(engine: 
         ({"strategy_options": {"rank": 1}}, "has no effect without strategy"),
         ({"strategy": "ranked", "num_beams": 2}, "each select a strategy"),
         ({"strategy": "ranked", "guided_regex": "a+"}, "guided_regex has no effect on the strategy 'ranked'"),
+        (
+            {"strategy": "ranked", "logprobs": True},
+            "logprobs has no effect on the strategy 'ranked': leave one of them",
+        ),
+        ({"strategy": "ranked", "do_sample": True}, "do_sample has no effect on the strategy 'ranked'"),
+        ({"strategy": "ranked", "logits_processor": "even"}, "logits_processor has no effect on the strategy 'ranked'"),
         ({"logits_processor": "odd"}, "there is no logits processor 'odd': those installed: even"),
     ],
 )

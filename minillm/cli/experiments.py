@@ -42,6 +42,9 @@ def check_experiments(args: argparse.Namespace, num_prompts: int) -> None:
     """
     if (args.patch is None) != (args.source is None):
         raise ParameterError("--patch FILE and --source TEXT belong together: give both, or neither")
+    files = [getattr(args, name) for name in ("attention", *EXPERIMENTS) if getattr(args, name) is not None]
+    if len({*files}) < len(files):
+        raise ParameterError(f"{files[0]} is named for several figures: give each a file of its own")
     for name in ("attention", *EXPERIMENTS):
         path = getattr(args, name)
         if path is not None and num_prompts > 1:

@@ -128,7 +128,7 @@ class ByIdentity:
         return self.function(*arguments)
 
 
-@reader("a dict of options by name")
+@reader("a dict of options by name (on a command line NAME=VALUE)")
 def options(value: object) -> tuple[tuple[str, Any], ...]:
     """Options as pairs, so that they are hashable; a command line gives texts NAME=VALUE, where a value may be JSON."""
     if isinstance(value, list | tuple) and all(isinstance(pair, str) and "=" in pair for pair in value):

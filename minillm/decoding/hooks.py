@@ -22,7 +22,7 @@ class Place(NamedTuple):
     positions: "NDArray[np.int64]"
     """The position in its text of each row. [n]"""
     request: int | None
-    """The request's number, as `Engine.add` returns it; None outside of requests, as in `Engine.logits`"""
+    """The request's number, as `Engine.add` returns it; None outside of requests, as in `Engine.forward`"""
 
 
 Hook = Callable[[Any, Place], Any]

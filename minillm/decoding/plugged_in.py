@@ -6,10 +6,16 @@ from typing import Any
 from ..backends.token_sampler import TokenSampler
 from ..errors import MinillmError, ParameterError, PluginError, shown
 from ..plugins import load
+from .fields import FIELDS, GUIDES
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
 
 GROUP = "minillm.strategies"
+APART = frozenset((
+    *("strategy", "strategy_options", "max_new_tokens", "max_length", "eos_token_id", "stop_strings", "include_stop"),
+    *("stopping_criteria", "skip_special_tokens", "lora", "use_cache", "decoder_prompt", "decoder_start_token_id"),
+))  # fmt: skip
+"""Fields that have their effect whatever the strategy does"""
 
 
 class PluggedIn(Strategy):
@@ -35,8 +41,10 @@ class PluggedIn(Strategy):
         except Exception as error:
             raise ParameterError(f"strategy_options: the strategy {self.name!r} refuses {options}: {error}") from error
         self.extra_positions = self.inner.extra_positions
-        if settings.guide is not None and not kind.guided:
-            raise ParameterError(f"{settings.guide[0]} has no effect on the strategy {self.name!r}: leave one out")
+        idle = [name for name in FIELDS if name in settings.explicit - APART - kind.obeys]
+        idle = [name for name in idle if getattr(settings, name) != FIELDS[name].default]
+        if idle and not (kind.guided and idle[0] in GUIDES):
+            raise ParameterError(f"{idle[0]} has no effect on the strategy {self.name!r}: leave one of them out")
 
     @property
     def max_sequences(self) -> int:

@@ -190,7 +190,10 @@ class RequestMaker:
                     alone = encode_text(continuation, self.tokenizer, self.config, add_special_tokens=False)
                 ending = encode_prompt(alone, self.tokenizer, self.config, begin=False)
             if not ending:
-                raise PromptError(f"the continuation {shown(continuation)} is empty: it adds no token to the text")
+                raise PromptError(
+                    f"the continuation {shown(continuation)} adds no token to the text: it is empty, or merges with "
+                    "the text's last token; begin it with a space, or give token ids"
+                )
             encode_prompt([*ids, *ending], self.tokenizer, self.config, begin=False)  # which checks the length
             endings.append(ending)
         return ids, endings

@@ -177,6 +177,9 @@ class Strategy(ABC):
     """True if one call of `step` serves several requests and isolates their failures."""
     independent: ClassVar[bool] = False
     """True if returned sequences are independent, so that a request may run in parts."""
+    obeys: ClassVar[frozenset[str]] = frozenset()
+    """Generation fields that a strategy of another package reads; others that shape the choice of tokens, or ask for
+    log-probabilities, are refused beside it"""
     extra_positions: int = 0  # not a ClassVar: it depends on the settings
     """Cache positions that a sequence may need temporarily beyond its tokens' (a tree of guesses)."""
 

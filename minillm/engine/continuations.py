@@ -26,7 +26,10 @@ POSITIONS = 16384
 
 @dataclass(frozen=True)
 class ContinuationScore:
-    """Log-probabilities of the tokens of a continuation, each given the prefix and the tokens before it."""
+    """Log-probabilities of the tokens of a continuation, each given those before it and the prefix.
+
+    Where text and continuation merge in a token, that one is the continuation's, as in lm-evaluation-harness.
+    """
 
     token_ids: list[int]
     logprobs: list[float]

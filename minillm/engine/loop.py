@@ -298,9 +298,11 @@ class StepLoop:
         """Refuse a request that can never run. Reads nothing that a step changes.
 
         Raises:
-            ParameterError: it needs more sequences at once than the batch has slots.
+            ParameterError: it needs more sequences at once than the batch has slots; its hooks are another model's.
             CacheFullError: it does not fit into the cache even alone.
         """
+        if request.hooks is not None:
+            self.runners["target"].hooks.check(request.hooks)
         sequences, limit = request.strategy.max_sequences, self.scheduler.limits.max_batch_size
         if sequences > limit and not request.strategy.independent:
             raise ParameterError(

@@ -264,7 +264,8 @@ class EngineReadings(EngineLifecycle):
     ) -> NDArray[np.float32]:
         """The attention weights of the prompt's last token over all its tokens. [T] -> [len(layers), H, T] float32
 
-        The weights of each head sum to 1. `layers` are all by default; `lora` and `progress` as in `forward`.
+        The weights of each head sum to 1. `layers` are all by default; `lora` and `progress` as in `forward`. They are
+        those before `hooks` at `attention.pattern`.
 
         Raises:
             PromptError: as `forward`.

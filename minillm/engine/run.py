@@ -158,7 +158,7 @@ class Run:
         assert self.probe is not None
         ids = [*self.request.prompt_ids, *result.token_ids]
         watched = self.probe.take(result.index, ids[: max(len(self.request.prompt_ids), len(ids) - 1)])
-        source = self.probe.take(f"source of {result.index}", self.request.source_ids or (), "encoder.")
+        source = self.probe.take(result.index, self.request.source_ids or (), "encoder.")
         return watched if source is None else {**source, **(watched or {})}
 
     def last_events(self, reason: FinishReason, error: Exception | None = None) -> list[Event]:

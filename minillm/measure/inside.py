@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..decoding.hooks import Hook, Place
-from ..decoding.prompts import Prompt
-from ..errors import ParameterError
+from ..decoding.prompts import Prompt, is_prompt
+from ..errors import ParameterError, shown
 from ..reference.softmax import log_softmax, top_log_probs
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ def logit_lens(engine: "Engine", prompt: Prompt, top: int = 1, *, lora: str | No
         >>> [engine.tokenizer.decode(ids) for ids in lens.next_ids[-1:, -1]]
         [' orange']
     """
+    _check_prompt(prompt)
+    V = engine.config.vocab_size
+    if not isinstance(top, int) or not 1 <= top <= V:
+        raise ParameterError(f"top should be a whole number from 1 to {V}, found {shown(top)}")
     states = ["embedding", *(f"blocks.{i}.residual" for i in range(engine.config.num_layers))]
     plain = engine.generate(prompt, max_new_tokens=1, watch=states, lora=lora)
     ids, log_probs = [], []
@@ -73,6 +77,7 @@ def ablate_heads(engine: "Engine", prompt: Prompt, *, lora: str | None = None) -
     Raises:
         PromptError, ParameterError: as `Engine.generate`.
     """
+    _check_prompt(prompt)
     answer = engine.generate(prompt, max_new_tokens=1, do_sample=False, eos_token_id=[], lora=lora)
     [token], ids = answer.token_ids, answer.prompt_token_ids
     L, H = engine.config.num_layers, engine.config.num_heads
@@ -108,6 +113,10 @@ def patch(
         ParameterError: the texts differ in length, or do not differ for the model; or as `Engine.generate`.
         PromptError: as `Engine.generate`.
     """
+    _check_prompt(prompt)
+    _check_prompt(source)
+    if f"blocks.0.{point}" not in engine.names():
+        raise ParameterError(f"point={shown(point)} is no point of a block: expected one such as 'residual'")
     clean = engine.generate(
         source, max_new_tokens=1, do_sample=False, eos_token_id=[], watch=[f"blocks.*.{point}"], lora=lora
     )
@@ -153,6 +162,11 @@ def steering_vector(
         PromptError, ParameterError: as `Engine.generate`.
     """
     name = f"blocks.{layer}.residual"
+    if name not in engine.names():
+        raise ParameterError(f"layer should be from 0 to {engine.config.num_layers - 1}, found {shown(layer)}")
+    for prompts in (positive, negative):
+        if is_prompt(prompts) or not len(prompts):
+            raise ParameterError(f"positive and negative should be lists of prompts, found {shown(prompts)}")
 
     def mean(prompts: Sequence[Prompt]) -> NDArray[np.float32]:
         answers = engine.generate(list(prompts), max_new_tokens=1, watch=[name])
@@ -162,6 +176,12 @@ def steering_vector(
         return rows
 
     return mean(positive) - mean(negative)
+
+
+def _check_prompt(prompt: object) -> None:
+    """Refuse a list of prompts."""
+    if not is_prompt(prompt):
+        raise ParameterError(f"this takes one prompt, found {shown(prompt)}")
 
 
 def next_log_probs(

@@ -19,13 +19,14 @@ with experts has `experts.probabilities` in place of `mlp.hidden`.
     blocks.3.experts.probabilities [T, X] softmax of the router's logits
     blocks.3.residual          [T, E]     the residual stream after the block
     final                      [T, E]     after the final norm
-    logits                     [T, V]     the head's result
+    logits                     [T, V]     the head's result, of rows that a strategy reads; where they are watched,
+                                          of the others too, in a call of their own
 
 Granite's stream (`embedding`, `residual`, `residual_mid`) is computed without its factor m: times m it is the paper's.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,12 +147,26 @@ def names_matching(pattern: object, names: Iterable[str], argument: str) -> list
     """
     names = [*names]
     if isinstance(pattern, str):
-        expression = re.escape(pattern).replace(r"\*\*", ".*").replace(r"\*", "[^.]*")
-        matches = re.compile(expression).fullmatch
-        if chosen := [name for name in names if matches(name)]:
+        pieces = re.findall(r"\*+|[^*]+", pattern)
+        if chosen := [name for name in names if _matches(pieces, name)]:
             return chosen
     kinds = dict.fromkeys(re.sub(r"\d+", "*", name) for name in names)
     raise ParameterError(
         f"{argument}: {shown(pattern)} names no point of this model; expected names of Engine.names(), with * for any "
         f"one part of them and ** for any: {listed(kinds, 400)}"
     )
+
+
+def _matches(pieces: Sequence[str], name: str) -> bool:
+    """Whether a name is these pieces one after the other: texts, "*" for no dot, more stars for anything."""
+    ends = {0}
+    for piece in pieces:
+        if piece == "*":
+            ends = {
+                end for start in ends for end in range(start, len(name[:start] + name[start:].partition(".")[0]) + 1)
+            }
+        elif piece[0] == "*":
+            ends = {*range(min(ends, default=len(name) + 1), len(name) + 1)}
+        else:
+            ends = {start + len(piece) for start in ends if name.startswith(piece, start)}
+    return len(name) in ends

@@ -13,6 +13,7 @@ computed once more after a preemption need no care: at the end a text finds its 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from ..backends.weights import Weight
 from ..batch import Batch, Span, TokenSequence
 from ..decoding.functions import called
 from ..decoding.hooks import Hook, Hooks, Place, Watched, padded
-from ..errors import ParameterError
+from ..errors import NumericalError, ParameterError
 from ..models.points import Points
 from ..reference.attention import AttentionSpec, attention_scores, merge_values
 from ..reference.experts import Routing
@@ -51,20 +52,18 @@ class Probe:
         self.error: Exception | None = None
         """The first error of a function, which ends the request"""
         self._roots = {"": _Node(), "encoder.": _Node()}
-        self._taken: dict[int | str, int] = {}
+        self._taken: dict[tuple[str, int], int] = {}
 
     def nodes(self, sequence: TokenSequence, count: int, prefix: str) -> list[_Node]:
         """The nodes of a sequence's next `count` tokens; `prefix` says whether the encoder computes them."""
         line = len(sequence.token_ids) - len(sequence.tree)
-        path: list[_Node] = []
-        stop = sequence.cached + count
+        stop, path = sequence.cached + count, [self._roots[prefix]]  # the root, then a node for each token
         for i, token in enumerate(sequence.token_ids[:stop]):
-            before = i - 1 if i < line else line + sequence.tree[i - line] if sequence.tree[i - line] >= 0 else line - 1
-            parent = path[before] if before >= 0 else self._roots[prefix]
+            parent = path[-1] if i < line else path[line + 1 + sequence.tree[i - line]]  # a tree follows the line
             path.append(parent.setdefault(token, _Node()))
-        return path[stop - count :]
+        return path[stop - count + 1 :]
 
-    def take(self, index: int | str, token_ids: Sequence[int], prefix: str = "") -> Watched | None:
+    def take(self, index: int, token_ids: Sequence[int], prefix: str = "") -> Watched | None:
         """Rows of a text that were watched since the last call for this `index`; None: no new ones.
 
         Args:
@@ -79,10 +78,10 @@ class Probe:
                 break
             node = node[token]
             path.append(node)
-        new = path[self._taken.get(index, 0) :]
+        new = path[self._taken.get((prefix, index), 0) :]
         if not names or not new:
             return None
-        self._taken[index] = len(path)
+        self._taken[prefix, index] = len(path)
         ordered = [name for name in self.hooks.watched if name in names]
         return {name: np.stack(padded([node.rows[name] for node in new])) for name in ordered}
 
@@ -121,12 +120,8 @@ class View:
         for hook, own in self.functions(place.name):
             try:
                 answer = called(hook, (rows if result is None else result).copy(), place)
-                if answer is not None and getattr(answer, "shape", None) != rows.shape:
-                    actual = getattr(answer, "shape", type(answer).__name__)
-                    raise ParameterError(
-                        f"the hook {hook!r} at {place.name} should return None or an array of shape {rows.shape}, "
-                        f"found {actual}"
-                    )
+                if answer is not None:
+                    _check(answer, rows, getattr(hook, "__qualname__", repr(hook)), place.name)
             except Exception as error:
                 if not own or self.probe is None:
                     raise
@@ -146,6 +141,24 @@ class View:
         """Keep the rows of a point."""
         for i, (node, row) in enumerate(zip(self.nodes, rows, strict=True)):
             node.rows[name] = row if self.keys is None else row[..., self.keys[i]]
+
+
+def _check(answer: Any, rows: Any, hook: str, name: str) -> None:
+    """Refuse what a hook returned, unless it can stand in the place of the rows.
+
+    Raises:
+        ParameterError: it is no array of numbers of the same shape.
+        NumericalError: it holds NaN or infinity.
+    """
+    shape, dtype = getattr(answer, "shape", None), getattr(answer, "dtype", None)
+    numbers = dtype == rows.dtype or getattr(dtype, "kind", None) in tuple("fiub")
+    if shape != rows.shape or not numbers:
+        actual = type(answer).__name__ if shape is None or dtype is None else f"{dtype} {shape}"
+        raise ParameterError(
+            f"the hook {hook} at {name} should return None or an array of numbers of shape {rows.shape}, found {actual}"
+        )
+    if not bool((abs(answer) < np.inf).all()):
+        raise NumericalError(f"the hook {hook} at {name} returned NaN or infinity")
 
 
 def _keys_seen(span: Span) -> list[Any]:
@@ -225,7 +238,8 @@ class HookedBackend(WrappedBackend):
             self.look(point, out)
             return out
         if (point := self._points.summands.get(id(weight))) is not None and self.looks_at(point):
-            return self._sum(point, lambda rest: self.inner.linear(x, weight, residual=rest), residual)
+            product = partial(self.inner.linear, x, weight, activation=activation)
+            return self._sum(point, lambda rest: product(residual=rest), residual)
         return self.inner.linear(x, weight, activation=activation, residual=residual)
 
     def _looked_at(self, point: str, x: Any) -> Any:

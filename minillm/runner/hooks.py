@@ -6,10 +6,13 @@ from typing import Any
 
 from ..backends.operations import Backend
 from ..batch import Batch, TokenSequence
+from ..decoding.field_values import function as function_of
 from ..decoding.hooks import Hook, Hooks
 from ..errors import ParameterError, shown
 from ..models.points import Points, Shape, encoder_points, names_matching, points_of
 from .hooked_backend import HookedBackend, Probe, View
+
+takes_two = function_of("", 2)
 
 
 class ModelHooks:
@@ -56,13 +59,25 @@ class ModelHooks:
             raise ParameterError(f"hooks should be a dict of names of points and functions, found {shown(functions)}")
         changes: dict[str, tuple[Hook, ...]] = {}
         for pattern, function in (functions or {}).items():
-            if not callable(function):
+            try:
+                takes_two(function)
+            except ValueError:
                 expected = "a function (array, place)"
-                raise ParameterError(f"hooks[{shown(pattern)}] should be {expected}, found {shown(function)}")
+                raise ParameterError(f"hooks[{shown(pattern)}] should be {expected}, found {shown(function)}") from None
             for name in names_matching(pattern, names, "hooks"):
                 changes[name] = (*changes.get(name, ()), function)
         watched = {name for pattern in patterns for name in names_matching(pattern, names, "watch")}
         return Hooks(tuple(name for name in names if name in watched), changes)
+
+    def check(self, hooks: Hooks) -> None:
+        """Refuse hooks that were made for another model.
+
+        Raises:
+            ParameterError: a name is of no point here.
+        """
+        missing = {*hooks.watched, *hooks.functions} - self.shapes.keys()
+        if missing:
+            raise ParameterError(f"the request's hooks are for another model: this one has no point {min(missing)!r}")
 
     def views(self, batch: Batch, sequences: Sequence[TokenSequence], prefix: str = "") -> list[View]:
         """The views of those sequences of a batch that have hooks, or of all if some functions are for all."""

@@ -105,7 +105,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 # --- the fields of an endpoint ----------------------------------------------------------------------------------------
 
 FUNCTIONS = {"logits_processor", "prefix_allowed_tokens_fn", "stopping_criteria"}
-"""Generation fields that take functions, which no JSON holds."""
+"""Generation fields that take functions, which no JSON holds; names of other packages' are the server's affair"""
 
 ADVICE = {
     "messages": "use /v1/completions",

@@ -43,6 +43,7 @@ def test_each_figure_is_written_and_json_has_its_numbers(tmp_path: Path, capsys:
         (["--source", "a"], "--patch FILE and --source TEXT belong together"),
         (["--patch", "a.png", "--source", "Monday,"], "same number of tokens"),
         (["--lens", "no/a.png"], "no/a.png"),
+        (["--lens", "a.png", "--ablate", "a.png"], "a.png is named for several figures"),
         (["--ablate", "a.txt"], "a drawing ends in one of"),
         (["--prompt", "B", "--lens", "a.png"], "--lens draws one prompt: give one"),
     ],

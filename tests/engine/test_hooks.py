@@ -14,7 +14,7 @@ from minillm.decoding.event import Event
 from minillm.decoding.hooks import join_watched
 from minillm.decoding.strategy import Request
 from minillm.engine.loop import StepLoop
-from minillm.errors import EngineStateError, MinillmError, ParameterError
+from minillm.errors import EngineStateError, NumericalError, ParameterError
 from minillm.reference.softmax import log_softmax
 
 from ..families import CONFIGS
@@ -321,7 +321,10 @@ def test_the_error_of_a_function_ends_its_request_alone(engine: Engine) -> None:
         return array[:, :3]
 
     plain = engine.generate("Monday,", max_new_tokens=6)
-    for function, message in ((fails, "nothing here"), (narrow, r"should return None or an array of shape \(8, 192\)")):
+    for function, message in (
+        (fails, "nothing here"),
+        (narrow, r"narrow at blocks.2.residual should return None or an array of numbers of shape \(8, 192\), found"),
+    ):
         request = engine.add(PROMPT, max_new_tokens=6, hooks={"blocks.2.residual": function})
         stranger = engine.add("Monday,", max_new_tokens=6)
         tokens, errors = [], []
@@ -333,8 +336,19 @@ def test_the_error_of_a_function_ends_its_request_alone(engine: Engine) -> None:
         assert [event.request_id for event in errors] == [request]
         with pytest.raises((RuntimeError, ParameterError), match=message):
             raise errors[0].error
-    with pytest.raises(MinillmError, match="NaN"):
+    with pytest.raises(NumericalError, match=r"at blocks\.0\.residual returned NaN or infinity"):
         engine.generate(PROMPT, max_new_tokens=2, hooks={"blocks.0.residual": lambda array, _: array * np.nan})
+    for kind in ("M8[s]", "U3", complex, [("a", "f4")]):
+        with pytest.raises(ParameterError, match="should return None or an array of numbers"):
+            engine.generate(
+                PROMPT, max_new_tokens=1, hooks={"final": lambda array, _, k=kind: np.zeros(array.shape, k)}
+            )
+
+
+def test_hooks_of_another_model_are_refused(engine: Engine, helped: Engine) -> None:
+    request = engine.request([5, 6, 7], watch=["blocks.0.residual", "blocks.5.residual"])
+    with pytest.raises(ParameterError, match=r"for another model: this one has no point 'blocks\.5\.residual'"):
+        helped.run([request])
 
 
 @pytest.mark.parametrize(
@@ -349,6 +363,9 @@ def test_the_error_of_a_function_ends_its_request_alone(engine: Engine) -> None:
         ({"watch": 3}, "watch should be a list of names of points, found 3"),
         ({"hooks": ["final"]}, r"hooks should be a dict of names of points and functions, found \['final'\]"),
         ({"hooks": {"final": 3}}, r"hooks\['final'\] should be a function \(array, place\), found 3"),
+        ({"hooks": {"final": lambda array: array}}, r"hooks\['final'\] should be a function \(array, place\), found"),
+        ({"watch": {}}, "watch should be a list of names of points, found {}"),
+        ({"watch": "**a" * 40}, "names no point"),
         ({"hooks": {"last": silent}}, "hooks: 'last' names no point"),
     ],
 )

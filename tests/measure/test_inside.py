@@ -91,6 +91,18 @@ def test_texts_that_cannot_be_compared_are_refused(engine: Engine) -> None:
         patch(engine, PROMPT, "Monday, Tuesday,")
     with pytest.raises(ParameterError, match="nothing to restore"):
         patch(engine, PROMPT, PROMPT)
+    for call, message in (
+        (lambda: patch(engine, PROMPT, PROMPT, "mlp.*"), "'mlp.*' is no point of a block"),
+        (lambda: patch(engine, [PROMPT], PROMPT), "takes one prompt"),
+        (lambda: ablate_heads(engine, [PROMPT]), "takes one prompt"),
+        (lambda: logit_lens(engine, PROMPT, top=0), "top should be a whole number from 1 to 2048, found 0"),
+        (lambda: steering_vector(engine, [], ["a"], 0), "should be lists of prompts"),
+        (lambda: steering_vector(engine, "ab", "cd", 0), "should be lists of prompts"),
+        (lambda: steering_vector(engine, ["a"], ["b"], 9), "layer should be from 0 to 5, found 9"),
+    ):
+        with pytest.raises(ParameterError) as error:
+            call()
+        assert message in str(error.value)
 
 
 def test_a_steering_vector_leads_to_the_texts_that_it_comes_from(engine: Engine) -> None:

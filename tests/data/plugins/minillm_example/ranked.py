@@ -12,6 +12,8 @@ from minillm.decoding.strategy import Feed, Request, Rows, State, Strategy
 class Ranked(Strategy):
     """The token of one rank at each step; rank 0 is greedy search."""
 
+    obeys = frozenset({"min_new_tokens"})
+
     def __init__(self, settings: Settings, rank: int = 0) -> None:
         """Set the rank, from 0."""
         super().__init__(settings)
@@ -26,6 +28,8 @@ class Ranked(Strategy):
     def step(self, sampler: Any, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """One token."""
         [state], [logits] = states, rows.logits
+        if len(state.results[0].token_ids) < self.settings.min_new_tokens:
+            logits[list(self.settings.eos_token_ids)] = -np.inf
         token = int(np.argsort(-logits, kind="stable")[self.rank])  # [V] -> the rank's token
         ended = state.results[0].push(token)
         return [[] if ended else [Feed([token], parent=0)]]
