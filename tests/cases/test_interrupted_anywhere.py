@@ -37,6 +37,8 @@ class Lines:
         self.count, self._at, self._action, self._inside = 0, at, action, inside
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_name == "__del__":  # Python drops what is raised there
+            return None
         return self._line if frame.f_code.co_filename in FILES and self._counts(frame) else None
 
     def _counts(self, frame: FrameType | None) -> bool:
