@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..backends import working_time
 from ..decoding.fields import FIELDS
-from ..errors import ParameterError
+from ..errors import MinillmError, ParameterError
 from ..progress import showing
 from .options import (
     COMMON,
@@ -99,12 +99,17 @@ def _stream(engine: "Engine", prompt: str, fields: dict[str, Any]) -> float | No
     first, reason, tokens = None, None, 0
     with text_alone():
         events = read_first(engine.stream(prompt, **fields))
-        with showing(False):
-            for event in events:
-                if event.token_ids and first is None:
-                    first = working_time()
-                tokens, reason = tokens + len(event.token_ids), event.finish_reason
-                show(event.text, end="")
+        try:
+            with showing(False):
+                for event in events:
+                    if event.token_ids and first is None:
+                        first = working_time()
+                    tokens, reason = tokens + len(event.token_ids), event.finish_reason
+                    show(event.text, end="")
+        except MinillmError:
+            if tokens:  # the error has a line of its own
+                print()
+            raise
         print()
     if reason == "length" and sys.stdout.isatty():
         note(f"stopped at the limit, after {tokens} token{'s' * (tokens > 1)}: -n sets another")

@@ -51,16 +51,6 @@ class Completion:
         self.score = event.score
         self.finish_reason = event.finish_reason
         self.stop_reason = event.stop_reason
-        if event.watched is not None:
-            self._watched.append(event.watched)
-
-    def __post_init__(self) -> None:
-        self._watched: list[Watched] = []
-
-    def close(self) -> None:
-        """Join what was watched, after the last event."""
-        if self._watched:
-            self.watched, self._watched = join_watched(self._watched), []
 
     def views(self, tokenizer: Tokenizer | None) -> list[TokenView]:
         """The tokens as a notebook shows them; the text in one piece if there are no log-probabilities."""
@@ -144,17 +134,20 @@ class Generation:
             Exception: the error that ended it.
         """
         generation, completions = cls(prompt_token_ids, []), dict[int, Completion]()
+        watched: dict[int, list[Watched]] = {}
         generation._tokenizer = tokenizer
         for event in events:
             if event.error is not None:
                 raise event.error
             completions.setdefault(event.index, Completion()).add(event)
+            if event.watched is not None:
+                watched.setdefault(event.index, []).append(event.watched)
             generation._add(event)
         # beam search may return fewer than asked for
         ended = {index: completion for index, completion in completions.items() if completion.finish_reason is not None}
         generation.completions = [ended[index] for index in sorted(ended)]
-        for completion in generation.completions:
-            completion.close()
+        for index, chunks in watched.items():
+            completions[index].watched = join_watched(chunks)
         return generation
 
     def _add(self, event: Event) -> None:

@@ -48,6 +48,10 @@ def test_the_demo_model_goes_on_with_other_colours_and_ends(capsys):
 def test_json_carries_tokens_reason_and_log_probabilities(engine, capsys):
     assert run(["generate", "--prompt", PROMPT, "--json", "--top-logprobs", "2", "--max-new-tokens", "3"]) == 0
     result = json.loads(capsys.readouterr().out)
+    assert {*result} == {"prompt", "prompt_token_ids", "prompt_tokens", "completions"}
+    assert {*result["completions"][0]} == {
+        *("text", "token_ids", "tokens", "finish_reason", "logprobs", "top_logprobs", "top_tokens")
+    }
     expected = engine.generate(PROMPT, max_new_tokens=3, top_logprobs=2)
     assert result["prompt_token_ids"] == expected.prompt_token_ids
     (completion,) = result["completions"]
