@@ -285,7 +285,7 @@ def test_fields_are_set_in_a_chat_as_by_flags(monkeypatch, capsys):
         ("/clear the table", "/clear stands alone, found 'the table' after it"),
         ("/quit now", "/quit stands alone"),
         ("/set top_p 2", "top_p should be"),
-        ("/set logits_processor 1", "no field logits_processor"),
+        ("/set stopping_criteria 1", "no field stopping_criteria"),
         ("/set num_beams 2.5", "num_beams should be"),
         ("/set num_beam_groups 2", "num_beam_groups"),
         ("/save", "name a file"),
