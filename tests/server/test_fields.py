@@ -24,7 +24,7 @@ from minillm.server.generation_request import (
 
 from .. import seq2seq
 from ..adapters import write_adapter
-from ..decoding.test_every_field import PROMPT, WALK, Plain
+from ..decoding.test_every_field import PROMPT, WALK, Plain, plugins  # noqa: F401  # used by itself
 from ..tiny import write_checkpoint
 from .client import error_of, get, post
 
