@@ -43,7 +43,7 @@ class TokenSequence:
     encoder_input: EncoderInput | None = None
     """The text that an encoder-decoder's decoder attends to beside the sequence"""
     probe: Any = None
-    """The hooks of the request that it belongs to (`runner/hooks.py`); None: nobody looks inside the model"""
+    """The hooks of the request that it belongs to (`runner/model_hooks.py`); None: nobody looks inside the model"""
 
     @property
     def pending(self) -> int:

@@ -1,4 +1,4 @@
-"""A request's hooks inside the model, and the rows that it watched there; `runner/hooks.py` puts them into a pass."""
+"""A request's hooks inside the model, and the rows that it watched; `runner/model_hooks.py` puts them into a pass."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ Watched = dict[str, "NDArray[np.float32]"]
 
 
 class Place(NamedTuple):
-    """Where in a forward pass a hook is called."""
+    """The place in a forward pass at which a hook is called."""
 
     name: str
     """The point, such as "blocks.3.attention.z"; `models/points.py` lists them"""

@@ -23,7 +23,7 @@ from ..models.heads import without_head
 from ..models.parameters import vocabulary_share
 from ..reference.sampling import Draw
 from ..runner.hooked_backend import View
-from ..runner.hooks import ModelHooks
+from ..runner.model_hooks import ModelHooks
 from ..runner.runner import Output, Runner
 from .logits import RankSampler, RemoteRows, largest, wanted_of
 from .messages import (

@@ -17,7 +17,7 @@ from ..cache import PagedCache
 from ..errors import NumericalError
 from ..models.encoder_decoder import EncoderDecoder
 from .hooked_backend import View
-from .hooks import ModelHooks
+from .model_hooks import ModelHooks
 
 
 def encode_sources(

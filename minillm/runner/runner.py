@@ -19,7 +19,7 @@ from ..models.heads import without_head
 from ..reference.sampling import Draw
 from .encoder_pass import encode_sources, encoded
 from .hooked_backend import View
-from .hooks import ModelHooks, other_rows
+from .model_hooks import ModelHooks, other_rows
 
 
 class Output(NamedTuple):
