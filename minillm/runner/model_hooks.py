@@ -12,7 +12,8 @@ from ..errors import ParameterError, shown
 from ..models.points import Points, Shape, encoder_points, names_matching, points_of
 from .hooked_backend import HookedBackend, Probe, View
 
-takes_two = function_of("", 2)
+_hook = function_of("a function (array, place)", 2)
+"""Reads a hook; ValueError for anything else"""
 
 
 class ModelHooks:
@@ -60,10 +61,11 @@ class ModelHooks:
         changes: dict[str, tuple[Hook, ...]] = {}
         for pattern, function in (functions or {}).items():
             try:
-                takes_two(function)
+                _hook(function)
             except ValueError:
-                expected = "a function (array, place)"
-                raise ParameterError(f"hooks[{shown(pattern)}] should be {expected}, found {shown(function)}") from None
+                raise ParameterError(
+                    f"hooks[{shown(pattern)}] should be {_hook.expected}, found {shown(function)}"
+                ) from None
             for name in names_matching(pattern, names, "hooks"):
                 changes[name] = (*changes.get(name, ()), function)
         watched = {name for pattern in patterns for name in names_matching(pattern, names, "watch")}
