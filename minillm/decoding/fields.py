@@ -206,6 +206,19 @@ class GenerationFields(TypedDict, total=False):
         help="subtract this from the logit of every token generated so far")]
     frequency_penalty: Annotated[float | None, SAMPLING.field(0.0, number(-LARGE, LARGE), flag="--frequency-penalty X",
         help="subtract this from the logit of every token generated so far, times its count")]
+    dry_multiplier: Annotated[float | None, SAMPLING.field(0.0, number(0, LARGE), flag="--dry-multiplier X",
+        help="DRY: subtract this, times a power of dry_base, from the logit of a token that continues a repetition")]
+    dry_base: Annotated[float | None, SAMPLING.field(1.75, number(1, LARGE), needs="dry_multiplier",
+        flag="--dry-base X", help="DRY: growth of the penalty with each repeated token (default: {default})")]
+    dry_allowed_length: Annotated[int | None, SAMPLING.field(2, whole(0), needs="dry_multiplier",
+        flag="--dry-allowed-length N", help="DRY: repeated tokens from which on it counts (default: {default})")]
+    dry_penalty_last_n: Annotated[int | None, SAMPLING.field(-1, whole(-1), needs="dry_multiplier",
+        flag="--dry-penalty-last-n N", help="DRY: look at so many of the last tokens (default: {default}, all)",
+        notes="The prompt's are among them.")]
+    dry_sequence_breakers: Annotated[str | Sequence[str] | None, SAMPLING.field(("\n", ":", '"', "*"), texts(),
+        needs="dry_multiplier", flag="--dry-sequence-breaker TEXT",
+        help="DRY: a text that ends repetitions (default: line breaks, colons, quotes and asterisks)",
+        notes="One or several; an empty sequence means none.")]
 
     strategy: Annotated[str | None, SEARCH.field(None, text, flag="--strategy NAME",
         expected="the name of a strategy", help="a strategy of another package (`minillm strategies` lists them)",

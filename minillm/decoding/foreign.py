@@ -132,7 +132,7 @@ TABLE = (
     Word(API, "mm_processor_kwargs vllm_xargs guided_decoding_backend spaces_between_special_tokens"),
     Word(API, "include_reasoning thinking_token_budget thinking_budget reasoning_format parse_tool_calls"),
     Word(API, "cache_prompt id_slot slot_id timings_per_token return_progress keep_alive num_ctx"),
-    Word(API, "dry_base dry_allowed_length dry_penalty_last_n xtc_threshold dynatemp_exponent"),  # refine refused ones
+    Word(API, "xtc_threshold dynatemp_exponent"),  # refine refused ones
     # ignored, of OpenRouter and LiteLLM
     Word(API, "reasoning thinking provider route models transforms usage litellm_session_id"),
     # refused
@@ -166,7 +166,7 @@ TABLE = (
     ),
     Word(
         API,
-        "dry_multiplier xtc_probability dynatemp_range samplers",
+        "xtc_probability dynatemp_range samplers",
         advice="the sampling fields are those of transformers",
     ),
     Word(COMPLETIONS, "top_logprobs", advice="give their number as logprobs"),

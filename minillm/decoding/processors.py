@@ -2,7 +2,8 @@
 
 `build_processors` lists them in the order in which they run, which is transformers'. The sampling filters
 (`filters.py`) follow. transformers has no presence and frequency penalty; here they come right after the repetition
-penalty, as in vLLM. In beam search the processors see log-probabilities instead of logits, as in transformers.
+penalty, as in vLLM, and then DRY (`dry.py`). In beam search the processors see log-probabilities instead of logits, as
+in transformers.
 """
 
 from collections.abc import Sequence
@@ -77,7 +78,7 @@ def force(
 
 PROCESSED = (
     *("sequence_bias", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "prefix_allowed_tokens_fn"),
-    *("repetition_penalty", "encoder_repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "encoder_repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier"),
     *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"),
     *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "logits_processor"),
 )
@@ -99,6 +100,7 @@ def numbered_processors(settings: Settings) -> tuple[tuple[int, LogitsProcessor]
         settings.encoder_repetition_penalty != 1.0 and EncoderRepetitionPenalty(settings.encoder_repetition_penalty),
         settings.repetition_penalty != 1.0 and RepetitionPenalty(settings.repetition_penalty),
         any(penalties) and PresenceFrequencyPenalty(*penalties),
+        settings.dry_multiplier > 0.0 and _dry(settings),
         settings.no_repeat_ngram_size > 0 and NoRepeatNGram(settings.no_repeat_ngram_size),
         settings.encoder_no_repeat_ngram_size > 0 and EncoderNoRepeatNGram(settings.encoder_no_repeat_ngram_size),
         bool(settings.bad_words_ids) and SequenceBias(tuple((word, -np.inf) for word in settings.bad_words_ids)),
@@ -114,6 +116,19 @@ def numbered_processors(settings: Settings) -> tuple[tuple[int, LogitsProcessor]
     ]
     users = [UserProcessor(function) for function in settings.logits_processor]
     return tuple((place, processor) for place, processor in enumerate([*in_order, *users]) if processor)
+
+
+def _dry(settings: Settings) -> LogitsProcessor:
+    from .dry import NO_BREAKERS, Breakers, Dry  # seldom needed
+
+    breakers = settings.dry_sequence_breakers  # texts where there is no tokenizer
+    return Dry(
+        settings.dry_multiplier,
+        settings.dry_base,
+        settings.dry_allowed_length,
+        settings.dry_penalty_last_n,
+        breakers if isinstance(breakers, Breakers) else NO_BREAKERS,
+    )
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,9 @@ ADVICE = {
 }
 """Generation field -> what to do, where the engine has advice in the words of Python's calls."""
 
+SWITCHED_OFF = {"dry_multiplier"}
+"""Fields that llama.cpp's clients set to 0 beside those that refine them, which then count for nothing"""
+
 R = TypeVar("R", bound=GenerationRequest)
 
 
@@ -377,9 +380,15 @@ def _decide_sampling(fields: dict[str, Any], names: dict[str, str]) -> None:
 
 
 def _drop_defaults(fields: dict[str, Any]) -> None:
-    """Drop fields that ask for nothing: the default of something that refines what the request does not ask for."""
+    """Drop fields that ask for nothing: the default of something that refines what the request does not ask for.
+
+    Clients of llama.cpp's server send DRY's with every request.
+    """
     for name in [*fields]:
         need, default, value = FIELDS[name].needs, FIELDS[name].default, fields[name]
+        if need in SWITCHED_OFF and not fields.get(need):
+            del fields[name]
+            continue
         if need is None or value != default or isinstance(value, bool) != isinstance(default, bool):
             continue
         asked = fields.get(need, need == "do_sample")
