@@ -136,8 +136,11 @@ def main(source: Path) -> None:
 
 
 def logits(rng: np.random.Generator, size: int) -> list[float]:
-    """Random logits with few decimals."""
-    return [round(float(x), 3) for x in rng.permutation(size) * 0.011 + rng.normal(size=size) * 2]
+    """Random logits with few decimals, none twice."""
+    numbers = rng.normal(size=size) * 2
+    while len({round(x, 3) for x in numbers.tolist()}) < size:
+        numbers = rng.normal(size=size) * 2
+    return [round(x, 3) for x in numbers.tolist()]
 
 
 def dry_fields(rng: np.random.Generator) -> dict[str, Any]:
@@ -175,8 +178,13 @@ def xtc_case(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def chain(rng: np.random.Generator) -> dict[str, Any]:
-    """Several samplers in any order."""
+    """Several samplers in any order, but typ_p before top_n_sigma.
+
+    llama.cpp's top_n_sigma leaves tokens of probability 0 among the candidates, and its typ_p then computes NaN.
+    """
     names = [name for name in rng.permutation(ORDERS).tolist() if rng.random() < 0.6]
+    if {"typ_p", "top_n_sigma"} <= {*names} and names.index("typ_p") > names.index("top_n_sigma"):
+        names.reverse()
     fields: dict[str, Any] = {
         "penalties": {
             "repetition_penalty": float(rng.uniform(0.8, 2)),

@@ -29,6 +29,7 @@ from .field_values import (
     texts,
     token_ids,
 )
+from .sampler_order import sampler_names
 from .values import LARGE, Reader, flag, number, positive, sequence, text, whole
 
 
@@ -190,6 +191,16 @@ class GenerationFields(TypedDict, total=False):
     top_n_sigma: Annotated[float | None, SAMPLING.field(0.0, number(0, LARGE), needs="do_sample",
         flag="--top-n-sigma N", expected="a number above 0, or 0 for no limit",
         help="keep logits within this many standard deviations of the largest (0: all)")]
+    xtc_probability: Annotated[float | None, SAMPLING.field(0.0, number(0, 1), needs="do_sample",
+        flag="--xtc-probability P",
+        help="XTC: how often to drop all tokens of at least xtc_threshold but the least likely of them (0: never)")]
+    xtc_threshold: Annotated[float | None, SAMPLING.field(0.1, number(0, 0.5), needs="xtc_probability",
+        flag="--xtc-threshold P", help="XTC: probability from which on a token counts (default: {default})")]
+    samplers: Annotated[str | Sequence[str] | None, SAMPLING.field((), sampler_names, needs="do_sample",
+        flag="--samplers NAMES",
+        help="order of the samplers, such as 'penalties;top_k;min_p;temperature', or that of llama.cpp, by its name",
+        notes="A sequence of names, or a text; the others are dry, top_n_sigma, typ_p, top_p, xtc, top_h, "
+        "epsilon_cutoff and eta_cutoff. By default transformers' order.")]
     mirostat: Annotated[int | None, SAMPLING.field(0, mirostat_version, needs="do_sample", flag="--mirostat 2",
         help="2 for Mirostat 2.0, which holds the surprise at a target; it replaces all filters but temperature")]
     mirostat_tau: Annotated[float | None, SAMPLING.field(5.0, number(0, LARGE, above=True), needs="mirostat",

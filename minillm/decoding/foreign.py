@@ -132,7 +132,7 @@ TABLE = (
     Word(API, "mm_processor_kwargs vllm_xargs guided_decoding_backend spaces_between_special_tokens"),
     Word(API, "include_reasoning thinking_token_budget thinking_budget reasoning_format parse_tool_calls"),
     Word(API, "cache_prompt id_slot slot_id timings_per_token return_progress keep_alive num_ctx"),
-    Word(API, "xtc_threshold dynatemp_exponent"),  # refine refused ones
+    Word(API, "dynatemp_exponent"),  # refines a refused one
     # ignored, of OpenRouter and LiteLLM
     Word(API, "reasoning thinking provider route models transforms usage litellm_session_id"),
     # refused
@@ -164,11 +164,7 @@ TABLE = (
         "max_repetition_pattern_size min_repetition_pattern_size repetition_min_count",
         advice="set no_repeat_ngram_size or repetition_penalty",
     ),
-    Word(
-        API,
-        "xtc_probability dynatemp_range samplers",
-        advice="the sampling fields are those of transformers",
-    ),
+    Word(API, "dynatemp_range", advice="set temperature"),
     Word(COMPLETIONS, "top_logprobs", advice="give their number as logprobs"),
     Word(CHAT, "echo", advice="/v1/completions has it"),
     Word(CHAT, "add_special_tokens", advice="the chat template writes them"),

@@ -93,14 +93,11 @@ def build_processors(settings: Settings) -> tuple[LogitsProcessor, ...]:
 def numbered_processors(settings: Settings) -> tuple[tuple[int, LogitsProcessor], ...]:
     """The processors that have an effect, each with its place in the order of all there are."""
     eos, forced_bos = settings.eos_token_ids, settings.forced_bos_token_id
-    penalties = settings.presence_penalty, settings.frequency_penalty
     decay, allowed = settings.exponential_decay_length_penalty, settings.prefix_allowed_tokens_fn
     in_order: list[LogitsProcessor | Literal[False]] = [
         bool(settings.sequence_bias) and SequenceBias(settings.sequence_bias),
         settings.encoder_repetition_penalty != 1.0 and EncoderRepetitionPenalty(settings.encoder_repetition_penalty),
-        settings.repetition_penalty != 1.0 and RepetitionPenalty(settings.repetition_penalty),
-        any(penalties) and PresenceFrequencyPenalty(*penalties),
-        settings.dry_multiplier > 0.0 and _dry(settings),
+        *((False, False, False) if settings.samplers else penalties(settings)),  # with an order, they are among these
         settings.no_repeat_ngram_size > 0 and NoRepeatNGram(settings.no_repeat_ngram_size),
         settings.encoder_no_repeat_ngram_size > 0 and EncoderNoRepeatNGram(settings.encoder_no_repeat_ngram_size),
         bool(settings.bad_words_ids) and SequenceBias(tuple((word, -np.inf) for word in settings.bad_words_ids)),
@@ -116,6 +113,16 @@ def numbered_processors(settings: Settings) -> tuple[tuple[int, LogitsProcessor]
     ]
     users = [UserProcessor(function) for function in settings.logits_processor]
     return tuple((place, processor) for place, processor in enumerate([*in_order, *users]) if processor)
+
+
+def penalties(settings: Settings) -> tuple[LogitsProcessor | Literal[False], ...]:
+    """The penalties on tokens that occur: repetition, presence and frequency, DRY; False for one without effect."""
+    of_generated = settings.presence_penalty, settings.frequency_penalty
+    return (
+        settings.repetition_penalty != 1.0 and RepetitionPenalty(settings.repetition_penalty),
+        any(of_generated) and PresenceFrequencyPenalty(*of_generated),
+        settings.dry_multiplier > 0.0 and _dry(settings),
+    )
 
 
 def _dry(settings: Settings) -> LogitsProcessor:

@@ -18,7 +18,17 @@ SEARCHES = {
 }
 """Exclusive search strategies (a request has at most one) -> how to leave each out."""
 
-FILTERS = ("top_h", "top_n_sigma", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+FILTERS = (
+    "top_h",
+    "top_n_sigma",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "xtc_probability",
+    "samplers",
+)
 
 NO_FILTER = {name: FIELDS[name].default for name in FILTERS} | {"top_k": 0}
 """Fields that Mirostat replaces -> the value without effect."""

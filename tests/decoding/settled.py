@@ -13,6 +13,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "num_beam_groups": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
     "stop_strings": {"stop_strings": "."},
     "mirostat": {"do_sample": True, "mirostat": 2},
+    "xtc_probability": {"do_sample": True, "xtc_probability": 0.5},
     "dry_multiplier": {"dry_multiplier": 0.8},
     "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 5},
     "lookahead_window": {"lookahead_window": 5},

@@ -11,6 +11,7 @@ import pytest
 
 from minillm.decoding.field_values import ByIdentity
 from minillm.decoding.fields import FIELDS, NEEDS
+from minillm.decoding.sampler_order import LLAMA_CPP, TRANSFORMERS
 from minillm.decoding.settings import GenerationConfig
 from minillm.errors import ParameterError
 
@@ -39,6 +40,16 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
     "repetition_penalty": [(0.1, 0.1), (2, 2.0)],
     "presence_penalty": [(-2, -2.0), (0.0, 0.0)],
     "frequency_penalty": [(-2, -2.0), (0.0, 0.0)],
+    "xtc_probability": [(0, 0.0), (1, 1.0)],
+    "xtc_threshold": [(0, 0.0), (0.5, 0.5)],
+    "samplers": [
+        (["top_k", "temp"], ("top_k", "temperature")),
+        ("min-p;xtc; typical", ("min_p", "xtc", "typ_p")),
+        ("kxt", ("top_k", "xtc", "temperature")),
+        ("llama.cpp", LLAMA_CPP),
+        ("transformers", TRANSFORMERS),
+        ("", ()),
+    ],
     "dry_multiplier": [(0, 0.0), (0.8, 0.8)],
     "dry_base": [(1, 1.0), (1.75, 1.75)],
     "dry_allowed_length": [(0, 0), (5, 5)],
@@ -125,6 +136,9 @@ INVALID: dict[str, list[Any]] = {
     "repetition_penalty": [0, -1.0, *NOT_A_NUMBER],
     "presence_penalty": NOT_A_NUMBER,
     "frequency_penalty": NOT_A_NUMBER,
+    "xtc_probability": [-0.1, 1.1, *NOT_A_NUMBER],
+    "xtc_threshold": [-0.1, 0.6, *NOT_A_NUMBER],
+    "samplers": [5, [5], "top_k;top_k", ["top_q"], "kk", {"top_k"}],
     "dry_multiplier": [-0.1, *NOT_A_NUMBER],
     "dry_base": [0.9, *NOT_A_NUMBER],
     "dry_allowed_length": [-1, *NOT_WHOLE],

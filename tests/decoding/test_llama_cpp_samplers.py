@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from minillm.decoding.dry import Breakers, Dry, in_tokens
+from minillm.decoding.filters import build_filters
+from minillm.decoding.sampler_order import LLAMA_CPP
 
+from ..tiny import request_for
 from .histories import history
 
 FILE = Path(__file__).parents[1] / "golden_samplers" / "llama_cpp.json"
@@ -83,3 +86,37 @@ def test_a_penalty_stays_a_number() -> None:
     [scores] = Dry(1e30, 1e30, 0, -1)(history(([], [1, 2] * 50)), np.zeros((1, 3), np.float32), np)
     assert np.isfinite(scores).all()
     assert scores[0] == 0 > scores[1]
+
+
+def filtered(case: dict[str, Any]) -> np.ndarray:
+    """The logits that the filters of a request leave, whose order is the case's."""
+    seen = history(([], case["history"]))
+    fields = case["fields"] | {"samplers": case["samplers"], "do_sample": True}
+    request = request_for([0], vocab_size=len(PIECES), **fields)
+    scores = np.array([case["logits"]], np.float32)
+    for filter_ in build_filters(request.settings):
+        scores = filter_(seen, scores, np)
+    return scores[0]
+
+
+def test_xtc_drops_the_tokens_that_llama_cpp_drops() -> None:
+    dropped = 0
+    for case in XTC:
+        np.testing.assert_allclose(filtered(case), left(case), rtol=1e-5)
+        dropped += None in case["left"]
+    assert dropped > 8
+
+
+@pytest.mark.parametrize("sampler", LLAMA_CPP)
+def test_samplers_in_any_order_leave_what_llama_cpp_leaves(sampler: str) -> None:
+    """Chains that hold this sampler and others; penalties, which count what was generated, see no prompt here."""
+    chains = [case for case in CHAINS if sampler in case["samplers"]]
+    assert len(chains) > 25
+    for case in chains:
+        np.testing.assert_allclose(filtered(case), left(case), rtol=1e-4, atol=1e-5)
+
+
+def test_the_orders_differ() -> None:
+    """So that the test above tells them apart."""
+    orders = [filtered(case | {"samplers": case["samplers"][::-1]}) for case in CHAINS]
+    assert sum(not np.allclose(other, left(case), rtol=1e-4) for other, case in zip(orders, CHAINS, strict=True)) > 25
