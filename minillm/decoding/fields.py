@@ -19,6 +19,7 @@ from .field_values import (
     biases,
     decay,
     function,
+    markers,
     mirostat_version,
     options,
     phrases,
@@ -155,6 +156,13 @@ class GenerationFields(TypedDict, total=False):
         sequence("a sequence of functions (input_ids, scores) -> bool", function("", 2)),
         help="your own reasons to stop, as transformers': each (input_ids [1, T], None) -> bool, or a tensor of one",
         notes="They are asked after each token, which stays; prompt included. See `functions`.")]
+    max_thinking_tokens: Annotated[int | None, TEXT.field(None, whole(0), flag="--max-thinking-tokens N",
+        help="end a section of thoughts, such as <think>...</think>, after this many tokens",
+        notes="Also one that the prompt has opened; its tokens there count.")]
+    thinking_tokens: Annotated[Sequence[str | int | Sequence[int]] | None, TEXT.field(None, markers,
+        needs="max_thinking_tokens", flag="--thinking-tokens TEXT [TEXT ...]",
+        help="the two markers that begin and end thoughts (default: those that the vocabulary has)",
+        notes="Texts, token ids or sequences of them.")]
     lora: Annotated[str | None, TEXT.field(None, text, flag="--lora NAME", expected="the name of an adapter, as text",
         help="apply this one of the engine's LoRA adapters",
         notes="Engine(..., adapters={name: folder}) has them; helper models run without.")]
@@ -306,5 +314,5 @@ FIELDS: dict[str, Setting] = {name: hint.__metadata__[0] for name, hint in Gener
 GUIDES = tuple(name for name, setting in FIELDS.items() if setting.group == "guided")
 """Fields that set a guide; a request has at most one of them."""
 
-OFF = {"num_beams": 1, "num_beam_groups": 1}
+OFF = {"num_beams": 1, "num_beam_groups": 1, "max_thinking_tokens": None}
 """Fields whose value without effect is not a false one -> that value."""

@@ -58,6 +58,7 @@ TABLE = (
     Word(PYTHON, "stop stop_sequences stop_words", "stop_strings"),
     Word(PYTHON, "max_tokens max_completion_tokens max_output_tokens num_predict n_predict", "max_new_tokens"),
     Word(PYTHON, "min_tokens", "min_new_tokens"),
+    Word(PYTHON, "thinking_token_budget thinking_budget reasoning_budget", "max_thinking_tokens"),
     Word(PYTHON, "n best_of num_samples num_completions", "num_return_sequences"),
     Word(PYTHON, "stop_token_ids stop_token", "eos_token_id"),
     Word(PYTHON, "ignore_eos", "eos_token_id=[]"),
@@ -123,6 +124,7 @@ TABLE = (
     Word(API, "n", "num_return_sequences"),
     Word(API, "stop", "stop_strings"),
     Word(API, "min_tokens", "min_new_tokens"),
+    Word(API, "thinking_token_budget thinking_budget thinking_budget_tokens reasoning_budget", "max_thinking_tokens"),
     Word(API, "include_stop_str_in_output", "include_stop"),
     # ignored
     Word(API, "metadata store service_tier safety_identifier client_metadata session_id request_id"),
@@ -130,7 +132,7 @@ TABLE = (
     Word(API, "truncation context_management background_options access_programs stream_tool_calls"),
     # ignored, of vLLM, llama.cpp and others: how they run, and thoughts told from the answer
     Word(API, "mm_processor_kwargs vllm_xargs guided_decoding_backend spaces_between_special_tokens"),
-    Word(API, "include_reasoning thinking_token_budget thinking_budget reasoning_format parse_tool_calls"),
+    Word(API, "include_reasoning reasoning_format parse_tool_calls"),
     Word(API, "cache_prompt id_slot slot_id timings_per_token return_progress keep_alive num_ctx"),
     Word(API, "dynatemp_exponent"),  # refines a refused one
     # ignored, of OpenRouter and LiteLLM

@@ -81,6 +81,7 @@ PROCESSED = (
     *("repetition_penalty", "encoder_repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier"),
     *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"),
     *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "logits_processor"),
+    "max_thinking_tokens",
 )
 """The fields that ask for a processor; with all of them at their defaults there is none"""
 
@@ -110,6 +111,7 @@ def numbered_processors(settings: Settings) -> tuple[tuple[int, LogitsProcessor]
         bool(settings.suppress_tokens) and SuppressTokens(settings.suppress_tokens),
         bool(settings.begin_suppress_tokens)
         and SuppressTokensAtBegin(settings.begin_suppress_tokens, forced_beginning=forced_bos is not None),
+        settings.max_thinking_tokens is not None and _thinking_budget(settings),
     ]
     users = [UserProcessor(function) for function in settings.logits_processor]
     return tuple((place, processor) for place, processor in enumerate([*in_order, *users]) if processor)
@@ -136,6 +138,13 @@ def _dry(settings: Settings) -> LogitsProcessor:
         settings.dry_penalty_last_n,
         breakers if isinstance(breakers, Breakers) else NO_BREAKERS,
     )
+
+
+def _thinking_budget(settings: Settings) -> LogitsProcessor | Literal[False]:
+    from .thinking import ThinkingBudget  # seldom needed
+
+    markers = settings.thinking_tokens
+    return bool(markers) and ThinkingBudget(settings.max_thinking_tokens, *markers)
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,10 @@ class RequestMaker:
             from .dry import with_breakers  # seldom needed
 
             settings = with_breakers(settings, self.tokenizer)
+        if settings.max_thinking_tokens is not None:
+            from .thinking import with_markers  # seldom needed
+
+            settings = with_markers(settings, self.tokenizer, self.config.vocab_size)
         spelled: dict[int, str] = {}
         functions: dict[str, Any] = {}
         if self.tokenizer is not None:

@@ -119,6 +119,9 @@ ADVICE = {
 SWITCHED_OFF = {"dry_multiplier", "xtc_probability"}
 """Fields that llama.cpp's clients set to 0 beside those that refine them, which then count for nothing"""
 
+BUDGETS = {"thinking": "budget_tokens", "reasoning": "max_tokens"}
+"""Anthropic's and OpenRouter's objects about thoughts -> the key of their budget"""
+
 R = TypeVar("R", bound=GenerationRequest)
 
 
@@ -216,6 +219,7 @@ def translate(body: Mapping[str, Any], endpoint: Endpoint[R], known: Mapping[str
         _convert_completion(request, fields, names)
     elif isinstance(request, ChatRequest):
         convert_chat(request, fields, names)
+    _limit_thoughts(body, own, fields)
     _order_samplers(fields)
     _decide_sampling(fields, names)
     _drop_defaults(fields)
@@ -352,6 +356,16 @@ def convert_chat(
             problem = f"unknown field {shown(min(wrong))}" if wrong else "a schema, an object, is required"
             raise ApiError(f"{schema_name}: {problem}", param=schema_name)
         _set(fields, names, "guided_json", form.json_schema["schema"], name)
+
+
+def _limit_thoughts(body: Mapping[str, Any], own: Collection[str], fields: dict[str, Any]) -> None:
+    """The budget of thoughts within another field's object; -1, in other servers, is none."""
+    for name, key in BUDGETS.items():
+        value = body.get(name)
+        if isinstance(value, Mapping) and name not in own and value.get(key) is not None:
+            fields.setdefault("max_thinking_tokens", value[key])
+    if _is_number(fields.get("max_thinking_tokens"), -1):
+        del fields["max_thinking_tokens"]
 
 
 def _order_samplers(fields: dict[str, Any]) -> None:

@@ -331,6 +331,31 @@ def test_what_an_order_of_samplers_leaves_out_has_no_effect(app: Starlette) -> N
     assert "no sampler" in error_of(post(app, "/v1/completions", body | {"samplers": ["infill"]}))["message"]
 
 
+BUDGETS = [
+    *({name: 2} for name in ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens")),
+    {"thinking": {"type": "enabled", "budget_tokens": 2}},
+    {"reasoning": {"max_tokens": 2}},
+]
+
+
+def test_a_budget_of_thoughts_is_taken_in_each_form(app: Starlette) -> None:
+    """And has no effect, nor is it an error, on a model without thoughts; -1 is none."""
+    body = {"prompt": [40, 7, 41], "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+
+    def tokens(fields: dict[str, Any]) -> list[int]:
+        answer = post(app, "/v1/completions", body | fields)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["token_ids"]
+
+    plain = tokens({})
+    for budget in BUDGETS:
+        assert tokens(budget) == plain
+        assert tokens(budget | {"thinking_tokens": [7, 9]})[1] == 9 != plain[1]
+    assert tokens({"thinking_token_budget": -1}) == plain
+    wrong = error_of(post(app, "/v1/completions", body | {"thinking_token_budget": "x", "thinking_tokens": [7, 9]}))
+    assert wrong["message"].startswith("thinking_token_budget='x'")
+
+
 def test_a_field_that_is_misspelt_still_gets_its_suggestion(app: Starlette) -> None:
     body = {"messages": PLAIN}
     for wrong, right in (("temprature", "temperature"), ("max_token", "max_tokens"), ("tol_choice", "tool_choice")):

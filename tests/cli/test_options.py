@@ -46,6 +46,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--encoder-repetition-penalty 1.5": {"encoder_repetition_penalty": 1.5},
     "--presence-penalty 1.5": {"presence_penalty": 1.5},
     "--frequency-penalty -1.5": {"frequency_penalty": -1.5},
+    "--max-thinking-tokens 5": {"max_thinking_tokens": 5},
+    "--thinking-tokens <t> </t>": {"thinking_tokens": ["<t>", "</t>"]},
     "--xtc-probability 0.5": {"xtc_probability": 0.5, "do_sample": True},
     "--xtc-threshold 0.2": {"xtc_threshold": 0.2, "do_sample": True},
     "--samplers top_k;temperature": {"samplers": "top_k;temperature", "do_sample": True},

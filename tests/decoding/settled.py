@@ -14,6 +14,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "stop_strings": {"stop_strings": "."},
     "mirostat": {"do_sample": True, "mirostat": 2},
     "xtc_probability": {"do_sample": True, "xtc_probability": 0.5},
+    "max_thinking_tokens": {"max_thinking_tokens": 5},
     "dry_multiplier": {"dry_multiplier": 0.8},
     "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 5},
     "lookahead_window": {"lookahead_window": 5},

@@ -40,6 +40,8 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
     "repetition_penalty": [(0.1, 0.1), (2, 2.0)],
     "presence_penalty": [(-2, -2.0), (0.0, 0.0)],
     "frequency_penalty": [(-2, -2.0), (0.0, 0.0)],
+    "max_thinking_tokens": [(0, 0), (500, 500)],
+    "thinking_tokens": [(["<t>", "</t>"], ("<t>", "</t>")), ([5, [6, 7]], ((5,), (6, 7)))],
     "xtc_probability": [(0, 0.0), (1, 1.0)],
     "xtc_threshold": [(0, 0.0), (0.5, 0.5)],
     "samplers": [
@@ -136,6 +138,8 @@ INVALID: dict[str, list[Any]] = {
     "repetition_penalty": [0, -1.0, *NOT_A_NUMBER],
     "presence_penalty": NOT_A_NUMBER,
     "frequency_penalty": NOT_A_NUMBER,
+    "max_thinking_tokens": [-1, *NOT_WHOLE],
+    "thinking_tokens": [5, "ab", ["a"], ["a", ""], [5, []], ["a", "b", "c"], [-1, 5], [[["a"]], 5]],
     "xtc_probability": [-0.1, 1.1, *NOT_A_NUMBER],
     "xtc_threshold": [-0.1, 0.6, *NOT_A_NUMBER],
     "samplers": [5, [5], "top_k;top_k", ["top_q"], "kk", {"top_k"}],
