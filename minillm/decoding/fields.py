@@ -32,6 +32,7 @@ from .field_values import (
 )
 from .sampler_order import sampler_names
 from .values import LARGE, Reader, flag, number, positive, sequence, text, whole
+from .watermark_config import watermarking
 
 
 class Setting(NamedTuple):
@@ -146,6 +147,10 @@ class GenerationFields(TypedDict, total=False):
     prefix_allowed_tokens_fn: Annotated[Callable[[int, Any], Sequence[int]] | None, TEXT.field(None,
         function("a function (batch_id, token_ids) -> allowed token ids", 2),
         help="(index of the prompt in the list, token ids so far) -> allowed next ids")]
+    watermarking_config: Annotated[Mapping[str, Any] | None, TEXT.field(None, watermarking,
+        flag="--watermarking-config NAME=VALUE [NAME=VALUE ...]",
+        help="mark the text for a detector: bias=2 for green lists, ngram_len=5 and keys=[...] for SynthID",
+        notes="The settings are transformers'; `measure.watermark` detects the text.")]
     logits_processor: Annotated[Sequence[Callable[..., Any]] | None, TEXT.field((),
         sequence("a sequence of functions (history, logits, xp) -> logits or (input_ids, scores) -> scores", processor,
             single=str), flag="--logits-processor NAME",

@@ -19,7 +19,7 @@ from ..reference.philox import XTC
 from ..reference.sampling import keep_min_p, keep_top_k, keep_top_p, scale
 from ..reference.softmax import log_softmax, softmax, top_log_probs
 from .history import History
-from .processors import InPlace, LogitsProcessor, penalties
+from .processors import InPlace, LogitsProcessor, penalties, watermark_of
 from .settings import Settings
 
 
@@ -205,7 +205,7 @@ def _keep_probable(logits: NDArray[Any], floor: Any, least: int, xp: ModuleType)
 
 MASKED = (
     *("top_h", "top_n_sigma", "typical_p", "epsilon_cutoff", "eta_cutoff", "renormalize_logits"),
-    *("xtc_probability", "samplers"),
+    *("xtc_probability", "samplers", "watermarking_config"),
 )
 """The fields of filters that `reference.sample` does not apply in the draw"""
 
@@ -232,4 +232,6 @@ def build_filters(settings: Settings) -> tuple[LogitsProcessor, ...]:
         named |= {"penalties": lowered, "dry": [dry]}
         chain = [filter_ for name in settings.samplers for filter_ in named[name]]
     filters = [filter_ for filter_ in chain if settings.do_sample and filter_]
+    if settings.watermarking_config is not None and settings.do_sample:
+        filters.append(watermark_of(settings))
     return (*filters, Renormalize()) if settings.renormalize_logits else tuple(filters)

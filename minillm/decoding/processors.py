@@ -25,6 +25,9 @@ from .values import LARGE
 SHORT_MATCH = 16
 """Tokens up to which a match is sought at all positions at once; longer ones are found by `common_suffixes`."""
 
+LAST = 2**20
+"""Place behind all others"""
+
 Sequences = tuple[tuple[tuple[int, ...], float], ...]
 """Sequences of token ids, none empty, each with its bias"""
 
@@ -81,7 +84,7 @@ PROCESSED = (
     *("repetition_penalty", "encoder_repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier"),
     *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"),
     *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "logits_processor"),
-    "max_thinking_tokens",
+    *("max_thinking_tokens", "watermarking_config"),
 )
 """The fields that ask for a processor; with all of them at their defaults there is none"""
 
@@ -114,7 +117,10 @@ def numbered_processors(settings: Settings) -> tuple[tuple[int, LogitsProcessor]
         settings.max_thinking_tokens is not None and _thinking_budget(settings),
     ]
     users = [UserProcessor(function) for function in settings.logits_processor]
-    return tuple((place, processor) for place, processor in enumerate([*in_order, *users]) if processor)
+    numbered = [(place, processor) for place, processor in enumerate([*in_order, *users]) if processor]
+    if settings.watermarking_config is not None and not settings.do_sample:  # else it follows the filters
+        numbered.append((LAST, watermark_of(settings)))
+    return tuple(numbered)
 
 
 def penalties(settings: Settings) -> tuple[LogitsProcessor | Literal[False], ...]:
@@ -138,6 +144,13 @@ def _dry(settings: Settings) -> LogitsProcessor:
         settings.dry_penalty_last_n,
         breakers if isinstance(breakers, Breakers) else NO_BREAKERS,
     )
+
+
+def watermark_of(settings: Settings) -> LogitsProcessor:
+    """The processor that watermarks."""
+    from .watermark import watermark  # seldom needed
+
+    return watermark(settings.watermarking_config)
 
 
 def _thinking_budget(settings: Settings) -> LogitsProcessor | Literal[False]:

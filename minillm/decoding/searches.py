@@ -111,6 +111,7 @@ def _check_mirostat(user: Mapping[str, object], resolved: dict[str, Any]) -> Non
     if not resolved["mirostat"]:
         return
     filters = [name for name in NO_FILTER if name in user and resolved[name] != NO_FILTER[name]]
+    filters += ["watermarking_config"] if resolved["watermarking_config"] is not None else []
     for name in [*filters, *reversed(_searches(resolved))]:  # beams last: they give way to Mirostat
         raise ContradictionError(
             f"{name}={shown(resolved[name])} with mirostat=2: Mirostat draws one token at a time, by a rule of"

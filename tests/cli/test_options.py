@@ -46,6 +46,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--encoder-repetition-penalty 1.5": {"encoder_repetition_penalty": 1.5},
     "--presence-penalty 1.5": {"presence_penalty": 1.5},
     "--frequency-penalty -1.5": {"frequency_penalty": -1.5},
+    "--watermarking-config bias=2 context_width=3": {"watermarking_config": ["bias=2", "context_width=3"]},
     "--max-thinking-tokens 5": {"max_thinking_tokens": 5},
     "--thinking-tokens <t> </t>": {"thinking_tokens": ["<t>", "</t>"]},
     "--xtc-probability 0.5": {"xtc_probability": 0.5, "do_sample": True},

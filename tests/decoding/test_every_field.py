@@ -63,6 +63,7 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
     "repetition_penalty": lambda plain: added({}, repetition_penalty=9.0),
     "presence_penalty": lambda plain: added({}, presence_penalty=-50.0),
     "frequency_penalty": lambda plain: added({}, frequency_penalty=-50.0),
+    "watermarking_config": lambda plain: added({}, watermarking_config={"bias": 50.0}),
     "max_thinking_tokens": lambda plain: added({}, **THINKING | {"thinking_tokens": [PROMPT[2], 9]}),
     "thinking_tokens": lambda plain: added(
         THINKING | {"thinking_tokens": [PROMPT[2], 9]}, thinking_tokens=[PROMPT[2], [10, 11]]

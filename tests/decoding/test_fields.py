@@ -13,6 +13,7 @@ from minillm.decoding.field_values import ByIdentity
 from minillm.decoding.fields import FIELDS, NEEDS
 from minillm.decoding.sampler_order import LLAMA_CPP, TRANSFORMERS
 from minillm.decoding.settings import GenerationConfig
+from minillm.decoding.watermark_config import GreenList, SynthId
 from minillm.errors import ParameterError
 
 from .settled import CONTEXT, context, settle
@@ -40,6 +41,11 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
     "repetition_penalty": [(0.1, 0.1), (2, 2.0)],
     "presence_penalty": [(-2, -2.0), (0.0, 0.0)],
     "frequency_penalty": [(-2, -2.0), (0.0, 0.0)],
+    "watermarking_config": [
+        ({}, GreenList()),
+        ({"bias": 1, "seeding_scheme": "selfhash"}, GreenList(bias=1.0, seeding_scheme="selfhash")),
+        (["ngram_len=5", "keys=[3, 4]"], SynthId(5, (3, 4))),
+    ],
     "max_thinking_tokens": [(0, 0), (500, 500)],
     "thinking_tokens": [(["<t>", "</t>"], ("<t>", "</t>")), ([5, [6, 7]], ((5,), (6, 7)))],
     "xtc_probability": [(0, 0.0), (1, 1.0)],
@@ -138,6 +144,10 @@ INVALID: dict[str, list[Any]] = {
     "repetition_penalty": [0, -1.0, *NOT_A_NUMBER],
     "presence_penalty": NOT_A_NUMBER,
     "frequency_penalty": NOT_A_NUMBER,
+    "watermarking_config": [
+        *(5, "a", [5], {"a": 1}, {"bias": "x"}, {"greenlist_ratio": 1.0}, {"seeding_scheme": "right"}),
+        *({"ngram_len": 5}, {"ngram_len": 1, "keys": [1]}, {"ngram_len": 5, "keys": []}, {"bias": 1, "keys": [1]}),
+    ],
     "max_thinking_tokens": [-1, *NOT_WHOLE],
     "thinking_tokens": [5, "ab", ["a"], ["a", ""], [5, []], ["a", "b", "c"], [-1, 5], [[["a"]], 5]],
     "xtc_probability": [-0.1, 1.1, *NOT_A_NUMBER],
