@@ -149,6 +149,29 @@ def test_each_row_is_as_alone_and_by_definition(name: str, seed: int) -> None:
     assert len(kinds) == 11, "every kind of processor was at work"
 
 
+def test_the_usual_order_by_its_name_changes_nothing() -> None:
+    """The penalties then run among the filters, all rows with one order at once: each row by its own tokens, once."""
+    rng = np.random.default_rng(8)
+    fields: dict[str, Any] = {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "dry_multiplier": 1.0, "top_k": 8}
+    fields |= {"dry_sequence_breakers": [], "xtc_probability": 0.5, "xtc_threshold": 0.2, "temperature": 0.7}
+    prompts, sampler = rng.integers(3, 9, (6, 9)).tolist(), HostSampler()
+    usual, named = (
+        [
+            begun(request_for(one, vocab_size=V, do_sample=True, seed=i, **fields, **more))
+            for i, one in enumerate(prompts)
+        ]
+        for more in ({}, {"samplers": "transformers"})
+    )
+    for _ in range(8):
+        logits = (rng.standard_normal((6, V)) * 2).astype(np.float32)
+        logits[:, 3:9] += 3
+        for states in (usual, named):
+            advanced(sampler, states, logits)
+    tokens = [state.results[0].token_ids for state in usual]
+    assert [state.results[0].token_ids for state in named] == tokens
+    assert len({*map(tuple, tokens)}) == 6
+
+
 def test_one_call_serves_all_but_those_with_a_users_function() -> None:
     def key(**fields: Any) -> object:
         return strategy_for(request_for([1], **fields).settings).batch_key

@@ -31,6 +31,11 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "sampling": ("plain", SAMPLED),
     "filters": ("plain", FILTERED),
     "an order": ("plain", FILTERED | {"samplers": "llama.cpp", "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": None}),
+    "ordered beams": (
+        "plain",
+        {"do_sample": True, "seed": 3, "num_beams": 6, "samplers": ["top_k", "penalties", "dry", "xtc"]}
+        | {"repetition_penalty": 1.3, "dry_multiplier": 0.8, "xtc_probability": 0.5},
+    ),
     "mirostat": ("plain", {"do_sample": True, "mirostat": 2}),
     "beams": ("plain", {"num_beams": 6}),
     "beams, renormalised": ("plain", {"num_beams": 6, "renormalize_logits": True}),
