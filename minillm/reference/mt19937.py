@@ -5,25 +5,33 @@ the paper's `init_genrand`, as in PyTorch (ATen/core/MT19937RNGEngine.h). `randp
 step i swaps places i and i + r[i] % (n - i), for the raw numbers r (ATen/native/TensorFactories.cpp).
 """
 
+import threading
+
 import numpy as np
 from numpy.typing import NDArray
 
+_generators = threading.local()
+"""One generator for each thread: making one costs much more than seeding it"""
 
-def raw(seed: int, count: int) -> NDArray[np.int64]:
+
+def raw(seed: int, count: int) -> NDArray[np.uint32]:
     """The first `count` random numbers of 32 bits. `seed`: any integer, modulo 2**32"""
-    state = np.random.RandomState(seed % 2**32)
-    return state.randint(0, 2**32, count, np.uint32).astype(np.int64)
+    if not hasattr(_generators, "own"):
+        _generators.own = np.random.RandomState(0)
+    _generators.own.seed(seed % 2**32)
+    numbers: NDArray[np.uint32] = _generators.own.randint(0, 2**32, count, np.uint32)
+    return numbers
 
 
 def bits(seed: int, count: int) -> NDArray[np.int64]:
     """`torch.randint(0, 2, (count,))` after `manual_seed(seed)`."""
-    return raw(seed, count) % 2
+    return (raw(seed, count) % 2).astype(np.int64)
 
 
 def partners(seed: int, n: int, count: int) -> NDArray[np.int64]:
     """The places with which the first `count` places of n are swapped in turn. [count]"""
-    places = np.arange(count)
-    return places + raw(seed, count) % (n - places)
+    places = np.arange(count, dtype=np.uint32)
+    return (places + raw(seed, count) % (np.uint32(n) - places)).astype(np.int64)
 
 
 def permutation_start(seed: int, n: int, count: int) -> NDArray[np.int64]:
