@@ -7,12 +7,13 @@ runs, from which everything that changes between steps is read. The first run la
 kernels; the second is recorded; later ones replay it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...batch import Batch
 from ...reference.sampling import Draw
@@ -53,6 +54,23 @@ class CudaPages(Pages):
         """Copy some positions of a page to the same places of another, in all layers, in one launch."""
         self._device.activate()
         attention.copy_positions(self._kernels, self.keys, self.values, source, target, part.start, part.stop)
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """As `Pages.arrays`; numbers of 16 bits as integers, since NumPy has no bfloat16."""
+        plain = super().arrays.items()
+        return {name: array.view(np.uint16) if array.dtype.itemsize == 2 else array for name, array in plain}
+
+    def read(self, pages: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """Copies of some pages in host memory, as they are stored. [L, n, K, P, ...] each"""
+        self._device.activate()
+        on_device: dict[str, Any] = super().read(pages)
+        return {name: array.get() for name, array in on_device.items()}
+
+    def write(self, pages: Sequence[int], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Overwrite some pages by what `read` has returned."""
+        self._device.activate()
+        super().write(pages, {name: self._device.xp.asarray(array) for name, array in arrays.items()})
 
 
 class StepWorkspace:
