@@ -1,18 +1,23 @@
-"""The origin of keys and values: the model by its numbers, its formats and its backend."""
+"""The origin of keys and values: the model by its numbers, its formats and its backend; stores of pages by it."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..backends.weights import Experts, Weight
 from ..cache.prefix_files import Origin
+from ..cache.prefix_store import PrefixStore, StoringPrefixCache
+from ..errors import ParameterError
 from ..models.base import stored_format, weights_of
 from ..reference.quantize import Quantized
 from ..runner.runner import Runner
 
+STORE_BYTES = 2**33
+"""Bytes of a store of prefixes, unless its user says otherwise"""
 _PIECE = 2**24
 """Bytes of a weight that are read at once"""
 
@@ -33,6 +38,23 @@ def origins_of(runner: Runner) -> dict[str | None, Origin]:
     }
     digests = {None: ""} | {name: _digest("", weights) for name, weights in adapters.items()}
     return {name: origin | {"adapter": digest} for name, digest in digests.items()}
+
+
+def open_stores(runners: Mapping[str, Runner], folder: Path, max_bytes: int | None) -> list[PrefixStore]:
+    """Give the prefix cache of each model a store in a folder.
+
+    Raises:
+        ParameterError: a model has no prefix cache; `max_bytes` are less than a page.
+    """
+    stores = []
+    for runner in runners.values():
+        config, cache = runner.model.config, runner.cache
+        if not isinstance(cache, StoringPrefixCache) or config.encoder_layers or config.output != "tokens":
+            raise ParameterError(f"prefix_store: this {config.model_type} model has no prefix cache: leave it out")
+        page_bytes = cache.storage.nbytes // cache.num_pages
+        cache.store = PrefixStore(folder, max_bytes or STORE_BYTES, origins_of(runner), page_bytes)
+        stores.append(cache.store)
+    return stores
 
 
 def _digest(more: str, weights: Mapping[str, Weight]) -> str:
