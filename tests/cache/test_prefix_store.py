@@ -170,11 +170,16 @@ def test_a_damaged_page_is_removed_and_computed_anew(tmp_path: Path, caplog: pyt
 
 
 def test_a_page_under_another_ones_name_is_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    computed(runner_with(tmp_path), LINE)
-    by_time = sorted(tmp_path.iterdir(), key=lambda path: -path.stat().st_mtime_ns)
-    by_time[1].write_bytes(by_time[2].read_bytes())
-    assert computed(runner_with(tmp_path), LINE) == 4
-    assert "it holds another text" in caplog.text
+    runner, texts = runner_with(tmp_path), (LINE[:12], [*LINE[:4], 9, 9, 9, 9, *LINE[8:12]])
+    for text in texts:
+        computed(runner, text)
+    one, other = ([tmp_path / page.name for page in runner.cache.store.pages_of(text, None, P)] for text in texts)
+    whole = {path: path.read_bytes() for path in (*one, *other)}
+    for number, cached in ((1, 4), (2, 8)):  # other tokens after the same ones, and the same after others
+        one[number].write_bytes(whole[other[number]])
+        assert computed(runner_with(tmp_path), texts[0]) == cached
+        assert caplog.text.count("it holds another text") == number
+        one[number].write_bytes(whole[one[number]])
 
 
 def test_the_least_recently_used_pages_are_removed_the_last_of_a_text_first(tmp_path: Path) -> None:

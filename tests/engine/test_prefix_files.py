@@ -152,8 +152,8 @@ def test_nothing_is_computed_that_the_cache_has_and_nothing_stays_in_use(folder:
 
 
 def test_other_texts_are_not_in_the_file(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "short.safetensors"
-    with Engine(folder, backend="numpy") as engine:
+    path, page = tmp_path / "short.safetensors", 2 * 2 * 32 * 128 * 4
+    with Engine(folder, backend="numpy", cache_bytes=3 * page) as engine:  # the second page is not copied, but used
         engine.generate(LINE, max_new_tokens=1)
         engine.save_prefix(path, LINE[:140])
     tensors = load_file(path)

@@ -64,8 +64,7 @@ class CudaPages(Pages):
     def read(self, pages: Sequence[int]) -> dict[str, NDArray[Any]]:
         """Copies of some pages in host memory, as they are stored. [L, n, K, P, ...] each"""
         self._device.activate()
-        on_device: dict[str, Any] = super().read(pages)
-        return {name: array.get() for name, array in on_device.items()}
+        return {name: np.array(self._device.copy_of(array)) for name, array in super().read(pages).items()}
 
     def write(self, pages: Sequence[int], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Overwrite some pages by what `read` has returned."""
