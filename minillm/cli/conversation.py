@@ -20,6 +20,8 @@ LARGEST_FILE = 16 << 20
 """Bytes of a saved conversation that is read"""
 WITH_CACHE = ".safetensors"
 """End of the name of a saved conversation with its keys and values"""
+CONVERSATION = "minillm.conversation"
+"""Name of the note that has the conversation in such a file"""
 
 
 @dataclass
@@ -254,7 +256,7 @@ class Conversation:
             return
         self._need_messages()
         saved["forgotten"], saved["token_ids"] = self.forgotten, [message.token_ids for message in self.messages]
-        notes = {"conversation": json.dumps(saved)}
+        notes = {CONVERSATION: json.dumps(saved)}
         self.engine.save_prefix(path, self._next_prefix()[: self.engine.context - 1], lora=lora, notes=notes)
 
     def load(self, path: Path) -> None:
@@ -278,18 +280,22 @@ class Conversation:
             message.token_ids = self._encode(text, begin=not i)
         self.clear()
         self.messages, self.system = messages, system
-        if path.suffix == WITH_CACHE:  # the tokens to which the keys and values belong
-            for message, token_ids in zip(messages, saved["token_ids"], strict=True):
-                message.token_ids = token_ids
+        if path.suffix == WITH_CACHE:
             self.forgotten = saved["forgotten"]
+            for message, token_ids in zip(messages, saved["token_ids"], strict=True):
+                message.token_ids = token_ids  # to which the keys and values belong
         self._count()
 
     def _read_with_cache(self, path: Path) -> Any:
         """The conversation of a file with keys and values, which are in the cache then."""
         notes = self.engine.load_prefix(path).notes
-        if "conversation" not in notes:
-            raise UsageError(f"{path} has the keys and values of a text, and no conversation: name a file of /save")
-        return json.loads(notes["conversation"])
+        try:
+            saved = json.loads(notes[CONVERSATION])
+        except (KeyError, ValueError, RecursionError):
+            raise UsageError(
+                f"{path} has the keys and values of a text, and no conversation: name a file of /save"
+            ) from None
+        return saved
 
     def _need_messages(self) -> None:
         if not self.messages:

@@ -6,8 +6,14 @@ from pathlib import Path
 import pytest
 
 
-def test_a_row_for_each_way_and_the_same_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_for_each_way_and_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     import prefixes
+
+    monkeypatch.setattr(
+        prefixes, "LLAMA", prefixes.LLAMA | {"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 96}
+    )
 
     arguments = ["--length", "140", "--repeat", "1", "--threads", "1", "--out", str(tmp_path)]
     assert prefixes.main(arguments) == 0

@@ -104,7 +104,7 @@ def test_random_texts_of_two_processes_on_one_folder(tmp_path: Path) -> None:
     """The longest stored beginning, in whole pages, is what a process finds that has computed nothing of it."""
     rng, texts = random.Random(2), list[list[int]]()
     runners = [runner_with(tmp_path, pages=60) for _ in range(2)]
-    for _ in range(30):
+    for _ in range(10):
         text = [
             *(rng.choice(texts)[: rng.randint(0, 30)] if texts else []),
             *rng.choices((5, 6, 7), k=rng.randint(8, 20)),
