@@ -20,6 +20,8 @@ class Pages:
     values: Any
     first_layer = 0
     """Number of the first of the layers held, where a model is split into stages"""
+    threads_may_read = True
+    """Whether other threads may call `read` while a pass runs"""
     shared = False
     """True if all layers take turns in the memory of one, as they may where a pass computes whole texts: each layer
     then reads only what it has just written"""

@@ -2,8 +2,9 @@
 
 Each full page is a file (`prefix_files`). Its name is a digest of what computed it, of the name of the page before it,
 and of its tokens; so texts with the same beginning share files, also those of several servers on one folder. The files
-of long texts are written when these end, by a thread of its own, whole or not at all. The least recently used ones are
-removed when all together take too many bytes.
+of long texts are written when these end, by a thread of its own, whole or not at all. It copies the pages, too, beside
+the steps: a copy is good if the page has been known by the same tokens until it was complete. The least recently used
+files are removed when all together take too many bytes.
 """
 
 import contextlib
@@ -13,7 +14,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -26,6 +28,7 @@ from ..errors import CacheFullError, ParameterError, UsageError, one_line
 from ..output_files import replace_file, why_unusable
 from .prefix import PrefixCache
 from .prefix_files import Origin, PrefixPages, read_file, to_file
+from .prefix_tree import Node
 
 WORTH_STORING = 256
 """Positions of the shortest text whose pages are stored; a shorter one is soon computed"""
@@ -57,6 +60,8 @@ def trusted_folder(name: str) -> Path:
     Raises:
         ParameterError: it does not belong to this user, others may write to it, or it cannot be used.
     """
+    if os.name != "posix":  # whose owners and modes tell whom to trust
+        raise ParameterError("prefix_store needs Linux or macOS: leave it out")
     folder = Path(name).expanduser().absolute()
     if why := why_unusable(folder):
         raise ParameterError(f"prefix_store: {why}: name a folder of your own that nobody else may write to")
@@ -81,9 +86,10 @@ class PrefixStore:
         if max_bytes < page_bytes:
             raise ParameterError(f"prefix_store_bytes should be at least {page_bytes} (one page), found {max_bytes}")
         self._folder, self._max_bytes, self._origins = folder, max_bytes, origins
-        self._queue: SimpleQueue[tuple[StoredPage, Origin, PrefixPages] | Sequence[str] | None] = SimpleQueue()
-        self._waiting: dict[str, int] = {}
-        """Pages in the queue: name -> bytes"""
+        self._page_bytes = page_bytes
+        self._queue: SimpleQueue[_Writing | Sequence[str] | None] = SimpleQueue()
+        self._waiting: set[str] = set()
+        """Names of the pages in the queue"""
         self._thread: threading.Thread | None = None
         self._failing = False
         """True if the last file could not be written, which was told"""
@@ -127,12 +133,12 @@ class PrefixStore:
     @property
     def takes_more(self) -> bool:
         """Whether further pages may wait to be written."""
-        return sum(self._waiting.copy().values()) < WAITING_BYTES
+        return len(self._waiting) * self._page_bytes < WAITING_BYTES
 
-    def write_soon(self, page: StoredPage, adapter: str | None, pages: PrefixPages) -> None:
-        """Queue a page that the thread writes."""
-        self._waiting[page.name] = pages.nbytes
-        self._queue.put((page, self._origins[adapter], pages))
+    def write_soon(self, page: StoredPage, adapter: str | None, copy: Callable[[], PrefixPages | None]) -> None:
+        """Queue a page that the thread writes. `copy` is called there: the page, or None if it is lost meanwhile."""
+        self._waiting.add(page.name)
+        self._queue.put(_Writing(page, self._origins[adapter], copy))
 
     def use(self, names: Sequence[str]) -> None:
         """Note that a text's pages have been used, once those that wait are written; then remove the oldest ones."""
@@ -151,8 +157,8 @@ class PrefixStore:
     def _run(self) -> None:
         while (task := self._queue.get()) is not None:
             try:
-                if isinstance(task, tuple):
-                    self._write(*task)
+                if isinstance(task, _Writing):
+                    self._write(task)
                 else:
                     self._touch(task)
                     self._prune()
@@ -163,11 +169,13 @@ class PrefixStore:
                     logger.warning("prefixes cannot be stored in %s: %s", self._folder, reason)
                 self._failing = True
 
-    def _write(self, page: StoredPage, origin: Origin, pages: PrefixPages) -> None:
+    def _write(self, task: "_Writing") -> None:
+        page, origin, copy = task
         try:
-            replace_file(self._folder / page.name, to_file(pages, origin, {"before": page.before}), mode=0o600)
+            if (pages := copy()) is not None:
+                replace_file(self._folder / page.name, to_file(pages, origin, {"before": page.before}), mode=0o600)
         finally:
-            del self._waiting[page.name]
+            self._waiting.discard(page.name)
 
     def _touch(self, names: Sequence[str]) -> None:
         """Set the time of a text's files, the first page's last: without it those after it are of no use."""
@@ -199,6 +207,14 @@ class PrefixStore:
             excess -= size
 
 
+class _Writing(NamedTuple):
+    """A page to be written."""
+
+    page: StoredPage
+    origin: Origin
+    copy: Callable[[], PrefixPages | None]
+
+
 class StoringPrefixCache(PrefixCache):
     """A prefix cache whose long texts are stored in a folder when they end, and read when a prompt begins with them."""
 
@@ -212,9 +228,11 @@ class StoringPrefixCache(PrefixCache):
 
     def retire(self, sequence: TokenSequence) -> None:
         """As `PrefixCache.retire`; the full pages of a long text are stored."""
-        if self.store is not None and sequence.line >= WORTH_STORING and self._shares(sequence):
-            self._keep(sequence, self.store)
+        kept = self.store is not None and sequence.line >= WORTH_STORING and self._shares(sequence)
+        tokens, pages = (sequence.token_ids[: sequence.line], [*sequence.pages]) if kept else ([], [])
         super().retire(sequence)
+        if self.store is not None and kept:
+            self._keep(tokens, pages, sequence.adapter, self.store)
 
     def _shares(self, sequence: TokenSequence) -> bool:
         return self.prefix_cache and not self.apart and not sequence.private
@@ -244,15 +262,29 @@ class StoringPrefixCache(PrefixCache):
             self.advance(prefix, P)
         super().retire(prefix)
 
-    def _keep(self, sequence: TokenSequence, store: PrefixStore) -> None:
+    def _keep(self, tokens: list[int], numbers: list[int], adapter: str | None, store: PrefixStore) -> None:
         """Store those of a text's full pages that are not stored, and note their use."""
         names = []
-        pages = store.pages_of(sequence.token_ids[: sequence.line], sequence.adapter, self.page_size)
-        for page, number in zip(pages, sequence.pages, strict=False):  # the last one may not be full
+        for page, number in zip(store.pages_of(tokens, adapter, self.page_size), numbers, strict=False):
             if not store.has(page.name):
-                if not store.takes_more:
+                node = self._known.node(number)
+                if node is None or not store.takes_more:
                     break
-                arrays = self.storage.read([number])
-                store.write_soon(page, sequence.adapter, PrefixPages(page.token_ids, arrays))
+                copy = partial(self._copy_of, number, node, page.token_ids)
+                if not self.storage.threads_may_read:
+                    copy = partial(_same, copy())
+                store.write_soon(page, adapter, copy)
             names.append(page.name)
         store.use(names)
+
+    def _copy_of(self, number: int, node: Node, token_ids: list[int]) -> PrefixPages | None:
+        """A copy of a full page, in any thread; None if it has other tokens by now.
+
+        Whoever writes to a known page has it forgotten first. So if it is still known, all of it was copied before.
+        """
+        pages = PrefixPages(token_ids, self.storage.read([number]))
+        return pages if self._known.node(number) is node else None
+
+
+def _same(pages: PrefixPages | None) -> PrefixPages | None:
+    return pages

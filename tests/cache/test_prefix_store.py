@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,50 @@ def test_more_than_may_wait_is_stored_the_next_time(tmp_path: Path, monkeypatch:
     for stored in (1, 2, 3):
         computed(runner_with(tmp_path), LINE)
         assert len(files(tmp_path)) == stored
+
+
+def test_pages_that_are_given_away_before_they_are_copied_are_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, rng, copied = runner_with(tmp_path, pages=12), random.Random(3), []
+    read = runner.cache.storage.read
+
+    def slow_read(pages: Sequence[int]) -> dict[str, Any]:
+        time.sleep(0.003)
+        copied.append(pages)
+        return read(pages)
+
+    monkeypatch.setattr(runner.cache.storage, "read", slow_read)
+    texts = [[*LINE[: rng.randint(0, 20)], *rng.choices(range(3, 96), k=20)] for _ in range(30)]
+    for text in texts:
+        sequence = TokenSequence(list(text))
+        runner.cache.match(sequence)
+        runner.prefill(sequence)
+        runner.cache.retire(sequence)
+    runner.cache.store.close()
+    assert 0 < len(files(tmp_path)) < len(copied), "some were given away"
+    fresh = runner_with(tmp_path, pages=400)
+    for text in texts:
+        computed(fresh, text)
+    check_contents(fresh)
+
+
+def test_pages_of_a_device_are_copied_before_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = runner_with(tmp_path)
+    runner.cache.storage.threads_may_read = False
+    sequence = TokenSequence(list(LINE))
+    runner.prefill(sequence)
+    runner.cache.retire(sequence)
+
+    def refuse(pages: Sequence[int]) -> dict[str, Any]:
+        raise AssertionError("read in the store's thread")
+
+    monkeypatch.setattr(runner.cache.storage, "read", refuse)
+    runner.cache.clear()
+    runner.cache.store.close()
+    assert len(files(tmp_path)) == 10
+    check_contents(runner)
+    assert computed(runner_with(tmp_path), LINE) == 39
 
 
 def test_a_disk_that_takes_nothing_is_told_once(

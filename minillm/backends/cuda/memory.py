@@ -34,6 +34,8 @@ from .weights import Uploader, number_type
 class CudaPages(Pages):
     """One model's keys and values, in the storage type."""
 
+    threads_may_read = False  # a graph that is recorded meanwhile would record the copy
+
     def __init__(self, device: Device, kernels: Kernels, shape: Shape, dtype: Any) -> None:
         """Reserve keys and values, [L, pages, K, P, D] each.
 
