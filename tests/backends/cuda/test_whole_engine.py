@@ -72,6 +72,7 @@ def test_what_is_watched_and_changed_inside_is_as_on_a_cpu(on_device: Callable[.
             np.testing.assert_allclose(ours[name], rows, atol=1e-3, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_prefix_goes_to_a_file_and_into_the_memory_of_the_device(
     on_device: Callable[..., Engine], tmp_path: Path
 ) -> None:
