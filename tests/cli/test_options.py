@@ -229,6 +229,8 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     "--threads 2": {"threads": 2},
     "--max-batch-size 3": {"max_batch_size": 3},
     "--max-batched-tokens 64": {"max_batched_tokens": 64},
+    "--prefix-store F": {"prefix_store": "F"},
+    "--prefix-store-bytes 9": {"prefix_store_bytes": 9},
     "--cache-bytes 1000": {"cache_bytes": 1000},
     "--tensor-parallel 2": {"parallel": Parallel(tensor=2)},
 }
