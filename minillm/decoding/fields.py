@@ -17,7 +17,10 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from .field_values import (
     biases,
+    constraint,
     decay,
+    forced_phrases,
+    forced_texts,
     function,
     mirostat_version,
     options,
@@ -227,6 +230,16 @@ class GenerationFields(TypedDict, total=False):
         help="groups of diverse beam search, which avoid each other's tokens; must divide num_beams")]
     diversity_penalty: Annotated[float | None, SEARCH.field(0.0, number(0, LARGE), needs="num_beam_groups",
         flag="--diversity-penalty X", help="subtract this from a token's score for each earlier group that chose it")]
+    force_words_ids: Annotated[Sequence[Sequence[int] | Sequence[Sequence[int]]] | None, SEARCH.field((),
+        forced_phrases, needs="num_beams", help="phrases of token ids that the text has to contain",
+        notes="A list of phrases in the place of one: any of them. See `constrained`.")]
+    force_words: Annotated[str | Sequence[str | Sequence[str]] | None, SEARCH.field((), forced_texts,
+        needs="num_beams", flag="--force-words TEXT", help="a text that the answer has to contain, by beam search",
+        notes="With a space before it. In Python a list of texts in the place of one: any of them.")]
+    constraints: Annotated[Sequence[Any] | None, SEARCH.field((),
+        sequence("a sequence of PhrasalConstraint, DisjunctiveConstraint, or objects with their methods", constraint),
+        needs="num_beams", help="constraints that the text has to fulfil, as transformers 4.55 had them",
+        notes="See `constraints`.")]
     penalty_alpha: Annotated[float | None, SEARCH.field(0.0, number(0, 1), flag="--penalty-alpha A",
         help="contrastive search among top_k tokens: weight of dissimilarity to the context (0: off)")]
     contrastive_alpha: Annotated[float | None, SEARCH.field(0.1, number(0, 1), needs="amateur",

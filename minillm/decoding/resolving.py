@@ -27,6 +27,9 @@ STRATEGIES = {
     "mirostat": ("mirostat", "Mirostat"),
     "num_beams": ("beam", "BeamSearch"),
     "num_beam_groups": ("beam", "DiverseBeamSearch"),
+    "force_words_ids": ("constrained", "ConstrainedBeamSearch"),
+    "force_words": ("constrained", "ConstrainedBeamSearch"),
+    "constraints": ("constrained", "ConstrainedBeamSearch"),
     "penalty_alpha": ("contrastive", "ContrastiveSearch"),
     "prompt_lookup_num_tokens": ("speculative", "PromptLookup"),
     "lookahead_window": ("lookahead", "Lookahead"),
@@ -178,6 +181,7 @@ class _Resolution:
             keep(name)
         keep("sequence_bias", lambda pair: pair[0])
         keep("bad_words_ids", lambda word: word)
+        keep("force_words_ids", lambda alternatives: sum(alternatives, ()))
         for name in ("forced_bos_token_id", "decoder_start_token_id"):
             token = resolved[name]
             if token is not None and token >= self.vocab_size:

@@ -46,6 +46,7 @@ def check_searches(user: Mapping[str, object], given: Mapping[str, object], reso
     _check_contrastive_search(given, resolved)
     _check_exclusive(resolved)
     _check_groups(resolved)
+    _check_constraints(resolved)
     _check_mirostat(user, resolved)
 
 
@@ -94,6 +95,15 @@ def _check_groups(resolved: Mapping[str, Any]) -> None:
     if resolved["diversity_penalty"] == 0.0:
         message = f"num_beam_groups={groups} needs a diversity_penalty above 0: without one all groups are equal"
         raise ContradictionError(message, "num_beam_groups")
+
+
+def _check_constraints(resolved: Mapping[str, Any]) -> None:
+    """Beams with constraints do not sample, and have no groups."""
+    for name in ("constraints", "force_words_ids", "force_words"):
+        other = "do_sample" if resolved["do_sample"] else "num_beam_groups"
+        if resolved[name] and (resolved["do_sample"] or resolved["num_beam_groups"] > 1):
+            message = f"{name} with {other}={resolved[other]}: beams with constraints do not sample, and have no groups"
+            raise ContradictionError(f"{message}; leave one out", name, other)
 
 
 def _check_mirostat(user: Mapping[str, object], resolved: dict[str, Any]) -> None:

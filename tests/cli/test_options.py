@@ -56,6 +56,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--early-stopping never": {"early_stopping": "never"},
     "--num-beam-groups 2": {"num_beam_groups": 2},
     "--diversity-penalty 0.5": {"diversity_penalty": 0.5},
+    "--force-words a --force-words b": {"force_words": ["a", "b"]},
     "--penalty-alpha 0.5": {"penalty_alpha": 0.5},
     "--penalty-alpha 0.5 --top-k 5": {"penalty_alpha": 0.5, "top_k": 5},
     "--contrastive-alpha 0.5": {"contrastive_alpha": 0.5},

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minillm import Engine
+from minillm import Engine, PhrasalConstraint
 from minillm.decoding.fields import FIELDS
 from minillm.decoding.settings import GenerationConfig
 from minillm.reference.philox import fold_in
@@ -75,6 +75,9 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
         {"num_beams": 4, "num_beam_groups": 2, "num_return_sequences": 4, "diversity_penalty": 9.0},
         {"num_beams": 4, "num_beam_groups": 2, "num_return_sequences": 4, "diversity_penalty": 0.01},
     ),
+    "force_words_ids": lambda plain: added(BEAMS, force_words_ids=[[77, 78], [[5], [6, 7]]]),
+    "force_words": lambda plain: added(BEAMS, force_words=["a", ["b", "cd"]]),
+    "constraints": lambda plain: added(BEAMS, constraints=[PhrasalConstraint([77, 78])]),
     "penalty_alpha": lambda plain: added({}, penalty_alpha=0.9, top_k=4),
     "lora": lambda plain: added({"with": "lora"}, lora="one"),
     "use_cache": lambda plain: added({"max_new_tokens": 9}, use_cache=False),

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm import PhrasalConstraint
 from minillm.decoding.field_values import ByIdentity
 from minillm.decoding.fields import FIELDS, NEEDS
 from minillm.decoding.settings import GenerationConfig
 from minillm.errors import ParameterError
 
 from .settled import CONTEXT, context, settle
+
+PHRASE = PhrasalConstraint([5, 6])
 
 
 def allow(batch_id: int, token_ids: Any) -> list[int]:
@@ -55,6 +58,9 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
     "num_beam_groups": [(1, 1)],
     "diversity_penalty": [(1, 1.0), (0.3, 0.3)],
     "penalty_alpha": [(0, 0.0), (0.0, 0.0)],
+    "force_words_ids": [([[5, 6], [[7], [8, 9]]], (((5, 6),), ((7,), (8, 9)))), ([], ())],
+    "force_words": [("a", (("a",),)), (["a", ["b", "c"]], (("a",), ("b", "c"))), ([], ())],
+    "constraints": [([PHRASE], (ByIdentity(PHRASE),)), ([], ())],
     "lora": [("sql", "sql")],
     "use_cache": [(True, True), (False, False)],
     "logprobs": [(True, True), (False, False)],
@@ -135,6 +141,9 @@ INVALID: dict[str, list[Any]] = {
     "early_stopping": [1, "always", 1.0],
     "num_beam_groups": [0, 2, *NOT_WHOLE],
     "diversity_penalty": [0.0, -1.0, *NOT_A_NUMBER],
+    "force_words_ids": [5, [5], [[]], [[[5], []]], [["a"]], [[[5], [5, 6]]], [[100]], [[-1]], "ab"],
+    "force_words": [5, "", [""], [[]], [[5]], [["a", [""]]], {"a"}],
+    "constraints": [5, [5], [[5, 6]], [type(PHRASE)], PHRASE, "ab"],
     "penalty_alpha": [-0.1, 1.1, 0.5, *NOT_A_NUMBER],
     "lora": ["", 5, ["a"], b"a"],
     "use_cache": NOT_A_FLAG,

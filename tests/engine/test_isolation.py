@@ -28,6 +28,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "mirostat": {"do_sample": True, "seed": 3, "mirostat": 2},
     "beams": {"num_beams": 3},
     "diverse": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+    "constrained": {"num_beams": 3, "force_words_ids": [[7, 8], [[9], [10, 11]]]},
     "contrastive": {"penalty_alpha": 0.4, "top_k": 3},
     "lookup": {"prompt_lookup_num_tokens": 3},
     "lookahead": {"lookahead_window": 3},

@@ -35,6 +35,8 @@ SENSIBLE: dict[str, tuple[Any, ...]] = {
     "strategy_options": ({"rank": 1}, ["rank=1", "name=a"], {}),
     "sequence_bias": ([[[10, 45], -2.0]], {(7,): 7.5}, [[[3], float("-inf")]]),
     "bad_words_ids": ([[5], [6, 7]],),
+    "force_words_ids": ([[5], [6, 7]], [[[5], [6, 7]], [8]]),
+    "force_words": ("a", ["red", ["green", "blue"]]),
     "forced_eos_token_id": (2, [2, 3]),
     "suppress_tokens": ([3, 4],),
     "begin_suppress_tokens": ([5],),

@@ -33,6 +33,7 @@ TESTS = {
     "mirostat": "mirostat",
     "num_beams": "beam",
     "num_beam_groups": "diverse",
+    **dict.fromkeys(("force_words_ids", "force_words", "constraints"), "constrained"),
     "penalty_alpha": "contrastive_search",
     "prompt_lookup_num_tokens": "guess",
     "lookahead_window": "guess",
@@ -139,6 +140,16 @@ def test_groups_of_diverse_beams_begin_with_plain_ones_and_part(engine: Engine) 
     for beam in plain:
         assert found[tuple(beam.token_ids)] == pytest.approx(beam.score, abs=1e-4)
     assert len({tokens[0] for tokens in found}) >= 3, "the groups avoid each other's first tokens"
+
+
+def test_constrained_beams_write_the_words_and_score_as_the_model_does(engine: Engine) -> None:
+    words = ["lighthouse", ["storm", "wind"]]
+    result = engine.generate(STORY, num_beams=4, max_new_tokens=20, force_words=words)
+    assert " lighthouse" in result.text
+    assert " storm" in result.text or " wind" in result.text
+    prompt, beam = result.prompt_token_ids, result.completions[0]
+    total = sum(engine.score(prompt + beam.token_ids).logprobs[len(prompt) :])
+    assert beam.score == pytest.approx(total / len(beam.token_ids), abs=1e-4)
 
 
 # --- the two that contrast --------------------------------------------------------------------------------------------
