@@ -27,6 +27,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "diverse": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
     "beams that sample": {"num_beams": 3, "do_sample": True},
     "constrained": {"num_beams": 3, "force_words_ids": [[7], [[8], [9]]]},
+    "particles": {"do_sample": True, "num_particles": 4, "potential": lambda ids: sum(ids) / 9},
     "contrastive": {"penalty_alpha": 0.4, "top_k": 3},
     "lookup": {"prompt_lookup_num_tokens": 3, "num_return_sequences": 2, "do_sample": True},
     "lookahead": {"lookahead_window": 3, "lookahead_guesses": 2},

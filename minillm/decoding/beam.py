@@ -304,12 +304,7 @@ class BeamSearch(Strategy):
         best = finished[: self.settings.num_return_sequences]
         for index, (score, continuation) in enumerate(best):
             continuation.index, continuation.score = index, score
-            if continuation.stream is None and state.request.text_stream is not None:
-                continuation.stream = state.request.text_stream()
-                for token in continuation.token_ids:
-                    continuation.stream.push(token)
-                if continuation.finish_reason is not None:
-                    continuation.stream.flush()
+            continuation.decode(state.request.text_stream)
         state.results = [continuation for _, continuation in best]
 
 

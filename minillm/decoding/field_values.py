@@ -206,6 +206,30 @@ def function(expected: str, *arguments: int) -> Reader[ByIdentity]:
     return read
 
 
+_POTENTIAL = function("", 1, 2)
+
+
+def potential_functions(value: Any) -> tuple[ByIdentity, ByIdentity]:
+    """The functions of a potential, for texts that go on and for complete ones; ValueError if it is none."""
+    if hasattr(value, "prefix") and hasattr(value, "complete"):
+        return _POTENTIAL(value.prefix), _POTENTIAL(value.complete)
+    return _POTENTIAL(value), _POTENTIAL(value)
+
+
+@reader("a function (token ids) or (token ids, text) -> log weight, or an object with methods prefix and complete")
+def potential(value: object) -> ByIdentity:
+    """A potential of texts, or the name of one of another package."""
+    if isinstance(value, str):
+        try:
+            value = load("minillm.potentials", value)
+        except ParameterError as error:
+            raise RefusedError(str(error)) from None
+    if isinstance(value, type):
+        raise ValueError
+    potential_functions(value)
+    return ByIdentity(value)  # type: ignore[arg-type]  # an object, but held as a function is
+
+
 _PROCESSOR = function("", 3, 2)
 _CONSTRAINT = ("advance", "does_advance", "update", "remaining", "copy")
 """Methods of a constraint"""

@@ -25,6 +25,7 @@ from .field_values import (
     mirostat_version,
     options,
     phrases,
+    potential,
     processor,
     schema,
     stopping_rule,
@@ -199,6 +200,19 @@ class GenerationFields(TypedDict, total=False):
         flag="--mirostat-tau BITS", help="Mirostat's target surprise in bits per token (default: {default})")]
     mirostat_eta: Annotated[float | None, SAMPLING.field(0.1, number(0, LARGE, above=True), needs="mirostat",
         flag="--mirostat-eta X", help="Mirostat's learning rate (default: {default})")]
+    num_particles: Annotated[int | None, SAMPLING.field(0, whole(0), needs="do_sample", flag="--num-particles N",
+        expected="a whole number of at least 1, or 0 for none",
+        help="sequential Monte Carlo with this many texts, which the potential weighs (0: none)",
+        notes="They come back with the logarithms of their weights as scores; fewer, by num_return_sequences, are "
+        "drawn from them. See `monte_carlo`.")]
+    potential: Annotated[Callable[..., Any] | Any | None, SAMPLING.field(None, potential, needs="num_particles",
+        flag="--potential NAME", help="log weight of texts, -inf for those forbidden: a potential of another package, "
+        "by name, or your own function",
+        notes="A function (token_ids) or (token_ids, text) of what is generated, or an object with such methods "
+        "`prefix` and `complete`, for texts that go on and those that have ended.")]
+    ess_threshold: Annotated[float | None, SAMPLING.field(0.5, number(0, 1), needs="num_particles",
+        flag="--ess-threshold X",
+        help="resample the texts once their effective number is below this share of them (default: {default})")]
     repetition_penalty: Annotated[float | None, SAMPLING.field(1.0, positive, flag="--repetition-penalty X",
         help="above 1 makes tokens seen in prompt or output less likely, once per distinct token")]
     encoder_repetition_penalty: Annotated[float | None, SAMPLING.field(1.0, positive,

@@ -75,6 +75,8 @@ TABLE = (
     Word(PYTHON, "typical", "typical_p"),
     Word(PYTHON, "mirostat_mode", "mirostat"),
     Word(PYTHON, "random_seed generator", "seed"),
+    Word(PYTHON, "n_particles particles", "num_particles"),
+    Word(PYTHON, "critic condition", "potential"),
     Word(PYTHON, "greedy", "do_sample=False"),
     Word(PYTHON, "response_format json_schema schema format structured_outputs guided_decoding", "guided_json"),
     Word(PYTHON, "regex", "guided_regex"),

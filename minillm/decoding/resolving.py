@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 STRATEGIES = {
     "do_sample": ("sampling", "Sampling"),
     "mirostat": ("mirostat", "Mirostat"),
+    "num_particles": ("monte_carlo", "MonteCarlo"),
     "num_beams": ("beam", "BeamSearch"),
     "num_beam_groups": ("beam", "DiverseBeamSearch"),
     "force_words_ids": ("constrained", "ConstrainedBeamSearch"),

@@ -42,6 +42,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--mirostat 2": {"mirostat": 2, "do_sample": True},
     "--mirostat-tau 4": {"mirostat_tau": 4.0, "do_sample": True},
     "--mirostat-eta 0.2": {"mirostat_eta": 0.2, "do_sample": True},
+    "--num-particles 4 --potential a": {"num_particles": 4, "potential": "a", "do_sample": True},
+    "--ess-threshold 0.25": {"ess_threshold": 0.25},
     "--repetition-penalty 1.5": {"repetition_penalty": 1.5},
     "--encoder-repetition-penalty 1.5": {"encoder_repetition_penalty": 1.5},
     "--presence-penalty 1.5": {"presence_penalty": 1.5},

@@ -13,6 +13,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "num_beam_groups": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
     "stop_strings": {"stop_strings": "."},
     "mirostat": {"do_sample": True, "mirostat": 2},
+    "num_particles": {"do_sample": True, "num_particles": 4, "potential": len},
     "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 5},
     "lookahead_window": {"lookahead_window": 5},
     "draft": {"models": ("draft",)},

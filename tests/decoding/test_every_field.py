@@ -25,6 +25,7 @@ PLUGINS = Path(__file__).parents[1] / "data" / "plugins"
 PROMPT = [40, 41, 42, 43]
 SAMPLED: Fields = {"do_sample": True, "seed": 1, "top_k": 0}
 BEAMS: Fields = {"num_beams": 3}
+PARTICLES: Fields = {**SAMPLED, "num_particles": 4, "potential": lambda ids: sum(ids) / 500}
 CYCLE = [5, 6, 7, 8, 5, 6, 9]
 LOOPING: Fields = {
     "prompt": CYCLE * 2,
@@ -95,6 +96,9 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
     "mirostat": lambda plain: added(SAMPLED, mirostat=2, mirostat_tau=1.0),
     "mirostat_tau": lambda plain: added(SAMPLED | {"mirostat": 2}, mirostat_tau=0.5),
     "mirostat_eta": lambda plain: added(SAMPLED | {"mirostat": 2, "mirostat_tau": 1.0}, mirostat_eta=2.0),
+    "num_particles": lambda plain: ({**PARTICLES, "num_particles": 3}, SAMPLED),
+    "potential": lambda plain: (PARTICLES, PARTICLES | {"potential": lambda ids: 0.0}),
+    "ess_threshold": lambda plain: added(PARTICLES | {"num_return_sequences": 4}, ess_threshold=1.0),
     "sequence_bias": lambda plain: added({}, sequence_bias=[[plain.tokens[:2], -99.0]]),
     "no_repeat_ngram_size": lambda plain: added({"presence_penalty": -50.0}, no_repeat_ngram_size=2),
     "encoder_no_repeat_ngram_size": lambda plain: added(

@@ -24,6 +24,10 @@ def allow(batch_id: int, token_ids: Any) -> list[int]:
     return [5]
 
 
+def weigh(token_ids: Any) -> float:
+    return -len(token_ids) / 2
+
+
 def processor(history: Any, logits: Any, xp: Any) -> Any:
     return logits
 
@@ -57,6 +61,9 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
     "early_stopping": [(True, True), (False, False), ("never", "never")],
     "num_beam_groups": [(1, 1)],
     "diversity_penalty": [(1, 1.0), (0.3, 0.3)],
+    "num_particles": [(0, 0)],
+    "potential": [(weigh, ByIdentity(weigh))],
+    "ess_threshold": [(0, 0.0), (1, 1.0), (0.3, 0.3)],
     "penalty_alpha": [(0, 0.0), (0.0, 0.0)],
     "force_words_ids": [([[5, 6], [[7], [8, 9]]], (((5, 6),), ((7,), (8, 9)))), ([], ())],
     "force_words": [("a", (("a",),)), (["a", ["b", "c"]], (("a",), ("b", "c"))), ([], ())],
@@ -144,6 +151,9 @@ INVALID: dict[str, list[Any]] = {
     "force_words_ids": [5, [5], [[]], [[[5], []]], [["a"]], [[[5], [5, 6]]], [[100]], [[-1]], "ab"],
     "force_words": [5, "", [""], [[]], [[5]], [["a", [""]]], {"a"}],
     "constraints": [5, [5], [[5, 6]], [type(PHRASE)], PHRASE, "ab"],
+    "num_particles": [-1, 4, *NOT_WHOLE],
+    "potential": [5, [weigh], lambda: 0, lambda ids, text, more: 0, type(PHRASE), "no such potential"],
+    "ess_threshold": [-0.1, 1.1, *NOT_A_NUMBER],
     "penalty_alpha": [-0.1, 1.1, 0.5, *NOT_A_NUMBER],
     "lora": ["", 5, ["a"], b"a"],
     "use_cache": NOT_A_FLAG,

@@ -26,6 +26,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "penalised": {"repetition_penalty": 1.2},
     "sampling": {"do_sample": True, "seed": 3, "num_return_sequences": 2},
     "mirostat": {"do_sample": True, "seed": 3, "mirostat": 2},
+    "particles": {"do_sample": True, "seed": 3, "num_particles": 3, "potential": lambda ids: len(set(ids)) / 3},
     "beams": {"num_beams": 3},
     "diverse": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
     "constrained": {"num_beams": 3, "force_words_ids": [[7, 8], [[9], [10, 11]]]},

@@ -37,6 +37,7 @@ SENSIBLE: dict[str, tuple[Any, ...]] = {
     "bad_words_ids": ([[5], [6, 7]],),
     "force_words_ids": ([[5], [6, 7]], [[[5], [6, 7]], [8]]),
     "force_words": ("a", ["red", ["green", "blue"]]),
+    "potential": (len, lambda ids, text: "e" not in text, "no such potential"),
     "forced_eos_token_id": (2, [2, 3]),
     "suppress_tokens": ([3, 4],),
     "begin_suppress_tokens": ([5],),

@@ -34,6 +34,7 @@ TESTS = {
     "num_beams": "beam",
     "num_beam_groups": "diverse",
     **dict.fromkeys(("force_words_ids", "force_words", "constraints"), "constrained"),
+    "num_particles": "particles",
     "penalty_alpha": "contrastive_search",
     "prompt_lookup_num_tokens": "guess",
     "lookahead_window": "guess",
@@ -150,6 +151,18 @@ def test_constrained_beams_write_the_words_and_score_as_the_model_does(engine: E
     prompt, beam = result.prompt_token_ids, result.completions[0]
     total = sum(engine.score(prompt + beam.token_ids).logprobs[len(prompt) :])
     assert beam.score == pytest.approx(total / len(beam.token_ids), abs=1e-4)
+
+
+def test_particles_keep_to_a_potential_and_share_the_weight_that_it_leaves(engine: Engine) -> None:
+    """How likely texts without an "e" are, by particles and by plain sampling."""
+    fields = {"do_sample": True, "seed": 4, "max_new_tokens": 4}
+    free = engine.generate(STORY, num_return_sequences=200, **fields).completions
+    share = sum("e" not in completion.text for completion in free) / 200
+    fields |= {"num_particles": 24, "num_return_sequences": 24, "potential": lambda ids, text: "e" not in text}
+    estimates = [engine.generate(STORY, **fields | {"seed": seed}) for seed in range(8)]
+    assert not any("e" in completion.text for result in estimates for completion in result.completions)
+    means = [math.exp(result.log_normalizer) for result in estimates]
+    assert np.mean(means) == pytest.approx(share, abs=4 * math.sqrt(share / 200) + 4 * float(np.std(means)) / 8**0.5)
 
 
 # --- the two that contrast --------------------------------------------------------------------------------------------
