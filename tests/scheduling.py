@@ -37,6 +37,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "naive": {"use_cache": False},
     "naive beams": {"use_cache": False, "num_beams": 2},
     "guided": {"guided_regex": "[a-z ]{3,30}"},
+    "guided particles": {"guided_regex": "[a-z ]{3,30}", "do_sample": True, "num_particles": 2, "top_k": 0},
     "guided beams": {"guided_regex": "[a-z ]{3,30}", "num_beams": 2},
     "adapter": {"lora": "one"},
     "adapter beams": {"lora": "one", "num_beams": 2},

@@ -202,7 +202,7 @@ class GenerationFields(TypedDict, total=False):
         flag="--mirostat-eta X", help="Mirostat's learning rate (default: {default})")]
     num_particles: Annotated[int | None, SAMPLING.field(0, whole(0), needs="do_sample", flag="--num-particles N",
         expected="a whole number of at least 1, or 0 for none",
-        help="sequential Monte Carlo with this many texts, which the potential weighs (0: none)",
+        help="sequential Monte Carlo with this many texts, which a potential or a guide weighs (0: none)",
         notes="They come back with the logarithms of their weights as scores; fewer, by num_return_sequences, are "
         "drawn from them. See `monte_carlo`.")]
     potential: Annotated[Callable[..., Any] | Any | None, SAMPLING.field(None, potential, needs="num_particles",

@@ -22,6 +22,9 @@ and z the next draw,
 estimates the share Z_t of all allowed tokens without bias whatever y and R are: z is allowed with probability
 (Z_t - p(y)) / (1 - R - p(y)). It stands for Z_t in the particle's weight.
 
+A guide says itself which next tokens it allows, so that their share of p is exact; the potential sees the text that it
+allows. With a guide alone, particles are samples of the model's distribution of the texts in its form.
+
 So the mean of the weights, times f(x) of each text, has the expectation sum of p(x) exp(potential(x)) f(x), for any f
 and any number of particles; with f = 1 it estimates Z. A text that ends is weighed as complete, one that the length
 limit cuts off as it is.
@@ -42,6 +45,7 @@ from ..reference.philox import PARTICLES, RESAMPLING, uniform
 from .continuation import Continuation, reports
 from .field_values import ByIdentity, potential_functions
 from .functions import called
+from .guided import restrict
 from .row_pipeline import RowPipeline
 from .row_processing import process_rows
 from .settings import Settings
@@ -77,10 +81,13 @@ class MonteCarloState(State):
 class MonteCarlo(Strategy):
     """Grow num_particles texts, weigh them by the potential, and resample them when few have most of the weight."""
 
+    guided = True
+
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.pipeline = RowPipeline.of(settings, masked=True)
-        self.prefix, self.complete = potential_functions(settings.potential.function)
+        potential = settings.potential
+        self.prefix, self.complete = potential_functions(_indifferent if potential is None else potential.function)
 
     @property
     def max_sequences(self) -> int:
@@ -123,30 +130,28 @@ class MonteCarlo(Strategy):
         """Run one step of one request. logits: [feeds, V]"""
         running = [particle for particle in state.particles if particle.running]
         position = len(state.request.prompt_ids) + len(running[0].continuation.token_ids)
-        scores = logits[[particle.row for particle in running]]  # [feeds, V] -> [R, V], a copy
-        raw = scores.copy() if self.settings.logprobs else None
-        process_rows(sampler, scores, range(len(running)), [(state, particle.continuation) for particle in running])
+        rows = logits[[particle.row for particle in running]]  # [feeds, V] -> [R, V], a copy
+        raw = rows.copy() if self.settings.logprobs else None
+        self._process(sampler, state, running, rows)
         if state.error is not None:
             return []
         slots = np.asarray([particle.continuation.index for particle in running])
         first = uniform(state.request.settings.seed, slots[:, None], position, PARTICLES + np.arange(4))  # [R, 4]
         for row, particle in enumerate(running):
             uniforms = _uniforms(state.request.settings.seed, int(slots[row]), position, first[row])
-            token = self._draw(state.request, particle, scores[row], uniforms)
+            token = self._draw(state.request, particle, rows[row], uniforms)
             if token is not None:
                 report: Any = (None, None)
                 if raw is not None:
                     [report] = reports(sampler, raw[row : row + 1], [token], [self.settings.top_logprobs])
                 self._push(state.request, particle, token, report)
-        if all(particle.log_weight == -math.inf for particle in state.particles):
-            raise ParameterError(
-                f"potential leaves none of {self.max_sequences} particles after"
-                f" {position - len(state.request.prompt_ids)} tokens: it forbids all that could follow; raise"
-                " num_particles, or admit more tokens (top_k, top_p)"
-            )
-        if not any(particle.running for particle in state.particles):
-            self._return_particles(state)
-            return []
+        if any(particle.running for particle in state.particles):
+            return self._next_feeds(state, position)
+        self._return_particles(state)
+        return []
+
+    def _next_feeds(self, state: MonteCarloState, position: int) -> list[Feed]:
+        """Resample the particles if few have most of the weight, and feed each its newest token."""
         log_weights = [particle.log_weight for particle in state.particles]
         if effective_number(log_weights) < self.settings.ess_threshold * self.max_sequences:
             self._resample(state, position)
@@ -156,6 +161,31 @@ class MonteCarlo(Strategy):
                 feeds.append(Feed((particle.continuation.token_ids[-1],), parent=particle.row))
                 particle.row = len(feeds) - 1
         return feeds
+
+    def _process(
+        self, sampler: TokenSampler, state: MonteCarloState, running: Sequence[Particle], rows: NDArray[Any]
+    ) -> None:
+        """Apply processors and filters, and then the guides: what is before these is the target's. rows: [R, V]"""
+        guides = [particle.continuation.guide for particle in running]
+        for particle in running:
+            particle.continuation.guide = None
+        process_rows(sampler, rows, range(len(running)), [(state, particle.continuation) for particle in running])
+        for particle, guide in zip(running, guides, strict=True):
+            particle.continuation.guide = guide
+        if state.error is None:
+            self._guide(sampler, running, rows)
+
+    def _guide(self, sampler: TokenSampler, running: Sequence[Particle], rows: NDArray[Any]) -> None:
+        """Forbid what the guides do not allow, and multiply the weights by the share of what they do. rows: [R, V]"""
+        guides = [guide for particle in running if (guide := particle.continuation.guide) is not None]
+        if not guides:
+            return
+        before = np.logaddexp.reduce(rows.astype(np.float64), axis=-1)  # [R, V] -> [R]
+        for _, error in restrict(sampler, rows, range(len(guides)), guides, [None] * len(guides)):
+            raise error
+        after = np.logaddexp.reduce(rows.astype(np.float64), axis=-1)
+        for particle, change in zip(running, (after - before).tolist(), strict=True):
+            particle.log_weight += change
 
     def _draw(
         self, request: Request, particle: Particle, scores: NDArray[Any], uniforms: Iterator[float]
@@ -169,6 +199,8 @@ class MonteCarlo(Strategy):
             uniforms: the random numbers of its draws
         """
         tokens = np.flatnonzero(scores > -np.inf)
+        if not len(tokens):
+            return None  # the guide's share, 0, is in its weight
         ids, values = tuple(particle.continuation.token_ids), dict[int, float]()
 
         def allowed(index: int) -> bool:
@@ -233,9 +265,19 @@ class MonteCarlo(Strategy):
         """Set the results: all particles that have a weight, the heaviest first; or fewer, drawn by their weights.
 
         The scores of either add up, as exp(score), to the mean weight of all particles.
+
+        Raises:
+            ParameterError: none has a weight.
         """
         request, particles, count = state.request, state.particles, self.settings.num_return_sequences
         log_weights = np.asarray([particle.log_weight for particle in particles])
+        if log_weights.max() == -np.inf:
+            name = "potential" if self.settings.guide is None else self.settings.guide[0]
+            length = max(len(particle.continuation.token_ids) for particle in particles)
+            raise ParameterError(
+                f"{name} leaves none of {len(particles)} particles after {length} tokens: it forbids all that could"
+                " follow; raise num_particles, or admit more tokens (top_k, top_p)"
+            )
         if count < len(particles):
             total = float(np.logaddexp.reduce(log_weights)) - math.log(len(particles))
             u = float(uniform(request.settings.seed, 1, len(request.prompt_ids), RESAMPLING))
@@ -248,6 +290,11 @@ class MonteCarlo(Strategy):
             result.continuation.score = float(result.log_weight)
             result.continuation.decode(request.text_stream)
         state.results = [result.continuation for result in results]
+
+
+def _indifferent(token_ids: tuple[int, ...]) -> float:
+    """The potential beside a guide alone."""
+    return 0.0
 
 
 def _copied(particle: Particle, slot: int, log_weight: float) -> Particle:

@@ -306,7 +306,8 @@ def strategy_for(settings: Settings) -> "Strategy":
     strategy = kind(settings)
     if settings.guide is not None and not kind.guided:
         name = kind.__name__
-        raise ParameterError(f"{settings.guide[0]} goes with greedy search, sampling and beam search, not with {name}")
+        fitting = "greedy search, sampling, beam search and particles"
+        raise ParameterError(f"{settings.guide[0]} goes with {fitting}, not with {name}")
     return strategy
 
 

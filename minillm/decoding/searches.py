@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import shown
-from .fields import FIELDS
+from .fields import FIELDS, GUIDES
 from .settings import is_on
 
 SEARCHES = {
@@ -109,10 +109,10 @@ def _check_constraints(resolved: Mapping[str, Any]) -> None:
 
 
 def _check_particles(resolved: Mapping[str, Any]) -> None:
-    """Particles have a potential, and no fewer of them come back than are asked for."""
+    """Particles have a potential or a guide, and no fewer of them come back than are asked for."""
     count, returned = resolved["num_particles"], resolved["num_return_sequences"]
-    if count and resolved["potential"] is None:
-        message = f"num_particles={count} needs a potential, which weighs the texts: set one, or leave it out"
+    if count and resolved["potential"] is None and all(resolved[name] is None for name in GUIDES):
+        message = f"num_particles={count} needs a potential or a guide, which weigh the texts: set one, or leave it out"
         raise ContradictionError(message, "num_particles")
     if count and returned > count:
         message = f"num_return_sequences={returned} is more than num_particles={count}: there are no more results"

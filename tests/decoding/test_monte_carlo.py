@@ -6,6 +6,7 @@ The model is a table of next-token logits by the text so far, which answers a st
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -69,11 +70,11 @@ COMMON = [line for line, weight in EXACT.items() if weight > 0.015 * sum(EXACT.v
 CELLS = np.asarray([EXACT[line] for line in COMMON] + [sum(w for line, w in EXACT.items() if line not in COMMON)])
 
 
-def particles(seed: int, count: int, **fields: Any) -> list[tuple[Line, float]]:
+def particles(seed: int, count: int, *, guide: Any = None, **fields: Any) -> list[tuple[Line, float]]:
     """The texts of one request with this many particles, and the exponentials of their scores."""
     fields = {"num_particles": count, "num_return_sequences": count, "potential": Weights(), "top_k": 0} | fields
     model = {"vocab_size": V, "max_new_tokens": LENGTH, "eos_token_id": END}
-    request = request_for([1], do_sample=True, seed=seed, **model, **fields)
+    request = replace(request_for([1], do_sample=True, seed=seed, **model, **fields), guide=guide)
     strategy = request.strategy
     assert isinstance(strategy, MonteCarlo)
     state, feeds = strategy.begin(request)
@@ -95,15 +96,15 @@ def weights(samples: Sequence[tuple[Line, float]]) -> np.ndarray:
     return sums
 
 
-def agrees(rows: Sequence[np.ndarray]) -> bool:
+def agrees(rows: Sequence[np.ndarray], expected: np.ndarray = CELLS) -> bool:
     """True if the means of independent weights are the exact ones: each, and their sum, as far as chance allows."""
     sums = np.asarray(rows)  # [runs, cells]
     error = sums.std(axis=0) / math.sqrt(len(rows)) + 1e-12
-    statistic, freedom = float((((sums.mean(axis=0) - CELLS) / error) ** 2).sum()), len(CELLS)
+    statistic, freedom = float((((sums.mean(axis=0) - expected) / error) ** 2).sum()), len(CELLS)
     spread = 2 / (9 * freedom)
     z = ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
     total = sums.sum(axis=1)
-    return z < 3.1 and abs(total.mean() - CELLS.sum()) < 4 * total.std() / math.sqrt(len(rows))
+    return z < 3.1 and abs(total.mean() - expected.sum()) < 4 * total.std() / math.sqrt(len(rows))
 
 
 # --- the weights ------------------------------------------------------------------------------------------------------
@@ -156,6 +157,45 @@ def test_so_it_has_with_resampling(returned: int) -> None:
     """Also where fewer are drawn from them in proportion to the weights."""
     fields = {"ess_threshold": 1.0, "num_return_sequences": returned}
     assert agrees([weights(particles(seed, 12, **fields)) for seed in range(100)])
+
+
+class NoOneAfterZero:
+    """A guide that forbids 1 after 0, and the end of a text at its beginning."""
+
+    words = 1
+
+    def __init__(self, last: int | None = None) -> None:
+        self.last = last
+
+    def fill(self, mask: np.ndarray) -> None:
+        mask[:] = {None: 0b0111, 0: 0b1101}.get(self.last, 0b1111)
+
+    def push(self, token_id: int) -> None:
+        self.last = token_id
+
+    def fork(self) -> "NoOneAfterZero":
+        return NoOneAfterZero(self.last)
+
+
+class Milder:
+    """The same potential where a guide forbids what it forbids."""
+
+    def prefix(self, ids: Line) -> float:
+        return 0.8 * ids.count(2) - 0.4 * len(ids)
+
+    def complete(self, ids: Line) -> float:
+        return -math.inf if len(ids) == 1 else self.prefix(ids) + 0.5
+
+
+def test_a_guide_forbids_and_a_potential_weighs() -> None:
+    """Texts that end at once are left out of what is expected: of those the potential above had none to forbid."""
+    cells = CELLS.copy()
+    if (END,) in COMMON:
+        cells[COMMON.index((END,))] = 0.0
+    else:
+        cells[-1] -= EXACT[(END,)]
+    fields = {"ess_threshold": 1.0, "potential": Milder(), "guide": NoOneAfterZero}
+    assert agrees([weights(particles(seed, 12, **fields)) for seed in range(100)], cells)
 
 
 def test_fewer_texts_have_the_weight_of_all() -> None:
@@ -269,6 +309,16 @@ def test_potentials_read_text_and_may_be_objects_or_answer_yes_and_no() -> None:
     assert stopped.completions[0].stop_reason != " named"  # it does not end with a full stop
 
 
+def test_a_guide_alone(engine: Engine) -> None:
+    """The texts are of its form, and their weights what sampling with a guide leaves out."""
+    fields: dict[str, Any] = {"do_sample": True, "seed": 1, "top_k": 0, "num_particles": 4, "num_return_sequences": 4}
+    result = engine.generate(PROMPT, guided_choice=["yes", "no"], **fields)
+    assert {completion.text for completion in result.completions} <= {"yes", "no"}
+    assert result.log_normalizer < -5
+    with pytest.raises(MinillmError, match="guided_choice leaves none of 4 particles after 0 tokens"):
+        engine.generate(PROMPT, guided_choice=["yes", "no"], **fields | {"top_k": 1})
+
+
 def test_log_probabilities_are_the_models(engine: Engine) -> None:
     completion = engine.generate(PROMPT, top_logprobs=2, **SAMPLED).completions[0]
     scores = engine.score([*PROMPT, *completion.token_ids]).logprobs[len(PROMPT) :]
@@ -292,10 +342,9 @@ def test_a_request_whose_time_is_over_has_its_particles_so_far(engine: Engine) -
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"potential": None}, "num_particles=4 needs a potential"),
+        ({"potential": None}, "num_particles=4 needs a potential or a guide"),
         ({"num_return_sequences": 5}, "num_return_sequences=5 is more than num_particles=4"),
         ({"num_beams": 2}, "num_beams=2 and num_particles=4 each select a strategy"),
-        ({"guided_regex": "a"}, "guided_regex goes with"),
         ({"mirostat": 2}, "num_particles=4 with mirostat=2"),
         ({"potential": lambda ids: -math.inf}, "gives the empty text -inf"),
         ({"potential": lambda ids: not ids}, "leaves none of 4 particles after 0 tokens"),
