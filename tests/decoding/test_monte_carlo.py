@@ -290,6 +290,18 @@ def test_the_same_beside_others_and_without_a_cache(engine: Engine, threshold: f
     assert engine.generate(PROMPT, **fields | {"seed": 5}) != alone
 
 
+def test_processors_see_the_texts_that_particles_have_after_resampling(engine: Engine) -> None:
+    seen: list[set[Line]] = []
+
+    def watch(history: Any, logits: np.ndarray, xp: Any) -> np.ndarray:
+        seen.append({tuple(line[len(PROMPT) :].tolist()) for line in history.lines})
+        return logits
+
+    fields = SAMPLED | {"ess_threshold": 1.0, "num_return_sequences": 4, "eos_token_id": []}
+    for completion in engine.generate(PROMPT, logits_processor=[watch], **fields).completions:
+        assert all(tuple(completion.token_ids[:step]) in lines for step, lines in enumerate(seen))
+
+
 def test_potentials_read_text_and_may_be_objects_or_answer_yes_and_no() -> None:
     engine = Engine(backend="numpy")
     fields: dict[str, Any] = {"do_sample": True, "seed": 1, "num_particles": 4, "max_new_tokens": 8}
