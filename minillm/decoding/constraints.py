@@ -14,12 +14,13 @@ is pending; a token that breaks a constraint off puts it back among those pendin
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ParameterError, shown
+from .field_values import phrases as read_phrases
 from .functions import called
 
 if TYPE_CHECKING:
@@ -37,15 +38,20 @@ class DisjunctiveConstraint:
         ' black, orange, yellow,'
     """
 
-    def __init__(self, nested_token_ids: Iterable[Sequence[int]]) -> None:
+    def __init__(self, nested_token_ids: Sequence[Sequence[int]]) -> None:
         """Take the phrases.
 
         Raises:
             ParameterError: there is none, or one is empty or begins with another.
         """
-        self.phrases = tuple(tuple(phrase) for phrase in nested_token_ids)
-        if not self.phrases or not all(self.phrases):
-            raise ParameterError(f"a constraint takes phrases of token ids, none empty, found {shown(self.phrases)}")
+        try:
+            self.phrases: tuple[Phrase, ...] = read_phrases(nested_token_ids)
+        except ValueError:
+            self.phrases = ()
+        if not self.phrases:
+            raise ParameterError(
+                "a constraint takes phrases of token ids, at least one, none empty, found " + shown(nested_token_ids)
+            )
         if (pair := redundant(self.phrases)) is not None:
             raise ParameterError(f"the phrase {list(pair[1])} begins with {list(pair[0])}: leave it out")
         self.seqlen = max(map(len, self.phrases))
@@ -112,16 +118,19 @@ def phrases_of(words: Sequence[Sequence[str]], tokenizer: "Tokenizer", vocab_siz
     before = tokenizer.encode("a", add_special_tokens=False)  # at the beginning, some tokenizers add a space
     forced = []
     for texts in words:
-        phrases = {}
+        text_of: dict[Phrase, str] = {}
         for text in texts:
-            ids = tokenizer.encode(f"a {text.removeprefix(' ')}", add_special_tokens=False)[len(before) :]
+            spaced = f" {text.removeprefix(' ')}"
+            ids = tokenizer.encode(f"a{spaced}", add_special_tokens=False)
+            apart = ids[: len(before)] == before
+            ids = ids[len(before) :] if apart else tokenizer.encode(spaced, add_special_tokens=False)
             if not ids or max(ids) >= vocab_size:
                 raise ParameterError(f"force_words: {shown(text)} has no tokens of the model's vocabulary")
-            phrases[tuple(ids)] = text
-        if (pair := redundant([*phrases])) is not None:
-            shorter, longer = (shown(phrases[ids]) for ids in pair)
+            text_of[tuple(ids)] = text
+        if (pair := redundant([*text_of])) is not None:
+            shorter, longer = (shown(text_of[ids]) for ids in pair)
             raise ParameterError(f"force_words: {longer} begins with the tokens of {shorter}: leave it out")
-        forced.append(tuple(phrases))
+        forced.append(tuple(text_of))
     return forced
 
 

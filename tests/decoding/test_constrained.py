@@ -143,6 +143,16 @@ def test_progress_in_banks() -> None:
     assert after(6, 1, 2, 3, 9, constraints=both).done
 
 
+@pytest.mark.parametrize("ids", [5, [], [[]], ["a"], [-1], None])
+def test_a_phrase_is_token_ids(ids: Any) -> None:
+    with pytest.raises(MinillmError, match="a constraint takes phrases of token ids"):
+        PhrasalConstraint(ids)
+    with pytest.raises(MinillmError, match="a constraint takes phrases of token ids"):
+        DisjunctiveConstraint([[5], ids])
+    with pytest.raises(MinillmError, match=r"\[5, 6\] begins with \[5\]"):
+        DisjunctiveConstraint([[5, 6], [5]])
+
+
 @pytest.mark.parametrize("fields", [{"length_penalty": 2.0}, {"early_stopping": True, "num_return_sequences": 3}])
 def test_the_same_beside_others(engine: Engine, fields: dict[str, Any]) -> None:
     prompts = [PROMPT, PROMPT[:1], list(range(50, 60))]
