@@ -9,11 +9,12 @@ candidates are sorted into banks by how far they have come; the beams go to the 
 bank to the first, then to the second of each, and so on. So however unlikely a phrase is, some beam works at it, and
 others stay free until a better place for it comes. Only texts with all phrases end, as results.
 
-The rules are those of transformers 4.55, the last version that had it built in, with three differences. A phrase has
+The rules are those of transformers 4.55, the last version that had it built in, with four differences. A phrase has
 to occur in the generated text: there, one that the prompt holds counted. Results with all phrases come before others,
 which are returned where the length limit ends the search with too few of the former: there, all ranked by their scores,
-and one without a phrase might come first. And two beams never share how far they have come: there, they did with
-alternatives that part after a common beginning.
+and one without a phrase might come first. Two beams never share how far they have come: there, they did with
+alternatives that part after a common beginning. And banks never mix: there, a sum that was higher by 100 outweighed a
+bank.
 """
 
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from .settings import Settings
 from .strategy import Request
 
 CONSTRAINING = ("constraints", "force_words_ids", "force_words")
+"""Fields that constrain; those that the user has not set may be a checkpoint's, or made of the others"""
 
 
 @dataclass(eq=False)
@@ -54,7 +56,7 @@ class ConstrainedBeamSearch(EarlierBeamSearch):
         super().__init__(settings)
         phrases = [*settings.force_words_ids]
         self.constraints = [user.function for user in settings.constraints] + [*map(DisjunctiveConstraint, phrases)]
-        self.name = next(name for name in CONSTRAINING if getattr(settings, name))
+        self.name = next((name for name in CONSTRAINING if name in settings.explicit), "force_words_ids")
         ours = [constraint for constraint in self.constraints if isinstance(constraint, DisjunctiveConstraint)]
         for phrase in (phrase for constraint in ours for phrase in constraint.phrases):
             if ends := set(phrase) & set(settings.eos_token_ids):

@@ -176,6 +176,7 @@ def test_the_same_beside_others(engine: Engine, fields: dict[str, Any]) -> None:
         ({"force_words_ids": [[5, 6]], "eos_token_id": 6}, "holds the end-of-sequence token 6"),
         ({"force_words_ids": [[5]], "do_sample": True}, "force_words_ids with do_sample=True"),
         ({"force_words_ids": [[[5], [5, 6]]]}, r"\[5, 6\] begins with \[5\]"),
+        ({"force_words": "a b c d e", "max_new_tokens": 2}, "force_words: a text with all of them has at least"),
         ({"force_words": [["a", "a b"]]}, "force_words: 'a b' begins with the tokens of 'a'"),
         ({"constraints": [Twice(10**6)]}, "1000000 is not in the vocabulary"),
         ({"constraints": [Twice("a")]}, "should advance by token ids, found 'a'"),  # type: ignore[arg-type]
