@@ -13,7 +13,9 @@ OWN_FIELDS = frozenset({
     "max_thinking_tokens", "thinking_tokens", "xtc_probability", "xtc_threshold", "samplers",
     "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
     "contrastive_alpha", "amateur_temperature", *GUIDES, "lookahead_window", "lookahead_ngram_size",
-    "lookahead_guesses", "strategy", "strategy_options", "echo", "skip_special_tokens", "logprobs", "top_logprobs",
+    "lookahead_guesses", "strategy", "strategy_options", "force_words", "num_particles",
+    "potential", "ess_threshold",
+    "echo", "skip_special_tokens", "logprobs", "top_logprobs",
 })
 # fmt: on
 """Fields that transformers' GenerationConfig does not have."""

@@ -17,12 +17,16 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from .field_values import (
     biases,
+    constraint,
     decay,
+    forced_phrases,
+    forced_texts,
     function,
     markers,
     mirostat_version,
     options,
     phrases,
+    potential,
     processor,
     schema,
     stopping_rule,
@@ -220,6 +224,19 @@ class GenerationFields(TypedDict, total=False):
         flag="--mirostat-tau BITS", help="Mirostat's target surprise in bits per token (default: {default})")]
     mirostat_eta: Annotated[float | None, SAMPLING.field(0.1, number(0, LARGE, above=True), needs="mirostat",
         flag="--mirostat-eta X", help="Mirostat's learning rate (default: {default})")]
+    num_particles: Annotated[int | None, SAMPLING.field(0, whole(0), needs="do_sample", flag="--num-particles N",
+        expected="a whole number of at least 1, or 0 for none",
+        help="sequential Monte Carlo with this many texts, which a potential or a guide weighs (0: none)",
+        notes="They come back with the logarithms of their weights as scores; fewer, by num_return_sequences, are "
+        "drawn from them. See `monte_carlo`.")]
+    potential: Annotated[Callable[..., Any] | Any | None, SAMPLING.field(None, potential, needs="num_particles",
+        flag="--potential NAME", help="log weight of texts, -inf for those forbidden: a potential of another package, "
+        "by name, or your own function",
+        notes="A function (token_ids) or (token_ids, text) of what is generated, or an object with such methods "
+        "`prefix` and `complete`, for texts that go on and those that have ended.")]
+    ess_threshold: Annotated[float | None, SAMPLING.field(0.5, number(0, 1), needs="num_particles",
+        flag="--ess-threshold X",
+        help="resample the texts once their effective number is below this share of them (default: {default})")]
     repetition_penalty: Annotated[float | None, SAMPLING.field(1.0, positive, flag="--repetition-penalty X",
         help="above 1 makes tokens seen in prompt or output less likely, once per distinct token")]
     encoder_repetition_penalty: Annotated[float | None, SAMPLING.field(1.0, positive,
@@ -264,6 +281,16 @@ class GenerationFields(TypedDict, total=False):
         help="groups of diverse beam search, which avoid each other's tokens; must divide num_beams")]
     diversity_penalty: Annotated[float | None, SEARCH.field(0.0, number(0, LARGE), needs="num_beam_groups",
         flag="--diversity-penalty X", help="subtract this from a token's score for each earlier group that chose it")]
+    force_words_ids: Annotated[Sequence[Sequence[int] | Sequence[Sequence[int]]] | None, SEARCH.field((),
+        forced_phrases, needs="num_beams", help="phrases of token ids that the text has to contain",
+        notes="A list of phrases in the place of one: any of them. See `constrained`.")]
+    force_words: Annotated[str | Sequence[str | Sequence[str]] | None, SEARCH.field((), forced_texts,
+        needs="num_beams", flag="--force-words TEXT", help="a text that the answer has to contain, by beam search",
+        notes="With a space before it. In Python a list of texts in the place of one: any of them.")]
+    constraints: Annotated[Sequence[Any] | None, SEARCH.field((),
+        sequence("a sequence of PhrasalConstraint, DisjunctiveConstraint, or objects with their methods", constraint),
+        needs="num_beams", help="constraints that the text has to fulfil, as transformers 4.55 had them",
+        notes="See `constraints`.")]
     penalty_alpha: Annotated[float | None, SEARCH.field(0.0, number(0, 1), flag="--penalty-alpha A",
         help="contrastive search among top_k tokens: weight of dissimilarity to the context (0: off)")]
     contrastive_alpha: Annotated[float | None, SEARCH.field(0.1, number(0, 1), needs="amateur",

@@ -76,6 +76,8 @@ TABLE = (
     Word(PYTHON, "typical", "typical_p"),
     Word(PYTHON, "mirostat_mode", "mirostat"),
     Word(PYTHON, "random_seed generator", "seed"),
+    Word(PYTHON, "n_particles particles", "num_particles"),
+    Word(PYTHON, "critic condition", "potential"),
     Word(PYTHON, "greedy", "do_sample=False"),
     Word(PYTHON, "response_format json_schema schema format structured_outputs guided_decoding", "guided_json"),
     Word(PYTHON, "regex", "guided_regex"),
@@ -93,7 +95,7 @@ TABLE = (
     Word(TRANSFORMERS, "guidance_scale", advice=_OUT, neutral=(1,)),
     Word(TRANSFORMERS, "max_time", advice="use timeout"),
     Word(TRANSFORMERS, "remove_invalid_values token_healing use_mtp", advice=_OUT, neutral=(False,)),
-    Word(TRANSFORMERS, "dola_layers constraints force_words_ids", advice=_OUT),
+    Word(TRANSFORMERS, "dola_layers", advice=_OUT),
     Word(TRANSFORMERS, "assistant_early_exit assistant_ensemble_weight speculation_type", advice=_OUT),
     # fields that never change the tokens: padding, return format, execution
     Word(TRANSFORMERS, "pad_token_id bos_token_id transformers_version _from_model_config _commit_hash"),

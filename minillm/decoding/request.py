@@ -143,8 +143,13 @@ class RequestMaker:
                 "token_bytes": self.tokenizer.token_bytes,
                 "guide": self._guide_maker(settings),
             }
-        elif settings.stop_strings or settings.guide:
-            needy = "stop_strings" if settings.stop_strings or settings.guide is None else settings.guide[0]
+            if settings.force_words:
+                from .constraints import phrases_of
+
+                phrases = phrases_of(settings.force_words, self.tokenizer, self.config.vocab_size)
+                settings = replace(settings, force_words_ids=(*settings.force_words_ids, *phrases))
+        elif settings.stop_strings or settings.guide or settings.force_words:
+            needy = "stop_strings" if settings.stop_strings else settings.guide[0] if settings.guide else "force_words"
             raise ParameterError(
                 f"{needy} needs a tokenizer, and this model has none: name one by Engine(tokenizer=...)"
             )

@@ -26,7 +26,11 @@ from numpy.typing import ArrayLike, NDArray
 BEAMS = 1
 """`purpose` of the draws of candidates in a sampling beam search."""
 XTC = 2**16
-"""`purpose` of XTC's draws; smaller numbers are other draws of the strategies"""
+"""`purpose` of XTC's draws."""
+RESAMPLING = 2**16 + 1
+"""`purpose` of the draw by which particles are resampled."""
+PARTICLES = 2**17
+"""`purpose` of the first draw of a particle's token; those that follow at its position have the next numbers."""
 
 _ROUNDS = 10
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)

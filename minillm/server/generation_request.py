@@ -105,8 +105,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 # --- the fields of an endpoint ----------------------------------------------------------------------------------------
 
-FUNCTIONS = {"logits_processor", "prefix_allowed_tokens_fn", "stopping_criteria"}
-"""Generation fields that take functions, which no JSON holds; names of other packages' are the server's affair"""
+FUNCTIONS = {"logits_processor", "prefix_allowed_tokens_fn", "stopping_criteria", "constraints", "potential"}
+"""Generation fields that take functions or objects, which no JSON holds; those of other packages are the server's"""
 
 ADVICE = {
     "messages": "use /v1/completions",

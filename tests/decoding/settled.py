@@ -16,6 +16,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "xtc_probability": {"do_sample": True, "xtc_probability": 0.5},
     "max_thinking_tokens": {"max_thinking_tokens": 5},
     "dry_multiplier": {"dry_multiplier": 0.8},
+    "num_particles": {"do_sample": True, "num_particles": 4, "potential": len},
     "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 5},
     "lookahead_window": {"lookahead_window": 5},
     "draft": {"models": ("draft",)},

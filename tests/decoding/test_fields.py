@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm import PhrasalConstraint
 from minillm.decoding.field_values import ByIdentity
 from minillm.decoding.fields import FIELDS, NEEDS
 from minillm.decoding.sampler_order import LLAMA_CPP, TRANSFORMERS
@@ -18,9 +19,15 @@ from minillm.errors import ParameterError
 
 from .settled import CONTEXT, context, settle
 
+PHRASE = PhrasalConstraint([5, 6])
+
 
 def allow(batch_id: int, token_ids: Any) -> list[int]:
     return [5]
+
+
+def weigh(token_ids: Any) -> float:
+    return -len(token_ids) / 2
 
 
 def processor(history: Any, logits: Any, xp: Any) -> Any:
@@ -78,7 +85,13 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
     "early_stopping": [(True, True), (False, False), ("never", "never")],
     "num_beam_groups": [(1, 1)],
     "diversity_penalty": [(1, 1.0), (0.3, 0.3)],
+    "num_particles": [(0, 0)],
+    "potential": [(weigh, ByIdentity(weigh))],
+    "ess_threshold": [(0, 0.0), (1, 1.0), (0.3, 0.3)],
     "penalty_alpha": [(0, 0.0), (0.0, 0.0)],
+    "force_words_ids": [([[5, 6], [[7], [8, 9]]], (((5, 6),), ((7,), (8, 9)))), ([], ())],
+    "force_words": [("a", (("a",),)), (["a", ["b", "c"]], (("a",), ("b", "c"))), ([], ())],
+    "constraints": [([PHRASE], (ByIdentity(PHRASE),)), ([], ())],
     "lora": [("sql", "sql")],
     "use_cache": [(True, True), (False, False)],
     "logprobs": [(True, True), (False, False)],
@@ -173,6 +186,12 @@ INVALID: dict[str, list[Any]] = {
     "early_stopping": [1, "always", 1.0],
     "num_beam_groups": [0, 2, *NOT_WHOLE],
     "diversity_penalty": [0.0, -1.0, *NOT_A_NUMBER],
+    "force_words_ids": [5, [5], [[]], [[[5], []]], [["a"]], [[[5], [5, 6]]], [[100]], [[-1]], "ab"],
+    "force_words": [5, "", [""], [[]], [[5]], [["a", [""]]], {"a"}],
+    "constraints": [5, [5], [[5, 6]], [type(PHRASE)], PHRASE, "ab"],
+    "num_particles": [-1, 4, *NOT_WHOLE],
+    "potential": [5, [weigh], lambda: 0, lambda ids, text, more: 0, type(PHRASE), "no such potential"],
+    "ess_threshold": [-0.1, 1.1, *NOT_A_NUMBER],
     "penalty_alpha": [-0.1, 1.1, 0.5, *NOT_A_NUMBER],
     "lora": ["", 5, ["a"], b"a"],
     "use_cache": NOT_A_FLAG,

@@ -254,6 +254,8 @@ def test_a_temperature_of_zero_is_greedy_search() -> None:
 def test_beams_do_not_sample_unless_asked() -> None:
     assert fields_of(num_beams=3) == {"num_beams": 3, "do_sample": False}
     assert fields_of(num_beams=3, temperature=0.5) == {"num_beams": 3, "temperature": 0.5}
+    words: Fields = {"num_beams": 3, "force_words": ["a", ["b", "c"]], "force_words_ids": [[5, 6]]}
+    assert fields_of(**words) == words | {"do_sample": False}
     assert fields_of(use_beam_search=True, n=2) == {"num_return_sequences": 2, "num_beams": 2, "do_sample": False}
     assert fields_of(use_beam_search=True, n=2, best_of=5)["num_beams"] == 5
 
