@@ -15,6 +15,7 @@ from minillm.decoding.hooks import join_watched
 from minillm.decoding.strategy import Request
 from minillm.engine.loop import StepLoop
 from minillm.errors import EngineStateError, NumericalError, ParameterError
+from minillm.measure.accounting import watched_bytes
 from minillm.reference.softmax import log_softmax
 
 from ..families import CONFIGS
@@ -388,6 +389,29 @@ def test_a_request_that_is_cut_off_has_what_was_computed(engine: Engine) -> None
     assert answer.completions[0].finish_reason in ("timeout", "stop", "length")
     if answer.token_ids:
         assert len(answer.watched["final"]) == answer.prompt_tokens + len(answer.token_ids) - 1
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_cache": False}, {"prompt_lookup_num_tokens": 3}])
+def test_the_bytes_of_watched_rows_are_those_predicted(engine: Engine, fields: dict[str, Any]) -> None:
+    for watch in (["**"], ["blocks.*.residual", "blocks.2.attention.pattern"], "final"):
+        before = engine.stats.watched_bytes
+        answer = engine.generate(PROMPT, max_new_tokens=6, watch=watch, eos_token_id=[], **fields)
+        tokens = answer.prompt_tokens + len(answer.token_ids) - 1
+        predicted = watched_bytes(engine.config, [watch] if isinstance(watch, str) else watch, tokens)
+        kept = engine.stats.watched_bytes - before
+        guesses = fields.get("prompt_lookup_num_tokens", 0)  # rows of wrong ones are kept too
+        assert kept == predicted if not guesses else kept >= predicted
+        returned = {name: rows.nbytes for name, rows in answer.watched.items() if "pattern" not in name}
+        assert sum(returned.values()) == watched_bytes(engine.config, returned, tokens)
+    with pytest.raises(ParameterError, match="names no point"):
+        watched_bytes(engine.config, ["nowhere"], 3)
+
+
+def test_the_bytes_of_an_encoder_s_watched_rows_are_those_predicted(tmp_path: Path) -> None:
+    with Engine(write_checkpoint(tmp_path / "t5"), max_batch_size=2) as engine:
+        answer = engine.generate([5, 6, 7, 8, 9], max_new_tokens=4, watch=["**"], eos_token_id=[])
+        tokens = 1 + len(answer.token_ids) - 1
+        assert engine.stats.watched_bytes == watched_bytes(engine.config, ["**"], tokens, source=5)
 
 
 @pytest.mark.parametrize("fields", [{}, {"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}])
