@@ -18,11 +18,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .backends.cuda.compiling import CupyLauncher
 from .decoding.prompts import need_tokenizer
 from .decoding.searches import NO_FILTER
 from .engine.arguments import refuse_task
 from .engine.engine import Engine
-from .errors import MinillmError, ParameterError, PromptError, TaskError, install
+from .errors import DeviceError, MinillmError, ParameterError, PromptError, TaskError, install
 from .reference.philox import fold_in
 
 try:
@@ -83,7 +84,7 @@ class MinillmLM(TemplateLM):  # type: ignore[misc]  # mypy reads no lm-eval
             lora: name of one of the engine's adapters
             batch_size: lm-eval's option: `max_batch_size` of the engine, unless it is "auto" or lm-eval's default, 1
             max_batch_size: as of `Engine`
-            device: as of `Engine`
+            device: as of `Engine`; "cuda:0", lm-eval's default, is a GPU if there is one, else the CPU
             **options: further arguments of `Engine`
 
         Raises:
@@ -98,7 +99,7 @@ class MinillmLM(TemplateLM):  # type: ignore[misc]  # mypy reads no lm-eval
         source = pretrained if model is None else model
         if max_batch_size is None and batch_size not in (None, "auto", 1, "1"):
             max_batch_size = _batch_size(batch_size)
-        options |= {"max_batch_size": max_batch_size, "device": device}
+        options |= {"max_batch_size": max_batch_size, "device": _device(device)}
         given = {name: value for name, value in options.items() if value is not None}
         if isinstance(source, Engine):
             if given:
@@ -295,6 +296,17 @@ def _batch_size(value: object) -> int:
         return int(str(value))
     except ValueError:
         raise ParameterError(f'batch_size should be a whole number or "auto", found {value!r}') from None
+
+
+def _device(name: str | None) -> str | None:
+    """lm-eval's `device` in the words of `Engine`."""
+    if name != "cuda:0":
+        return name
+    try:
+        CupyLauncher()
+    except DeviceError:
+        return None
+    return "cuda"
 
 
 def main() -> int:
