@@ -27,6 +27,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "diverse": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
     "beams that sample": {"num_beams": 3, "do_sample": True},
     "contrastive": {"penalty_alpha": 0.4, "top_k": 3},
+    "guidance": {"guidance_scale": 2.0, "negative_prompt": (7, 8, 9), "do_sample": True, "num_return_sequences": 2},
+    "guidance beams": {"guidance_scale": 2.0, "num_beams": 2},
     "lookup": {"prompt_lookup_num_tokens": 3, "num_return_sequences": 2, "do_sample": True},
     "lookahead": {"lookahead_window": 3, "lookahead_guesses": 2},
     "draft": {"num_assistant_tokens": 3},

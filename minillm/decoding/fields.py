@@ -83,6 +83,7 @@ NEEDS = {
     "num_beams": "num_beams above 1",
     "num_beam_groups": "num_beam_groups above 1",
     "mirostat": "mirostat=2",
+    "guidance_scale": "a guidance_scale other than 1",
     "draft": "a draft model: Engine(..., draft=...)",
     "amateur": "an amateur model: Engine(..., amateur=...)",
     "encoder": "an encoder-decoder, such as T5",
@@ -227,6 +228,12 @@ class GenerationFields(TypedDict, total=False):
         help="groups of diverse beam search, which avoid each other's tokens; must divide num_beams")]
     diversity_penalty: Annotated[float | None, SEARCH.field(0.0, number(0, LARGE), needs="num_beam_groups",
         flag="--diversity-penalty X", help="subtract this from a token's score for each earlier group that chose it")]
+    guidance_scale: Annotated[float | None, SEARCH.field(1.0, number(-LARGE, LARGE), flag="--guidance-scale S",
+        help="classifier-free guidance: above 1 leads away from the negative prompt (1: off)",
+        notes="See `classifier_free`. With greedy search, sampling and beam search; each text takes two sequences.")]
+    negative_prompt: Annotated[str | Sequence[int] | None, SEARCH.field(None, text_or_ids, needs="guidance_scale",
+        flag="--negative-prompt TEXT", help="what guidance leads away from (default: the last token of the prompt)",
+        notes="A text or token ids, the same for all prompts of a list.")]
     penalty_alpha: Annotated[float | None, SEARCH.field(0.0, number(0, 1), flag="--penalty-alpha A",
         help="contrastive search among top_k tokens: weight of dissimilarity to the context (0: off)")]
     contrastive_alpha: Annotated[float | None, SEARCH.field(0.1, number(0, 1), needs="amateur",
@@ -282,5 +289,5 @@ FIELDS: dict[str, Setting] = {name: hint.__metadata__[0] for name, hint in Gener
 GUIDES = tuple(name for name, setting in FIELDS.items() if setting.group == "guided")
 """Fields that set a guide; a request has at most one of them."""
 
-OFF = {"num_beams": 1, "num_beam_groups": 1}
+OFF = {"num_beams": 1, "num_beam_groups": 1, "guidance_scale": 1}
 """Fields whose value without effect is not a false one -> that value."""

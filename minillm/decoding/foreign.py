@@ -74,6 +74,8 @@ TABLE = (
     Word(PYTHON, "use_beam_search beam_width beam_size", "num_beams"),
     Word(PYTHON, "typical", "typical_p"),
     Word(PYTHON, "mirostat_mode", "mirostat"),
+    Word(PYTHON, "cfg_scale", "guidance_scale"),
+    Word(PYTHON, "negative_prompt_ids", "negative_prompt"),
     Word(PYTHON, "random_seed generator", "seed"),
     Word(PYTHON, "greedy", "do_sample=False"),
     Word(PYTHON, "response_format json_schema schema format structured_outputs guided_decoding", "guided_json"),
@@ -89,7 +91,6 @@ TABLE = (
     Word(PYTHON, "tokenizer", "Engine(tokenizer=...)"),
     Word(PYTHON, "model device dtype", "Engine(model, ...)"),
     # --- transformers: fields that change the result, with the value without effect
-    Word(TRANSFORMERS, "guidance_scale", advice=_OUT, neutral=(1,)),
     Word(TRANSFORMERS, "max_time", advice="use timeout"),
     Word(TRANSFORMERS, "remove_invalid_values token_healing use_mtp", advice=_OUT, neutral=(False,)),
     Word(TRANSFORMERS, "dola_layers watermarking_config constraints force_words_ids", advice=_OUT),

@@ -9,6 +9,7 @@ from .settings import is_on
 
 SEARCHES = {
     "num_beams": "set num_beams=1",
+    "guidance_scale": "leave guidance_scale out",
     "penalty_alpha": "leave penalty_alpha out",
     "prompt_lookup_num_tokens": "leave prompt_lookup_num_tokens out",
     "lookahead_window": "leave lookahead_window out",
@@ -45,6 +46,7 @@ def check_searches(user: Mapping[str, object], given: Mapping[str, object], reso
     """
     _check_contrastive_search(given, resolved)
     _check_exclusive(resolved)
+    _check_guidance(resolved)
     _check_groups(resolved)
     _check_mirostat(user, resolved)
 
@@ -74,10 +76,24 @@ def _check_contrastive_search(given: Mapping[str, object], resolved: Mapping[str
 
 def _check_exclusive(resolved: Mapping[str, Any]) -> None:
     """At most one strategy that excludes others. The engine's models win over the checkpoint's fields."""
-    if len(names := _searches(resolved)) > 1:
+    names = _searches(resolved)
+    if len(names) > 1 and names != ["num_beams", "guidance_scale"]:
         both = " and ".join(f"{name}={resolved[name]}" for name in names[:2])
         leave = ", or ".join(SEARCHES[name] for name in names[:2])
         raise ContradictionError(f"{both} each select a strategy, and a request has one: {leave}", *names)
+
+
+def _check_guidance(resolved: Mapping[str, Any]) -> None:
+    """Classifier-free guidance continues one text after two prompts, in greedy search, sampling and plain beams."""
+    scale = resolved["guidance_scale"]
+    if scale == 1:
+        return
+    if resolved["encoder"]:
+        message = f"guidance_scale={scale:g} is not offered with an encoder-decoder: leave it out"
+        raise ContradictionError(message, "guidance_scale")
+    if (groups := resolved["num_beam_groups"]) > 1:
+        message = f"guidance_scale={scale:g} with num_beam_groups={groups}: leave one of them out"
+        raise ContradictionError(message, "guidance_scale", "num_beam_groups")
 
 
 def _check_groups(resolved: Mapping[str, Any]) -> None:

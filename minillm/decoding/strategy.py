@@ -117,6 +117,13 @@ class Request:
         return self.prompt_ids if self.source_ids is None else self.source_ids
 
     @property
+    def beginnings(self) -> list[list[int]]:
+        """The texts that its sequences begin with, as many with each: the prompt, and with guidance the negative one."""
+        if self.settings.guidance_scale == 1:
+            return [self.prompt_ids]
+        return [self.prompt_ids, [*(self.settings.negative_prompt or self.prompt_ids[-1:])]]
+
+    @property
     def deadline(self) -> float | None:
         """When it ends at the latest, in seconds of `time.monotonic`."""
         return None if self.timeout is None else self.created + self.timeout
@@ -177,6 +184,8 @@ class Strategy(ABC):
     """True if one call of `step` serves several requests and isolates their failures."""
     independent: ClassVar[bool] = False
     """True if returned sequences are independent, so that a request may run in parts."""
+    sequences_per_result: ClassVar[int] = 1
+    """Number of sequences that each returned one, or each beam, needs at once."""
     obeys: ClassVar[frozenset[str]] = frozenset()
     """Generation fields that a strategy of another package reads; others that shape the choice of tokens, or ask for
     log-probabilities, are refused beside it"""
@@ -200,7 +209,7 @@ class Strategy(ABC):
     def max_sequences(self) -> int:
         """Maximum number of sequences that one request runs at once."""
         most: int = max(self.settings.num_beams, self.settings.num_return_sequences)
-        return most
+        return most * self.sequences_per_result
 
     @abstractmethod
     def begin(self, request: Request) -> tuple[State, list[Feed]]:

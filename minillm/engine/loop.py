@@ -303,8 +303,9 @@ class StepLoop:
         """
         if request.hooks is not None:
             self.runners["target"].hooks.check(request.hooks)
-        sequences, limit = request.strategy.max_sequences, self.scheduler.limits.max_batch_size
-        if sequences > limit and not request.strategy.independent:
+        strategy, limit = request.strategy, self.scheduler.limits.max_batch_size
+        sequences = strategy.sequences_per_result if strategy.independent else strategy.max_sequences
+        if sequences > limit:
             raise ParameterError(
                 f"the request needs {sequences} sequences at once, and max_batch_size is {limit}: raise max_batch_size "
                 f"to at least {sequences}"
@@ -335,9 +336,10 @@ class StepLoop:
         sequences, headroom = strategy.max_sequences, limits.headroom
         parts = [(request, sequences)]
         if sequences > limits.max_batch_size:
-            size = limits.max_batch_size
-            groups = [request.indices[i : i + size] for i in range(0, sequences, size)]
-            parts = [(replace(request, part=group), len(group)) for group in groups]
+            each = strategy.sequences_per_result
+            size = limits.max_batch_size // each
+            groups = [request.indices[i : i + size] for i in range(0, sequences // each, size)]
+            parts = [(replace(request, part=group), each * len(group)) for group in groups]
         soon = request.max_new_tokens if headroom is None else min(headroom, request.max_new_tokens)
         runs = []
         for part, its_sequences in parts:
@@ -366,16 +368,19 @@ class StepLoop:
         They share none where each may be computed anew, and always their source. Each model's cache has the same number
         of pages, and no model uses more of them than the target.
         """
-        cache, shared = self.runners["target"].cache, self._shared_pages(request)
-        source = cache.pages_for(len(request.source_ids or ()))
-        return source + shared + sequences * (cache.pages_for(len(request.prompt_ids) + positions) - shared)
+        cache, beginnings = self.runners["target"].cache, request.beginnings
+        pages, each = cache.pages_for(len(request.source_ids or ())), max(1, sequences // len(beginnings))
+        for token_ids in beginnings:
+            shared = self._shared_pages(request, token_ids)
+            pages += shared + each * (cache.pages_for(len(token_ids) + positions) - shared)
+        return pages
 
-    def _shared_pages(self, request: Request) -> int:
-        """Number of pages of its prompt that a request's sequences share."""
+    def _shared_pages(self, request: Request, token_ids: Sequence[int]) -> int:
+        """Number of pages of a text that a request's sequences share if they begin with it."""
         recomputed = any(runner.model.config.keys_change_beyond is not None for runner in self.runners.values())
         if recomputed or not request.settings.use_cache:
             return 0
-        return len(request.prompt_ids) // self.runners["target"].cache.page_size
+        return len(token_ids) // self.runners["target"].cache.page_size
 
     def _begin(self, run: Run) -> None:
         run.admitted_at, run.prompt_scores = time.monotonic(), run.request.prompt_scores
@@ -521,9 +526,13 @@ class StepLoop:
         cache, strategy = self.runners["target"].cache, request.strategy
         sequences = min(strategy.max_sequences, self.scheduler.limits.max_batch_size)
         available = min(runner.cache.num_pages for runner in self.runners.values())
-        shared = self._shared_pages(request)
-        own = (available - cache.pages_for(len(request.source_ids or ())) - shared) // sequences
-        return (shared + own) * cache.page_size - len(request.prompt_ids) - strategy.extra_positions
+        shared = [self._shared_pages(request, token_ids) for token_ids in request.beginnings]
+        own = (available - cache.pages_for(len(request.source_ids or ())) - sum(shared)) // sequences
+        positions = [
+            (pages + own) * cache.page_size - len(token_ids)
+            for pages, token_ids in zip(shared, request.beginnings, strict=True)
+        ]
+        return min(positions) - strategy.extra_positions
 
     @property
     def longest(self) -> int | None:

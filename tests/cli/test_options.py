@@ -56,6 +56,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--early-stopping never": {"early_stopping": "never"},
     "--num-beam-groups 2": {"num_beam_groups": 2},
     "--diversity-penalty 0.5": {"diversity_penalty": 0.5},
+    "--guidance-scale 1.5": {"guidance_scale": 1.5},
+    "--negative-prompt a": {"negative_prompt": "a"},
     "--penalty-alpha 0.5": {"penalty_alpha": 0.5},
     "--penalty-alpha 0.5 --top-k 5": {"penalty_alpha": 0.5, "top_k": 5},
     "--contrastive-alpha 0.5": {"contrastive_alpha": 0.5},

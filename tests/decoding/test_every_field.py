@@ -75,6 +75,8 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
         {"num_beams": 4, "num_beam_groups": 2, "num_return_sequences": 4, "diversity_penalty": 9.0},
         {"num_beams": 4, "num_beam_groups": 2, "num_return_sequences": 4, "diversity_penalty": 0.01},
     ),
+    "guidance_scale": lambda plain: added({}, guidance_scale=4.0),
+    "negative_prompt": lambda plain: added({"guidance_scale": 4.0}, negative_prompt="abc"),
     "penalty_alpha": lambda plain: added({}, penalty_alpha=0.9, top_k=4),
     "lora": lambda plain: added({"with": "lora"}, lora="one"),
     "use_cache": lambda plain: added({"max_new_tokens": 9}, use_cache=False),

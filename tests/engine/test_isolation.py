@@ -29,6 +29,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "beams": {"num_beams": 3},
     "diverse": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
     "contrastive": {"penalty_alpha": 0.4, "top_k": 3},
+    "guidance": {"guidance_scale": 2.0},
     "lookup": {"prompt_lookup_num_tokens": 3},
     "lookahead": {"lookahead_window": 3},
     "naive": {"use_cache": False},

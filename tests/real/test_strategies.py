@@ -33,6 +33,7 @@ TESTS = {
     "mirostat": "mirostat",
     "num_beams": "beam",
     "num_beam_groups": "diverse",
+    "guidance_scale": "guidance",
     "penalty_alpha": "contrastive_search",
     "prompt_lookup_num_tokens": "guess",
     "lookahead_window": "guess",
@@ -175,6 +176,19 @@ def test_contrastive_decoding_is_the_papers_formula(engines: Engines, int4: Path
     for row, token in zip(scores, result.token_ids, strict=True):
         assert_same_tokens([token], [int(row.argmax())], lambda _, row=row: row)
     assert result.token_ids != expert.generate(STORY, max_new_tokens=16).token_ids
+
+
+def test_guidance_is_the_papers_formula(engine: Engine) -> None:
+    """log p(negative) + scale (log p - log p(negative)), of the text after the prompt and after the negative one."""
+    negative = "Recipe for apple pie:"
+    result = engine.generate(STORY, max_new_tokens=16, guidance_scale=3.0, negative_prompt=negative)
+    logs, theirs = (
+        log_probs(engine, [*prompt, *result.token_ids])[len(prompt) - 1 : -1]
+        for prompt in (result.prompt_token_ids, engine.request(negative).prompt_ids)
+    )
+    for row, token in zip(theirs + 3.0 * (logs - theirs), result.token_ids, strict=True):
+        assert_same_tokens([token], [int(row.argmax())], lambda _, row=row: row)
+    assert result.token_ids != engine.generate(STORY, max_new_tokens=16).token_ids
 
 
 # --- guesses ----------------------------------------------------------------------------------------------------------
