@@ -11,7 +11,8 @@ OWN_FIELDS = frozenset({
     "decoder_prompt", "include_stop", "prefix_allowed_tokens_fn", "logits_processor", "stopping_criteria", "lora",
     "seed", "top_n_sigma", "mirostat", "mirostat_tau", "mirostat_eta", "presence_penalty", "frequency_penalty",
     "contrastive_alpha", "amateur_temperature", *GUIDES, "lookahead_window", "lookahead_ngram_size",
-    "lookahead_guesses", "negative_prompt", "strategy", "strategy_options", "echo", "skip_special_tokens", "logprobs", "top_logprobs",
+    "lookahead_guesses", "strategy", "strategy_options", "echo", "skip_special_tokens", "logprobs", "top_logprobs",
+    "negative_prompt",
 })
 # fmt: on
 """Fields that transformers' GenerationConfig does not have."""

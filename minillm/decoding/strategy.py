@@ -118,7 +118,7 @@ class Request:
 
     @property
     def beginnings(self) -> list[list[int]]:
-        """The texts that its sequences begin with, as many with each: the prompt, and with guidance the negative one."""
+        """The texts with which equally many of its sequences begin: the prompt, with guidance the negative one too."""
         if self.settings.guidance_scale == 1:
             return [self.prompt_ids]
         return [self.prompt_ids, [*(self.settings.negative_prompt or self.prompt_ids[-1:])]]

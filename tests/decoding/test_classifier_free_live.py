@@ -1,5 +1,7 @@
-"""Classifier-free guidance against transformers: its own in greedy search; in beam search, where its negative texts do
-not follow their beams, a processor that computes the text of each beam anew."""
+"""Classifier-free guidance against transformers' own in greedy search.
+
+In beam search its negative texts do not follow their beams: there a processor computes the text of each beam anew.
+"""
 
 from typing import Any
 
