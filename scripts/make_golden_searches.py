@@ -29,14 +29,21 @@ V = 96
 DIVERSE_VARIANTS = ("pre-norm", "post-norm", "galactica")
 CONTRASTIVE_VARIANTS = ("pre-norm", "untied", "galactica", "no-final-norm", "post-norm")
 """post-norm last: the other cases stay as they were drawn"""
+DOLA_VARIANTS = ("pre-norm", "untied", "galactica", "no-final-norm")
+"""post-norm has hidden states of another width than its head reads: there transformers fails"""
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the files, or those that the command line names."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    write("diverse", DIVERSE_VARIANTS, 150, diverse_fields)
-    write("contrastive", CONTRASTIVE_VARIANTS, 75, contrastive_fields)
+    files: dict[str, tuple[tuple[str, ...], int, Any]] = {
+        "diverse": (DIVERSE_VARIANTS, 150, diverse_fields),
+        "contrastive": (CONTRASTIVE_VARIANTS, 75, contrastive_fields),
+        "dola": (DOLA_VARIANTS, 60, dola_fields),
+    }
+    for name in sys.argv[1:] or files:
+        write(name, *files[name])
 
 
 def diverse_fields(rng: np.random.Generator) -> dict[str, Any]:
@@ -71,6 +78,18 @@ def contrastive_fields(rng: np.random.Generator) -> dict[str, Any]:
         fields["eos_token_id"] = rng.choice(V, ends, replace=False).tolist()
     if rng.random() < 0.25:
         fields["repetition_penalty"] = float(rng.choice([0.8, 1.3]))
+    return fields
+
+
+def dola_fields(rng: np.random.Generator) -> dict[str, Any]:
+    """A configuration of DoLa on models of two layers."""
+    layers: Any = [[0], [1], [0, 1], "low", "high"][rng.integers(5)]
+    fields: dict[str, Any] = {"dola_layers": layers, "max_new_tokens": int(rng.integers(5, 25))}
+    ends = int(rng.choice([0, 1, 5]))
+    if ends:
+        fields["eos_token_id"] = rng.choice(V, ends, replace=False).tolist()
+    if rng.random() < 0.5:
+        fields["repetition_penalty"] = float(rng.choice([0.8, 1.2]))
     return fields
 
 

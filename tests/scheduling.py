@@ -29,6 +29,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "contrastive": {"penalty_alpha": 0.4, "top_k": 3},
     "guidance": {"guidance_scale": 2.0, "negative_prompt": (7, 8, 9), "do_sample": True, "num_return_sequences": 2},
     "guidance beams": {"guidance_scale": 2.0, "num_beams": 2},
+    "dola": {"dola_layers": (0, 1), "num_return_sequences": 2, "do_sample": True},
     "lookup": {"prompt_lookup_num_tokens": 3, "num_return_sequences": 2, "do_sample": True},
     "lookahead": {"lookahead_window": 3, "lookahead_guesses": 2},
     "draft": {"num_assistant_tokens": 3},

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 from .field_values import (
     biases,
     decay,
+    exit_layers,
     function,
     mirostat_version,
     options,
@@ -234,6 +235,9 @@ class GenerationFields(TypedDict, total=False):
     negative_prompt: Annotated[str | Sequence[int] | None, SEARCH.field(None, text_or_ids, needs="guidance_scale",
         flag="--negative-prompt TEXT", help="what guidance leads away from (default: the last token of the prompt)",
         notes="A text or token ids, the same for all prompts of a list.")]
+    dola_layers: Annotated[Literal["low", "high"] | Sequence[int] | None, SEARCH.field(None, exit_layers,
+        flag="--dola-layers LAYERS", help="contrast the last layer with earlier ones: low, high, or numbers as 0,2,4",
+        notes="See `dola`. With greedy search and sampling; a repetition_penalty of 1.2 is recommended.")]
     penalty_alpha: Annotated[float | None, SEARCH.field(0.0, number(0, 1), flag="--penalty-alpha A",
         help="contrastive search among top_k tokens: weight of dissimilarity to the context (0: off)")]
     contrastive_alpha: Annotated[float | None, SEARCH.field(0.1, number(0, 1), needs="amateur",

@@ -93,7 +93,7 @@ TABLE = (
     # --- transformers: fields that change the result, with the value without effect
     Word(TRANSFORMERS, "max_time", advice="use timeout"),
     Word(TRANSFORMERS, "remove_invalid_values token_healing use_mtp", advice=_OUT, neutral=(False,)),
-    Word(TRANSFORMERS, "dola_layers watermarking_config constraints force_words_ids", advice=_OUT),
+    Word(TRANSFORMERS, "watermarking_config constraints force_words_ids", advice=_OUT),
     Word(TRANSFORMERS, "assistant_early_exit assistant_ensemble_weight speculation_type", advice=_OUT),
     # fields that never change the tokens: padding, return format, execution
     Word(TRANSFORMERS, "pad_token_id bos_token_id transformers_version _from_model_config _commit_hash"),

@@ -253,6 +253,10 @@ class RequestMaker:
 
             negative = negative_ids(settings.negative_prompt, self.tokenizer, self.config)
             settings, longest = replace(settings, negative_prompt=negative), max(prompt_length, len(negative))
+        if settings.dola_layers:
+            from .dola import premature_layers
+
+            settings = replace(settings, dola_layers=premature_layers(settings.dola_layers, self.config))
         room = self.config.max_positions - longest
         if limit > room:
             context = self.config.max_positions

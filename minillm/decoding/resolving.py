@@ -28,6 +28,7 @@ STRATEGIES = {
     "num_beams": ("beam", "BeamSearch"),
     "num_beam_groups": ("beam", "DiverseBeamSearch"),
     "guidance_scale": ("classifier_free", "ClassifierFreeGuidance"),
+    "dola_layers": ("dola", "DoLa"),
     "penalty_alpha": ("contrastive", "ContrastiveSearch"),
     "prompt_lookup_num_tokens": ("speculative", "PromptLookup"),
     "lookahead_window": ("lookahead", "Lookahead"),

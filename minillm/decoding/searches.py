@@ -10,6 +10,7 @@ from .settings import is_on
 SEARCHES = {
     "num_beams": "set num_beams=1",
     "guidance_scale": "leave guidance_scale out",
+    "dola_layers": "leave dola_layers out",
     "penalty_alpha": "leave penalty_alpha out",
     "prompt_lookup_num_tokens": "leave prompt_lookup_num_tokens out",
     "lookahead_window": "leave lookahead_window out",
@@ -46,7 +47,7 @@ def check_searches(user: Mapping[str, object], given: Mapping[str, object], reso
     """
     _check_contrastive_search(given, resolved)
     _check_exclusive(resolved)
-    _check_guidance(resolved)
+    _check_decoder_only(resolved)
     _check_groups(resolved)
     _check_mirostat(user, resolved)
 
@@ -83,15 +84,14 @@ def _check_exclusive(resolved: Mapping[str, Any]) -> None:
         raise ContradictionError(f"{both} each select a strategy, and a request has one: {leave}", *names)
 
 
-def _check_guidance(resolved: Mapping[str, Any]) -> None:
-    """Classifier-free guidance continues one text after two prompts, in greedy search, sampling and plain beams."""
-    scale = resolved["guidance_scale"]
-    if scale == 1:
-        return
-    if resolved["encoder"]:
-        message = f"guidance_scale={scale:g} is not offered with an encoder-decoder: leave it out"
-        raise ContradictionError(message, "guidance_scale")
-    if (groups := resolved["num_beam_groups"]) > 1:
+def _check_decoder_only(resolved: Mapping[str, Any]) -> None:
+    """Classifier-free guidance and DoLa are of decoders; the first goes with plain beams."""
+    for name in ("guidance_scale", "dola_layers"):
+        if resolved["encoder"] and is_on(name, resolved[name]):
+            message = f"{name}={shown(resolved[name])} is not offered with an encoder-decoder: leave it out"
+            raise ContradictionError(message, name)
+    scale, groups = resolved["guidance_scale"], resolved["num_beam_groups"]
+    if scale != 1 and groups > 1:
         message = f"guidance_scale={scale:g} with num_beam_groups={groups}: leave one of them out"
         raise ContradictionError(message, "guidance_scale", "num_beam_groups")
 

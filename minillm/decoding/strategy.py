@@ -42,6 +42,8 @@ class Rows(NamedTuple):
     """[feeds + 1]: feed i asked for the rows starts[i] : starts[i + 1]"""
     hidden: Any = None
     """[R, W], the hidden states before the LM head; None unless a feed requested them"""
+    exits: Any = None
+    """[feeds, exits, V] float32, on the host: logits of early exits; None unless the feeds requested them"""
 
 
 class Feed(NamedTuple):
@@ -61,6 +63,8 @@ class Feed(NamedTuple):
     """Parents of the last tokens if these are a tree of guesses: indices among them, -1 for the token before it."""
     hidden: bool = False
     """Also return the hidden states before the LM head."""
+    exits: tuple[int, ...] = ()
+    """Also return the last token's logits after so many layers each, by early exits; 0: of the embedding."""
     draw: Draw | None = None
     """The `TokenSampler.sample` call for its last row, if known in advance: it can then run with the forward pass."""
 

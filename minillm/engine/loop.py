@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count, pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from ..backends import compile_seconds, working_time
 from ..backends.token_sampler import TokenSampler
@@ -31,6 +33,9 @@ from ..runner.runner import Runner, Slice
 from .async_decode import DEVICE_ERRORS, PendingStep, can_run_ahead, hand_back, launch_first, launch_next
 from .run import Chunk, Run
 from .scheduler import Limits, Load, Scheduler
+
+if TYPE_CHECKING:
+    from ..runner.early_exits import EarlyExits
 
 
 class StepLoop:
@@ -239,11 +244,13 @@ class StepLoop:
                 rows += range(stop - height, stop)
                 draws += [None] * (height - 1) + [feed.draw]
         sequences, counts = [chunk.sequence for chunk in chunks], [chunk.tokens for chunk in chunks]
-        output = self.runners[name].forward(sequences, counts, rows, draws)
+        exits = early_exits(completed, rows)
+        output = self.runners[name].forward(sequences, counts, rows, draws, exits=exits)
         for scores, its_rows in scored:
             scores.add(self.runners[name].backend.sampler, output.logits[its_rows])
         for run, i, its_rows in completed:
-            run.outputs[i] = Slice(output, its_rows.start, its_rows.stop)
+            logits = exits and exits.of_row(rows[its_rows.stop - 1])
+            run.outputs[i] = Slice(output, its_rows.start, its_rows.stop, exits=logits)
         for run, _, _ in completed:
             if len(self.runners) > 1 or not run.ready:  # the next pass may run before the strategy is called
                 run.keep_outputs()
@@ -303,6 +310,8 @@ class StepLoop:
         """
         if request.hooks is not None:
             self.runners["target"].hooks.check(request.hooks)
+        if request.settings.dola_layers and not self.runners["target"].has_exits:
+            raise ParameterError("dola_layers is not offered where several processes share a model: use one")
         strategy, limit = request.strategy, self.scheduler.limits.max_batch_size
         sequences = strategy.sequences_per_result if strategy.independent else strategy.max_sequences
         if sequences > limit:
@@ -567,16 +576,33 @@ class StepLoop:
 def gather(group: Sequence[Run], sampler: TokenSampler, place: TokenSampler) -> Rows:
     """Concatenate the outputs of several requests' feeds, moved from `sampler` to `place`."""
     slices: list[Slice] = []
-    starts, wants_hidden = [0], False
+    starts, wants_hidden, exits = [0], False, None
     for run in group:
         for feed, rows in zip(run.feeds, run.outputs, strict=True):
             assert rows is not None
             slices.append(rows)
             starts.append(starts[-1] + rows.stop - rows.first)
             wants_hidden = wants_hidden or feed.hidden
+    if group[0].feeds[0].exits:
+        exits = np.stack([rows.exits for rows in slices])  # [feeds, exits, V]
     logits = _end_to_end(slices, "logits", sampler.xp)
     hidden = sampler.to_host(_end_to_end(slices, "hidden", sampler.xp)) if wants_hidden else None
-    return Rows(logits if place is sampler else sampler.to_host(logits), starts, hidden)
+    return Rows(logits if place is sampler else sampler.to_host(logits), starts, hidden, exits)
+
+
+def early_exits(completed: Sequence[tuple[Run, int, slice]], rows: Sequence[int]) -> "EarlyExits | None":
+    """The early exits of a pass, if a feed asks for some.
+
+    Args:
+        completed: runs, each with the index of a feed, and the places of its rows among `rows`
+        rows: of the batch, whose logits are computed
+    """
+    layers = {rows[places.stop - 1]: exits for run, i, places in completed if (exits := run.feeds[i].exits)}
+    if not layers:
+        return None
+    from ..runner.early_exits import EarlyExits
+
+    return EarlyExits(layers)
 
 
 def _end_to_end(slices: list[Slice], kind: Literal["logits", "hidden"], xp: Any) -> Any:

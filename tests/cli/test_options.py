@@ -58,6 +58,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--diversity-penalty 0.5": {"diversity_penalty": 0.5},
     "--guidance-scale 1.5": {"guidance_scale": 1.5},
     "--negative-prompt a": {"negative_prompt": "a"},
+    "--dola-layers low": {"dola_layers": "low"},
     "--penalty-alpha 0.5": {"penalty_alpha": 0.5},
     "--penalty-alpha 0.5 --top-k 5": {"penalty_alpha": 0.5, "top_k": 5},
     "--contrastive-alpha 0.5": {"contrastive_alpha": 0.5},

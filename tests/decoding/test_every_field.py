@@ -77,6 +77,7 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
     ),
     "guidance_scale": lambda plain: added({}, guidance_scale=4.0),
     "negative_prompt": lambda plain: added({"guidance_scale": 4.0}, negative_prompt="abc"),
+    "dola_layers": lambda plain: added({}, dola_layers=[0, 1]),
     "penalty_alpha": lambda plain: added({}, penalty_alpha=0.9, top_k=4),
     "lora": lambda plain: added({"with": "lora"}, lora="one"),
     "use_cache": lambda plain: added({"max_new_tokens": 9}, use_cache=False),

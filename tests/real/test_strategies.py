@@ -34,6 +34,7 @@ TESTS = {
     "num_beams": "beam",
     "num_beam_groups": "diverse",
     "guidance_scale": "guidance",
+    "dola_layers": "dola",
     "penalty_alpha": "contrastive_search",
     "prompt_lookup_num_tokens": "guess",
     "lookahead_window": "guess",
@@ -189,6 +190,23 @@ def test_guidance_is_the_papers_formula(engine: Engine) -> None:
     for row, token in zip(theirs + 3.0 * (logs - theirs), result.token_ids, strict=True):
         assert_same_tokens([token], [int(row.argmax())], lambda _, row=row: row)
     assert result.token_ids != engine.generate(STORY, max_new_tokens=16).token_ids
+
+
+def test_dola_chooses_plausible_tokens_that_the_last_layers_made_likelier(engine: Engine, measured: Measured) -> None:
+    """All tokens are at least 0.1 times as likely as the best, and some are others than greedy search's."""
+    options = {"max_new_tokens": 24, "repetition_penalty": 1.2, "eos_token_id": ()}
+    greedy = engine.generate(STORY, **options).token_ids
+    differ = 0
+    for layers in ("low", "high"):
+        result = engine.generate(STORY, dola_layers=layers, **options)
+        tokens = result.prompt_token_ids + result.token_ids
+        for row, token in zip(
+            log_probs(engine, tokens)[len(result.prompt_token_ids) - 1 : -1], result.token_ids, strict=True
+        ):
+            assert row[token] >= row.max() + math.log(0.1) - 1e-4
+        differ += result.token_ids != greedy
+        measured(f"DoLa, {layers}: {result.text!r}")
+    assert differ
 
 
 # --- guesses ----------------------------------------------------------------------------------------------------------
