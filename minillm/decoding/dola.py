@@ -49,9 +49,9 @@ class DoLa(Strategy):
     def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Choose a token for every growing continuation and feed it."""
         growing = [(state, c) for state in states if isinstance(state, TokenState) for c in state.growing]
-        places = np.asarray(rows_per_continuation(states))
-        final = rows.logits[places]  # [feeds, V] -> [R, V]
-        scores = contrast_layers(final, rows.exits[places])  # [feeds, exits, V] -> [R, V]
+        places = rows_per_continuation(states)
+        final = rows.logits[np.asarray(places)]  # [feeds, V] -> [R, V]
+        scores = np.stack([contrast_layers(rows.logits[place], rows.exits[place]) for place in places])  # -> [R, V]
         self.choice.extend(sampler, scores, growing, raw=final)
         return [self._exiting(self.choice.next_feeds(state)) for state in states if isinstance(state, TokenState)]
 
@@ -61,21 +61,18 @@ class DoLa(Strategy):
 
 
 def contrast_layers(final: Any, early: Any) -> Any:
-    """The score of each token; -inf for the implausible. Logits [R, V], of premature layers [R, L, V] -> [R, V]"""
+    """The score of each token; -inf for the implausible. Logits [V], and of the premature layers [L, V] -> [V]"""
     log_final, log_early = log_softmax(final, np), log_softmax(early, np)
-    if early.shape[1] > 1:
-        farthest = divergences(log_final, log_early).argmax(axis=-1)  # [R, L] -> [R]
-        log_early = log_early[np.arange(len(early)), farthest, None]  # [R, L, V] -> [R, 1, V]
-    plausible = log_final >= log_final.max(axis=-1, keepdims=True) + np.float32(np.log(RELATIVE_TOP))
-    return np.where(plausible, log_final - log_early[:, 0], np.float32(-np.inf))
+    premature = divergences(log_final, log_early).argmax()
+    plausible = log_final >= log_final.max() + np.float32(np.log(RELATIVE_TOP))
+    return np.where(plausible, log_final - log_early[premature], np.float32(-np.inf))
 
 
 def divergences(log_final: Any, log_early: Any) -> Any:
-    """Twice the divergence of each layer's distribution from the final one. [R, V], [R, L, V] -> [R, L]"""
-    log_final = log_final[:, None]  # [R, V] -> [R, 1, V]
-    mean = (np.exp(log_final) + np.exp(log_early)) / 2
+    """Twice the divergence of each layer's distribution from the final one. [V], [L, V] -> [L]"""
+    mean = (np.exp(log_final) + np.exp(log_early)) / 2  # [L, V]
     log_mean = np.log(np.where(mean > 0, mean, 1))
-    return (mean * (2 * log_mean - log_final - log_early)).sum(axis=-1)  # [R, L, V] -> [R, L]
+    return (mean * (2 * log_mean - log_final - log_early)).sum(axis=-1)  # [L, V] -> [L]
 
 
 def premature_layers(value: str | tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:

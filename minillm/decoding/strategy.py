@@ -42,8 +42,8 @@ class Rows(NamedTuple):
     """[feeds + 1]: feed i asked for the rows starts[i] : starts[i + 1]"""
     hidden: Any = None
     """[R, W], the hidden states before the LM head; None unless a feed requested them"""
-    exits: Any = None
-    """[feeds, exits, V] float32, on the host: logits of early exits; None unless the feeds requested them"""
+    exits: Sequence[Any] = ()
+    """[exits, V] float32 of each feed, on the host: logits of early exits; empty unless the feeds requested them"""
 
 
 class Feed(NamedTuple):

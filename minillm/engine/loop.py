@@ -17,8 +17,6 @@ from dataclasses import replace
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from ..backends import compile_seconds, working_time
 from ..backends.token_sampler import TokenSampler
 from ..batch import TokenSequence
@@ -576,17 +574,16 @@ class StepLoop:
 def gather(group: Sequence[Run], sampler: TokenSampler, place: TokenSampler) -> Rows:
     """Concatenate the outputs of several requests' feeds, moved from `sampler` to `place`."""
     slices: list[Slice] = []
-    starts, wants_hidden, exits = [0], False, None
+    starts, wants_hidden = [0], False
     for run in group:
         for feed, rows in zip(run.feeds, run.outputs, strict=True):
             assert rows is not None
             slices.append(rows)
             starts.append(starts[-1] + rows.stop - rows.first)
             wants_hidden = wants_hidden or feed.hidden
-    if group[0].feeds[0].exits:
-        exits = np.stack([rows.exits for rows in slices])  # [feeds, exits, V]
     logits = _end_to_end(slices, "logits", sampler.xp)
     hidden = sampler.to_host(_end_to_end(slices, "hidden", sampler.xp)) if wants_hidden else None
+    exits = [rows.exits for rows in slices] if group[0].feeds[0].exits else []
     return Rows(logits if place is sampler else sampler.to_host(logits), starts, hidden, exits)
 
 

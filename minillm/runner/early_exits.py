@@ -22,6 +22,11 @@ class EarlyExits:
         self._layers = layers
         self._logits: dict[int, NDArray[np.float32]] = {}
 
+    @property
+    def finite(self) -> bool:
+        """Whether all logits are."""
+        return all(bool(np.isfinite(logits).all()) for logits in self._logits.values())
+
     def of_row(self, row: int) -> NDArray[np.float32] | None:
         """The logits of a row, in the order of its layers [exits, V]; None if it takes no early exit."""
         if row not in self._layers:

@@ -150,7 +150,7 @@ class Runner:
         output, finite = self._run(self.backend, batch, logit_rows, draws, x, views, exits)
         if not finite:
             checking = CheckingBackend(self.backend)
-            self._run(checking, batch, logit_rows, x=x, views=views)  # once more
+            self._run(checking, batch, logit_rows, x=x, views=views, exits=exits)  # once more
             raise checking.error or NumericalError(
                 "NaN or infinity among the logits; computed once more, every operation was finite"
             )
@@ -200,6 +200,7 @@ class Runner:
             output = backend.memory.run(self, batch, rows, compute, draws)
         else:
             output = compute(*backend.memory.upload(batch, rows))
+        finite = finite and (exits is None or exits.finite)
         return output, finite and (output.logits is None or backend.sampler.finite(output.logits))
 
     def _backends(self, backend: Backend, batch: Batch, rows: Any, views: Sequence[View]) -> tuple[Backend, Backend]:

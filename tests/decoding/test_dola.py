@@ -137,6 +137,20 @@ def test_what_it_does_not_go_with_is_refused(tmp_path: Path) -> None:
         t5.request([5], dola_layers="low")
 
 
+def test_a_number_that_is_none_is_an_error_of_the_request_alone() -> None:
+    """A hidden state that overflows with the head, which the final norm would have made small."""
+    model = tiny_model("untied", seed=2)
+    model.embedding.tokens.data[6] *= 1e18  # type: ignore[attr-defined]
+    model.head.weight.data[...] *= 1e22  # type: ignore[attr-defined]
+    loop = loop_of(target=runner_of(model))
+    failing, other = (
+        loop.add(request_for([5, 6], max_new_tokens=2, **fields)) for fields in ({"dola_layers": (0,)}, {})
+    )
+    events = [event for _ in range(8) for event in loop.step()]
+    assert {event.request_id for event in events if event.error is not None} == {failing}
+    assert {event.request_id for event in events if event.finish_reason == "length"} == {other}
+
+
 def test_preempted_requests_go_on_as_they_would_have() -> None:
     asked = [request_for(p, dola_layers=(0, 1)) for p in random_prompts(8, seed=4)]
     small, roomy = (runner_of(tiny_model(seed=2), pages=pages, page_size=4) for pages in (24, 300))
