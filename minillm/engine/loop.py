@@ -243,7 +243,8 @@ class StepLoop:
                 draws += [None] * (height - 1) + [feed.draw]
         sequences, counts = [chunk.sequence for chunk in chunks], [chunk.tokens for chunk in chunks]
         exits = early_exits(completed, rows)
-        output = self.runners[name].forward(sequences, counts, rows, draws, exits=exits)
+        more = {} if exits is None else {"exits": exits}
+        output = self.runners[name].forward(sequences, counts, rows, draws, **more)
         for scores, its_rows in scored:
             scores.add(self.runners[name].backend.sampler, output.logits[its_rows])
         for run, i, its_rows in completed:
