@@ -67,6 +67,25 @@ def test_samples_are_drawn_from_the_softmax_of_the_scores() -> None:
     assert p_value([drawn[token] for token in best.tolist()], draws * weights / weights.sum()) > 0.001
 
 
+def test_each_sample_and_each_beam_has_a_negative_text_of_its_own() -> None:
+    runner, fields = tiny_runner(seed=2), CASES[1] | {"max_new_tokens": 8}
+    sampled = {"do_sample": True, "seed": 1, "temperature": 5.0, "top_k": 2, "num_return_sequences": 4}
+    samples, beams = (
+        request_for(PROMPTS[0], **fields | more) for more in (sampled, {"num_beams": 3, "num_return_sequences": 3})
+    )
+    assert samples.strategy is request_for(PROMPTS[0], **fields | sampled | {"negative_prompt": (5,)}).strategy
+    results = run(loop_of(target=runner), [samples, beams])
+    assert len({tuple(result.token_ids) for result in results[0]}) > 2
+    for kind, several in enumerate(results):
+        for result in several:
+            rows = [formula(runner, PROMPTS[0], result.token_ids[:i], fields) for i in range(8)]
+            scores = [row[token] for row, token in zip(rows, result.token_ids, strict=True)]
+            if kind:
+                assert result.score == pytest.approx(sum(scores) / 8, abs=1e-3)
+            else:
+                assert all(score >= np.sort(row)[-2] - 1e-4 for score, row in zip(scores, rows, strict=True))
+
+
 def test_log_probabilities_are_those_after_the_prompt() -> None:
     runner = tiny_runner(seed=2)
     for beams in (1, 2):
