@@ -159,7 +159,8 @@ class BeamSearch(Strategy):
         if handicap is not None:
             scores -= handicap
         if self.processors or self.filters:
-            history = History.of([(state.request, beam.token_ids) for beam in state.beams])
+            sequences = [(state.request, beam.token_ids) for beam in state.beams]
+            history = History.of(sequences, indices=range(len(sequences)))
             for processor in self.processors:
                 scores = processor(history, scores, sampler.xp)
             scores = self._filtered(history, scores, sampler.xp)
@@ -180,6 +181,7 @@ class BeamSearch(Strategy):
         if live is None or not live.any():
             return scores
         filtered = scores if live.all() else scores[live]
+        history = history if live.all() else history.take(np.flatnonzero(live).tolist()).alone()
         for filter_ in self.filters:
             filtered = filter_(history, filtered, xp)
         if live.all():

@@ -89,6 +89,17 @@ phrase = sequence("token ids, at least one", whole(0), least=1)
 
 phrases = sequence("a sequence of sequences of token ids, none empty", phrase)
 
+
+@reader("two markers, each a text or token ids, such as ['<think>', '</think>']")
+def markers(value: object) -> tuple[str | tuple[int, ...], str | tuple[int, ...]]:
+    """Values of thinking_tokens."""
+    begin, end = (
+        text(marker) if isinstance(marker, str) else phrase([marker] if isinstance(marker, Integral) else marker)
+        for marker in pair(value)
+    )
+    return begin, end
+
+
 pair = sequence("two values", Reader("any value", lambda value: value), least=2)
 
 

@@ -124,6 +124,14 @@ class RequestMaker:
         settings = self._settle(generation_config, len(ids))
         if settings.do_sample and batch_id:
             settings = replace(settings, seed=fold_in(settings.seed, batch_id))
+        if settings.dry_multiplier:
+            from .dry import with_breakers  # seldom needed
+
+            settings = with_breakers(settings, self.tokenizer)
+        if settings.max_thinking_tokens is not None:
+            from .thinking import with_markers  # seldom needed
+
+            settings = with_markers(settings, self.tokenizer, self.config.vocab_size)
         spelled: dict[int, str] = {}
         functions: dict[str, Any] = {}
         if self.tokenizer is not None:

@@ -127,6 +127,10 @@ class _Resolution:
         """Check the values against each other. Returns them, with a fresh seed for sampling without one."""
         if [name for name in STRATEGIES if name != "do_sample" and self.on(name)]:
             check_searches(self.user, self.given, self.resolved)
+        if self.resolved["samplers"]:
+            from .sampler_order import check_order  # seldom needed
+
+            check_order(self.given, self.resolved)
         self.check_token_ids()
         self.check_end()
         self.check_results()

@@ -20,7 +20,17 @@ SEARCHES = {
 }
 """Exclusive search strategies (a request has at most one) -> how to leave each out."""
 
-FILTERS = ("top_h", "top_n_sigma", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+FILTERS = (
+    "top_h",
+    "top_n_sigma",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "xtc_probability",
+    "samplers",
+)
 
 NO_FILTER = {name: FIELDS[name].default for name in FILTERS} | {"top_k": 0}
 """Fields that Mirostat replaces -> the value without effect."""
@@ -117,6 +127,7 @@ def _check_mirostat(user: Mapping[str, object], resolved: dict[str, Any]) -> Non
     if not resolved["mirostat"]:
         return
     filters = [name for name in NO_FILTER if name in user and resolved[name] != NO_FILTER[name]]
+    filters += ["watermarking_config"] if resolved["watermarking_config"] is not None else []
     for name in [*filters, *reversed(_searches(resolved))]:  # beams last: they give way to Mirostat
         raise ContradictionError(
             f"{name}={shown(resolved[name])} with mirostat=2: Mirostat draws one token at a time, by a rule of"

@@ -25,6 +25,8 @@ PLUGINS = Path(__file__).parents[1] / "data" / "plugins"
 PROMPT = [40, 41, 42, 43]
 SAMPLED: Fields = {"do_sample": True, "seed": 1, "top_k": 0}
 BEAMS: Fields = {"num_beams": 3}
+THINKING: Fields = {"max_thinking_tokens": 3}
+DRY: Fields = {"presence_penalty": -50.0, "dry_multiplier": 10.0}
 CYCLE = [5, 6, 7, 8, 5, 6, 9]
 LOOPING: Fields = {
     "prompt": CYCLE * 2,
@@ -61,6 +63,19 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
     "repetition_penalty": lambda plain: added({}, repetition_penalty=9.0),
     "presence_penalty": lambda plain: added({}, presence_penalty=-50.0),
     "frequency_penalty": lambda plain: added({}, frequency_penalty=-50.0),
+    "watermarking_config": lambda plain: added({}, watermarking_config={"bias": 50.0}),
+    "max_thinking_tokens": lambda plain: added({}, **THINKING | {"thinking_tokens": [PROMPT[2], 9]}),
+    "thinking_tokens": lambda plain: added(
+        THINKING | {"thinking_tokens": [PROMPT[2], 9]}, thinking_tokens=[PROMPT[2], [10, 11]]
+    ),
+    "xtc_probability": lambda plain: added(SAMPLED, xtc_probability=1.0, xtc_threshold=0.01),
+    "xtc_threshold": lambda plain: added(SAMPLED | {"xtc_probability": 1.0}, xtc_threshold=0.0),
+    "samplers": lambda plain: added(SAMPLED | {"temperature": 5.0, "top_p": 0.5}, samplers=["top_p", "temperature"]),
+    "dry_multiplier": lambda plain: added({"presence_penalty": -50.0}, dry_multiplier=50.0),
+    "dry_base": lambda plain: added(DRY, dry_base=9.0),
+    "dry_allowed_length": lambda plain: added(DRY, dry_allowed_length=4),
+    "dry_penalty_last_n": lambda plain: added(DRY, dry_penalty_last_n=3),
+    "dry_sequence_breakers": lambda plain: added(DRY, dry_sequence_breakers=[plain.text[5:7]]),
     "num_return_sequences": lambda plain: added(SAMPLED, num_return_sequences=2),
     "eos_token_id": lambda plain: added({}, eos_token_id=plain.tokens[3]),
     "stop_strings": lambda plain: added({}, stop_strings=plain.text[5:7]),

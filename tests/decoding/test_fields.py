@@ -11,7 +11,9 @@ import pytest
 
 from minillm.decoding.field_values import ByIdentity
 from minillm.decoding.fields import FIELDS, NEEDS
+from minillm.decoding.sampler_order import LLAMA_CPP, TRANSFORMERS
 from minillm.decoding.settings import GenerationConfig
+from minillm.decoding.watermark_config import GreenList, SynthId
 from minillm.errors import ParameterError
 
 from .settled import CONTEXT, context, settle
@@ -39,6 +41,28 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
     "repetition_penalty": [(0.1, 0.1), (2, 2.0)],
     "presence_penalty": [(-2, -2.0), (0.0, 0.0)],
     "frequency_penalty": [(-2, -2.0), (0.0, 0.0)],
+    "watermarking_config": [
+        ({}, GreenList()),
+        ({"bias": 1, "seeding_scheme": "selfhash"}, GreenList(bias=1.0, seeding_scheme="selfhash")),
+        (["ngram_len=5", "keys=[3, 4]"], SynthId(5, (3, 4))),
+    ],
+    "max_thinking_tokens": [(0, 0), (500, 500)],
+    "thinking_tokens": [(["<t>", "</t>"], ("<t>", "</t>")), ([5, [6, 7]], ((5,), (6, 7)))],
+    "xtc_probability": [(0, 0.0), (1, 1.0)],
+    "xtc_threshold": [(0, 0.0), (0.5, 0.5)],
+    "samplers": [
+        (["top_k", "temp"], ("top_k", "temperature")),
+        ("min-p;xtc; typical", ("min_p", "xtc", "typ_p")),
+        ("kxt", ("top_k", "xtc", "temperature")),
+        ("llama.cpp", LLAMA_CPP),
+        ("transformers", TRANSFORMERS),
+        ("", ()),
+    ],
+    "dry_multiplier": [(0, 0.0), (0.8, 0.8)],
+    "dry_base": [(1, 1.0), (1.75, 1.75)],
+    "dry_allowed_length": [(0, 0), (5, 5)],
+    "dry_penalty_last_n": [(-1, -1), (64, 64)],
+    "dry_sequence_breakers": [(".", (".",)), (["a", "\n"], ("a", "\n")), ([], ())],
     "guided_json": [({"type": "null"}, '{"type": "null"}'), ('{"b":1,\n"a":2}', '{"b": 1, "a": 2}'), ({}, "{}")],
     "guided_regex": [("a*", "a*")],
     "guided_grammar": [("start: A", "start: A")],
@@ -123,6 +147,20 @@ INVALID: dict[str, list[Any]] = {
     "repetition_penalty": [0, -1.0, *NOT_A_NUMBER],
     "presence_penalty": NOT_A_NUMBER,
     "frequency_penalty": NOT_A_NUMBER,
+    "watermarking_config": [
+        *(5, "a", [5], {"a": 1}, {"bias": "x"}, {"greenlist_ratio": 1.0}, {"seeding_scheme": "right"}),
+        *({"ngram_len": 5}, {"ngram_len": 1, "keys": [1]}, {"ngram_len": 5, "keys": []}, {"bias": 1, "keys": [1]}),
+    ],
+    "max_thinking_tokens": [-1, *NOT_WHOLE],
+    "thinking_tokens": [5, "ab", ["a"], ["a", ""], [5, []], ["a", "b", "c"], [-1, 5], [[["a"]], 5]],
+    "xtc_probability": [-0.1, 1.1, *NOT_A_NUMBER],
+    "xtc_threshold": [-0.1, 0.6, *NOT_A_NUMBER],
+    "samplers": [5, [5], "top_k;top_k", ["top_q"], "kk", {"top_k"}],
+    "dry_multiplier": [-0.1, *NOT_A_NUMBER],
+    "dry_base": [0.9, *NOT_A_NUMBER],
+    "dry_allowed_length": [-1, *NOT_WHOLE],
+    "dry_penalty_last_n": [-2, *NOT_WHOLE],
+    "dry_sequence_breakers": ["", ["a", ""], 5, [5], b"a"],
     "guided_json": [[], "", "{", "[1]", True, {"a": {1}}, {"a": math.nan}, '{"a":' * 100_000],
     "guided_regex": ["", 5, ["a"], b"a"],
     "guided_grammar": ["", 5, ["start: A"]],

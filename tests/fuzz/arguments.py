@@ -41,6 +41,10 @@ SENSIBLE: dict[str, tuple[Any, ...]] = {
     "suppress_tokens": ([3, 4],),
     "begin_suppress_tokens": ([5],),
     "exponential_decay_length_penalty": ((2, 1.5),),
+    "watermarking_config": ({"bias": 9.0}, {"seeding_scheme": "selfhash"}, {"ngram_len": 3, "keys": [5, 6]}),
+    "thinking_tokens": ([3, 4], ["e", "a"], [[3, 4], 5]),
+    "samplers": ("llama.cpp", ["top_k", "temperature", "penalties"], "min_p;xtc"),
+    "dry_sequence_breakers": ("e", ["a", "re"], []),
 }
 POOL = (1, 2, 3, 4, 0, 0.1, 0.5, 0.9, 1.5, True, False)
 
