@@ -33,19 +33,22 @@ FORCED = 64
 DIVERSE_VARIANTS = ("pre-norm", "post-norm", "galactica")
 CONTRASTIVE_VARIANTS = ("pre-norm", "untied", "galactica", "no-final-norm", "post-norm")
 """post-norm last: the other cases stay as they were drawn"""
+DOLA_VARIANTS = ("pre-norm", "untied", "galactica", "no-final-norm")
+"""post-norm has hidden states of another width than its head reads: there transformers fails"""
 
 
 def main() -> None:
-    """Write the files."""
+    """Write the files, or those that the command line names."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    names = sys.argv[1:] or ["diverse", "contrastive", "constrained"]
-    if "diverse" in names:
-        write("diverse", DIVERSE_VARIANTS, 150, diverse_fields)
-    if "contrastive" in names:
-        write("contrastive", CONTRASTIVE_VARIANTS, 75, contrastive_fields)
-    if "constrained" in names:
-        write("constrained", DIVERSE_VARIANTS, 150, constrained_fields, prompts_below=FORCED)
+    files: dict[str, tuple[tuple[str, ...], int, Any, int]] = {
+        "diverse": (DIVERSE_VARIANTS, 150, diverse_fields, V),
+        "contrastive": (CONTRASTIVE_VARIANTS, 75, contrastive_fields, V),
+        "constrained": (DIVERSE_VARIANTS, 150, constrained_fields, FORCED),
+        "dola": (DOLA_VARIANTS, 60, dola_fields, V),
+    }
+    for name in sys.argv[1:] or files:
+        write(name, *files[name])
 
 
 def diverse_fields(rng: np.random.Generator) -> dict[str, Any]:
@@ -83,6 +86,18 @@ def contrastive_fields(rng: np.random.Generator) -> dict[str, Any]:
     return fields
 
 
+def dola_fields(rng: np.random.Generator) -> dict[str, Any]:
+    """A configuration of DoLa on models of two layers."""
+    layers: Any = [[0], [1], [0, 1], "low", "high"][rng.integers(5)]
+    fields: dict[str, Any] = {"dola_layers": layers, "max_new_tokens": int(rng.integers(5, 25))}
+    ends = int(rng.choice([0, 1, 5]))
+    if ends:
+        fields["eos_token_id"] = rng.choice(V, ends, replace=False).tolist()
+    if rng.random() < 0.5:
+        fields["repetition_penalty"] = float(rng.choice([0.8, 1.2]))
+    return fields
+
+
 def constrained_fields(rng: np.random.Generator) -> dict[str, Any]:
     """A configuration of constrained beam search, with room for its phrases."""
     tokens = iter(rng.permutation(np.arange(FORCED, V)).tolist())
@@ -113,7 +128,7 @@ def constrained_fields(rng: np.random.Generator) -> dict[str, Any]:
     return fields
 
 
-def write(name: str, variants: tuple[str, ...], count: int, draw: Any, prompts_below: int = V) -> None:
+def write(name: str, variants: tuple[str, ...], count: int, draw: Any, prompts_below: int) -> None:
     """One file."""
     rng = np.random.default_rng(SEED)
     cases, left_out, hashes = [], 0, {}

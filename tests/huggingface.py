@@ -73,6 +73,9 @@ def generate(
     options = {"eos_token_id": None, "do_sample": False} | fields
     allowed = options.pop("prefix_allowed_tokens_fn", None)
     given, more = len(token_ids), {}
+    if (negative := options.pop("negative_prompt", None)) is not None:
+        more = {"negative_prompt_ids": torch.tensor([list(negative)])}
+    processors = options.pop("logits_processor", None)
     if model.config.is_encoder_decoder:
         start = options.setdefault("decoder_start_token_id", model.config.decoder_start_token_id)
         decoder_ids = [start, *options.pop("decoder_prompt", ())]
@@ -83,6 +86,7 @@ def generate(
             pad_token_id=0, output_scores=True, return_dict_in_generate=True, **options
         ),
         prefix_allowed_tokens_fn=allowed,
+        logits_processor=processors,
         **more,
     )
     new = out.sequences[:, given:].tolist()

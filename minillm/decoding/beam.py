@@ -170,8 +170,9 @@ class BeamSearch(Strategy):
 
     def _log_probs(self, sampler: TokenSampler, state: BeamState, logits: Any, handicap: Any) -> tuple[Any, Any]:
         """Processed log-probabilities of each row, and raw ones if log-probabilities are to be returned."""
-        scores = sampler.log_softmax(logits)  # [beams, V]
-        raw = scores.copy() if self.settings.logprobs or state.request.guide is not None else scores
+        scores, raw = self.first_scores(sampler, logits)
+        if raw is scores and (self.settings.logprobs or state.request.guide is not None):
+            raw = scores.copy()
         if handicap is not None:
             scores -= handicap
         if self.processors or self.filters:
@@ -185,6 +186,11 @@ class BeamSearch(Strategy):
             for _, error in restrict(sampler, scores, range(len(guides)), guides, list(raw)):
                 raise error
         return scores, raw
+
+    def first_scores(self, sampler: TokenSampler, logits: Any) -> tuple[Any, Any]:
+        """The scores of each beam's next tokens, and the model's log-probabilities: the same. [beams, V] each"""
+        scores = sampler.log_softmax(logits)  # [beams, V]
+        return scores, scores
 
     def _filtered(self, history: History, scores: Any, xp: Any) -> Any:
         """Apply the filters to rows with at least one allowed token; a row of only -inf is not a distribution."""

@@ -14,7 +14,7 @@ OWN_FIELDS = frozenset({
     "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
     "contrastive_alpha", "amateur_temperature", *GUIDES, "lookahead_window", "lookahead_ngram_size",
     "lookahead_guesses", "strategy", "strategy_options", "force_words", "num_particles",
-    "potential", "ess_threshold",
+    "potential", "ess_threshold", "negative_prompt",
     "echo", "skip_special_tokens", "logprobs", "top_logprobs",
 })
 # fmt: on

@@ -25,15 +25,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ..backends.token_sampler import TokenSampler
 from ..errors import ParameterError
 from ..reference.softmax import log_softmax, softmax, top_indices
 from .continuation import Continuation, reports
 from .history import History
+from .paired import PairedSampling
 from .processors import build_processors, no_token_left, rows_without_a_token
-from .sampling import Sampling, TokenState
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
 
@@ -152,45 +150,22 @@ class ContrastiveSearch(Strategy):
         return [Feed((token,), parent=parent, hidden=True) for token in state.candidates]
 
 
-class ContrastiveDecoding(Strategy):
+class ContrastiveDecoding(PairedSampling):
     """Feed both models the same tokens, and choose by the difference of their log-probabilities."""
-
-    shared = True
-    independent = True
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.choice = Sampling(settings)
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
         """Feed the prompt to both models; continuations fork from it after the first step."""
         state, feeds = self.choice.begin(request)
-        return state, to_both(feeds)
+        feeds = [feed._replace(draw=None) for feed in feeds]
+        return state, [*feeds, *self.second_feeds(feeds, 0)]
 
-    def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
-        """Choose a token for every growing continuation and feed it."""
-        expert_rows: list[int] = []
-        amateur_rows: list[int] = []
-        growing, first = [], 0
-        for state in states:
-            assert isinstance(state, TokenState)
-            state.feeds //= 2  # the expert's feeds come first, then as many of the amateur's
-            places = [first + (0 if state.feeds == 1 else i) for i in range(len(state.growing))]
-            expert_rows += places
-            amateur_rows += [place + state.feeds for place in places]
-            growing += [(state, continuation) for continuation in state.growing]
-            first += 2 * state.feeds
-        expert, amateur = (rows.logits[np.asarray(places)] for places in (expert_rows, amateur_rows))  # [R, V] each
-        scores = contrast(
-            expert, amateur, self.settings.contrastive_alpha, self.settings.amateur_temperature, sampler.xp
-        )
-        self.choice.extend(sampler, scores, growing, raw=expert)
-        return [to_both(self.choice.next_feeds(state)) for state in states if isinstance(state, TokenState)]
+    def second_feeds(self, feeds: list[Feed], sequences: int) -> list[Feed]:
+        """The same for the amateur."""
+        return [feed._replace(model="amateur") for feed in feeds]
 
-
-def to_both(feeds: list[Feed]) -> list[Feed]:
-    """The same feeds for the target, then for the amateur."""
-    return [Feed(feed.tokens, feed.parent, model=model) for model in ("target", "amateur") for feed in feeds]
+    def combined(self, first: Any, second: Any, xp: Any) -> Any:
+        """The contrastive scores, the first logits being the expert's. [R, V] each -> [R, V]"""
+        return contrast(first, second, self.settings.contrastive_alpha, self.settings.amateur_temperature, xp)
 
 
 def contrast(expert: Any, amateur: Any, alpha: float, temperature: float, xp: Any) -> Any:

@@ -142,6 +142,15 @@ def decay(value: object) -> tuple[int, float]:
     return whole(0)(start), positive(factor)
 
 
+@reader("'low', 'high', or numbers of layers, at least one")
+def exit_layers(value: object) -> str | tuple[int, ...]:
+    """Values of dola_layers; a text may list numbers, "0,2,4"."""
+    if value in ("low", "high"):
+        return str(value)
+    numbers = [int(number) for number in value.split(",")] if isinstance(value, str) else value
+    return sequence("", whole(0), least=1)(numbers)
+
+
 @dataclass(frozen=True, eq=False)
 class ByIdentity:
     """A user's function, compared and hashed by identity, so that settings that hold it are hashable."""

@@ -19,6 +19,7 @@ from .field_values import (
     biases,
     constraint,
     decay,
+    exit_layers,
     forced_phrases,
     forced_texts,
     function,
@@ -90,6 +91,7 @@ NEEDS = {
     "num_beams": "num_beams above 1",
     "num_beam_groups": "num_beam_groups above 1",
     "mirostat": "mirostat=2",
+    "guidance_scale": "a guidance_scale other than 1",
     "draft": "a draft model: Engine(..., draft=...)",
     "amateur": "an amateur model: Engine(..., amateur=...)",
     "encoder": "an encoder-decoder, such as T5",
@@ -291,6 +293,15 @@ class GenerationFields(TypedDict, total=False):
         sequence("a sequence of PhrasalConstraint, DisjunctiveConstraint, or objects with their methods", constraint),
         needs="num_beams", help="constraints that the text has to fulfil, as transformers 4.55 had them",
         notes="See `constraints`.")]
+    guidance_scale: Annotated[float | None, SEARCH.field(1.0, number(-LARGE, LARGE), flag="--guidance-scale S",
+        help="classifier-free guidance: above 1 leads away from the negative prompt (1: off)",
+        notes="See `classifier_free`. With greedy search, sampling and beam search; each text takes two sequences.")]
+    negative_prompt: Annotated[str | Sequence[int] | None, SEARCH.field(None, text_or_ids, needs="guidance_scale",
+        flag="--negative-prompt TEXT", help="what guidance leads away from (default: the last token of the prompt)",
+        notes="A text or token ids, the same for all prompts of a list.")]
+    dola_layers: Annotated[Literal["low", "high"] | Sequence[int] | None, SEARCH.field(None, exit_layers,
+        flag="--dola-layers LAYERS", help="contrast the last layer with earlier ones: low, high, or numbers as 0,2,4",
+        notes="See `dola`. With greedy search and sampling; a repetition_penalty of 1.2 is recommended.")]
     penalty_alpha: Annotated[float | None, SEARCH.field(0.0, number(0, 1), flag="--penalty-alpha A",
         help="contrastive search among top_k tokens: weight of dissimilarity to the context (0: off)")]
     contrastive_alpha: Annotated[float | None, SEARCH.field(0.1, number(0, 1), needs="amateur",
@@ -346,5 +357,5 @@ FIELDS: dict[str, Setting] = {name: hint.__metadata__[0] for name, hint in Gener
 GUIDES = tuple(name for name, setting in FIELDS.items() if setting.group == "guided")
 """Fields that set a guide; a request has at most one of them."""
 
-OFF = {"num_beams": 1, "num_beam_groups": 1, "max_thinking_tokens": None}
+OFF = {"num_beams": 1, "num_beam_groups": 1, "guidance_scale": 1, "max_thinking_tokens": None}
 """Fields whose value without effect is not a false one -> that value."""

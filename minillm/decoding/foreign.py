@@ -75,6 +75,8 @@ TABLE = (
     Word(PYTHON, "use_beam_search beam_width beam_size", "num_beams"),
     Word(PYTHON, "typical", "typical_p"),
     Word(PYTHON, "mirostat_mode", "mirostat"),
+    Word(PYTHON, "cfg_scale", "guidance_scale"),
+    Word(PYTHON, "negative_prompt_ids", "negative_prompt"),
     Word(PYTHON, "random_seed generator", "seed"),
     Word(PYTHON, "n_particles particles", "num_particles"),
     Word(PYTHON, "critic condition", "potential"),
@@ -92,10 +94,8 @@ TABLE = (
     Word(PYTHON, "tokenizer", "Engine(tokenizer=...)"),
     Word(PYTHON, "model device dtype", "Engine(model, ...)"),
     # --- transformers: fields that change the result, with the value without effect
-    Word(TRANSFORMERS, "guidance_scale", advice=_OUT, neutral=(1,)),
     Word(TRANSFORMERS, "max_time", advice="use timeout"),
     Word(TRANSFORMERS, "remove_invalid_values token_healing use_mtp", advice=_OUT, neutral=(False,)),
-    Word(TRANSFORMERS, "dola_layers", advice=_OUT),
     Word(TRANSFORMERS, "assistant_early_exit assistant_ensemble_weight speculation_type", advice=_OUT),
     # fields that never change the tokens: padding, return format, execution
     Word(TRANSFORMERS, "pad_token_id bos_token_id transformers_version _from_model_config _commit_hash"),

@@ -261,7 +261,17 @@ class RequestMaker:
                 " tokens, only on a prompt of one: leave it out"
             )
         check_lora(settings.lora, self.adapters)
-        limit, room = new_token_limit(settings, prompt_length), self.config.max_positions - prompt_length
+        limit, longest = new_token_limit(settings, prompt_length), prompt_length
+        if settings.negative_prompt is not None:
+            from .classifier_free import negative_ids
+
+            negative = negative_ids(settings.negative_prompt, self.tokenizer, self.config)
+            settings, longest = replace(settings, negative_prompt=negative), max(prompt_length, len(negative))
+        if settings.dola_layers:
+            from .dola import premature_layers
+
+            settings = replace(settings, dola_layers=premature_layers(settings.dola_layers, self.config))
+        room = self.config.max_positions - longest
         if limit > room:
             context = self.config.max_positions
             logger.warning("%d new tokens exceed the context of %d: %d fit after the prompt", limit, context, room)

@@ -31,6 +31,8 @@ STRATEGIES = {
     "force_words_ids": ("constrained", "ConstrainedBeamSearch"),
     "force_words": ("constrained", "ConstrainedBeamSearch"),
     "constraints": ("constrained", "ConstrainedBeamSearch"),
+    "guidance_scale": ("classifier_free", "ClassifierFreeGuidance"),
+    "dola_layers": ("dola", "DoLa"),
     "penalty_alpha": ("contrastive", "ContrastiveSearch"),
     "prompt_lookup_num_tokens": ("speculative", "PromptLookup"),
     "lookahead_window": ("lookahead", "Lookahead"),
@@ -306,6 +308,7 @@ def strategy_for(settings: Settings) -> "Strategy":
                 echo=False,
                 decoder_prompt=None,
                 decoder_start_token_id=None,
+                negative_prompt=None,
             ),
         )
     strategy = kind(settings)
@@ -329,5 +332,7 @@ def strategy_class(settings: Settings) -> type["Strategy"]:
         return Scoring
     chosen = [name for name in STRATEGIES if is_on(name, getattr(settings, name))]
     module, name = STRATEGIES[chosen[-1] if chosen else "do_sample"]
+    if chosen[-2:] == ["num_beams", "guidance_scale"]:
+        name = "GuidanceBeamSearch"
     kind: type[Strategy] = getattr(import_module(f".{module}", __package__), name)
     return kind

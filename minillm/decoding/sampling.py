@@ -80,7 +80,8 @@ class Sampling(Strategy):
     def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Choose a token for every growing continuation and feed it."""
         growing = [(state, c) for state in states if isinstance(state, TokenState) for c in state.growing]
-        self.extend(sampler, _row_per_continuation(sampler, rows, states), growing)  # [feeds, V] -> [R, V]
+        logits = _take(sampler, rows.logits, rows_per_continuation(states))  # [feeds, V] -> [R, V]
+        self.extend(sampler, logits, growing)
         return [self.next_feeds(state) for state in states if isinstance(state, TokenState)]
 
     def extend(self, sampler: TokenSampler, logits: Any, growing: Continuations, raw: Any = None) -> None:
@@ -166,8 +167,8 @@ class Sampling(Strategy):
         return feeds
 
 
-def _row_per_continuation(sampler: TokenSampler, rows: Rows, states: Sequence[State]) -> Any:
-    """One row of logits per continuation; after the prompt a request's continuations share the same row."""
+def rows_per_continuation(states: Sequence[State]) -> list[int]:
+    """The row of logits of each continuation; after the prompt a request's continuations share the same row."""
     sources: list[int] = []
     first = 0
     for state in states:
@@ -175,7 +176,7 @@ def _row_per_continuation(sampler: TokenSampler, rows: Rows, states: Sequence[St
         shared = state.feeds == 1
         sources += [first if shared else first + i for i in range(len(state.growing))]
         first += state.feeds
-    return _take(sampler, rows.logits, sources)
+    return sources
 
 
 def _take(sampler: TokenSampler, logits: Any, rows: Sequence[int]) -> Any:

@@ -9,6 +9,8 @@ from .settings import is_on
 
 SEARCHES = {
     "num_beams": "set num_beams=1",
+    "guidance_scale": "leave guidance_scale out",
+    "dola_layers": "leave dola_layers out",
     "penalty_alpha": "leave penalty_alpha out",
     "prompt_lookup_num_tokens": "leave prompt_lookup_num_tokens out",
     "lookahead_window": "leave lookahead_window out",
@@ -56,6 +58,7 @@ def check_searches(user: Mapping[str, object], given: Mapping[str, object], reso
     """
     _check_contrastive_search(given, resolved)
     _check_exclusive(resolved)
+    _check_decoder_only(resolved)
     _check_groups(resolved)
     _check_constraints(resolved)
     _check_particles(resolved)
@@ -87,10 +90,23 @@ def _check_contrastive_search(given: Mapping[str, object], resolved: Mapping[str
 
 def _check_exclusive(resolved: Mapping[str, Any]) -> None:
     """At most one strategy that excludes others. The engine's models win over the checkpoint's fields."""
-    if len(names := _searches(resolved)) > 1:
+    names = _searches(resolved)
+    if len(names) > 1 and names != ["num_beams", "guidance_scale"]:
         both = " and ".join(f"{name}={resolved[name]}" for name in names[:2])
         leave = ", or ".join(SEARCHES[name] for name in names[:2])
         raise ContradictionError(f"{both} each select a strategy, and a request has one: {leave}", *names)
+
+
+def _check_decoder_only(resolved: Mapping[str, Any]) -> None:
+    """Classifier-free guidance and DoLa are of decoders; the first goes with plain beams."""
+    for name in ("guidance_scale", "dola_layers"):
+        if resolved["encoder"] and is_on(name, resolved[name]):
+            message = f"{name}={shown(resolved[name])} is not offered with an encoder-decoder: leave it out"
+            raise ContradictionError(message, name)
+    scale, groups = resolved["guidance_scale"], resolved["num_beam_groups"]
+    if scale != 1 and groups > 1:
+        message = f"guidance_scale={scale:g} with num_beam_groups={groups}: leave one of them out"
+        raise ContradictionError(message, "guidance_scale", "num_beam_groups")
 
 
 def _check_groups(resolved: Mapping[str, Any]) -> None:
@@ -110,12 +126,12 @@ def _check_groups(resolved: Mapping[str, Any]) -> None:
 
 
 def _check_constraints(resolved: Mapping[str, Any]) -> None:
-    """Beams with constraints do not sample, and have no groups."""
+    """Beams with constraints do not sample, and have neither groups nor guidance."""
     for name in ("constraints", "force_words_ids", "force_words"):
-        other = "do_sample" if resolved["do_sample"] else "num_beam_groups"
-        if resolved[name] and (resolved["do_sample"] or resolved["num_beam_groups"] > 1):
-            message = f"{name} with {other}={resolved[other]}: beams with constraints do not sample, and have no groups"
-            raise ContradictionError(f"{message}; leave one out", name, other)
+        for other, off in (("do_sample", False), ("num_beam_groups", 1), ("guidance_scale", 1)):
+            if resolved[name] and resolved[other] != off:
+                message = f"{name} with {other}={resolved[other]}: beams with constraints are plain ones; leave one out"
+                raise ContradictionError(message, name, other)
 
 
 def _check_particles(resolved: Mapping[str, Any]) -> None:

@@ -42,6 +42,8 @@ class Rows(NamedTuple):
     """[feeds + 1]: feed i asked for the rows starts[i] : starts[i + 1]"""
     hidden: Any = None
     """[R, W], the hidden states before the LM head; None unless a feed requested them"""
+    exits: Sequence[Any] = ()
+    """[exits, V] float32 of each feed, on the host: logits of early exits; empty unless the feeds requested them"""
 
 
 class Feed(NamedTuple):
@@ -61,6 +63,8 @@ class Feed(NamedTuple):
     """Parents of the last tokens if these are a tree of guesses: indices among them, -1 for the token before it."""
     hidden: bool = False
     """Also return the hidden states before the LM head."""
+    exits: tuple[int, ...] = ()
+    """Also return the last token's logits after so many layers each, by early exits; 0: of the embedding."""
     draw: Draw | None = None
     """The `TokenSampler.sample` call for its last row, if known in advance: it can then run with the forward pass."""
 
@@ -115,6 +119,13 @@ class Request:
     def given_ids(self) -> list[int]:
         """The tokens of the user's prompt."""
         return self.prompt_ids if self.source_ids is None else self.source_ids
+
+    @property
+    def beginnings(self) -> list[list[int]]:
+        """The texts with which equally many of its sequences begin: the prompt, with guidance the negative one too."""
+        if self.settings.guidance_scale == 1:
+            return [self.prompt_ids]
+        return [self.prompt_ids, [*(self.settings.negative_prompt or self.prompt_ids[-1:])]]
 
     @property
     def deadline(self) -> float | None:
@@ -177,6 +188,8 @@ class Strategy(ABC):
     """True if one call of `step` serves several requests and isolates their failures."""
     independent: ClassVar[bool] = False
     """True if returned sequences are independent, so that a request may run in parts."""
+    sequences_per_result: ClassVar[int] = 1
+    """Number of sequences that each returned one, or each beam, needs at once."""
     obeys: ClassVar[frozenset[str]] = frozenset()
     """Generation fields that a strategy of another package reads; others that shape the choice of tokens, or ask for
     log-probabilities, are refused beside it"""
@@ -200,7 +213,7 @@ class Strategy(ABC):
     def max_sequences(self) -> int:
         """Maximum number of sequences that one request runs at once."""
         most: int = max(self.settings.num_beams, self.settings.num_return_sequences)
-        return most
+        return most * self.sequences_per_result
 
     @abstractmethod
     def begin(self, request: Request) -> tuple[State, list[Feed]]:

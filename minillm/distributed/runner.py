@@ -70,6 +70,8 @@ class Part:
 class RankRunner(Runner):
     """A runner whose passes are a rank's part: hidden states come from the stage before, and go to the next one."""
 
+    has_exits = False
+
     def __init__(self, part: Part, cache: PagedCache, task: Task = "tokens") -> None:
         model = without_head(part.model) if task == "states" else part.model
         super().__init__(model, part.backend, cache, part.ranks.layers, part.adapters, part.hooks)
@@ -237,6 +239,7 @@ class LeadingRunner(RankRunner):
         draws: Sequence[Draw | None] = (),
         x: Any = None,
         views: Sequence[View] = (),
+        exits: Any = None,
     ) -> tuple[Output, bool]:
         if self.task != "tokens":
             return self._run_texts(backend, batch, [int(row) for row in rows], views)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count, pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..backends import compile_seconds, working_time
 from ..backends.token_sampler import TokenSampler
@@ -31,6 +31,9 @@ from ..runner.runner import Runner, Slice
 from .async_decode import DEVICE_ERRORS, PendingStep, can_run_ahead, hand_back, launch_first, launch_next
 from .run import Chunk, Run
 from .scheduler import Limits, Load, Scheduler
+
+if TYPE_CHECKING:
+    from ..runner.early_exits import EarlyExits
 
 
 class StepLoop:
@@ -239,11 +242,14 @@ class StepLoop:
                 rows += range(stop - height, stop)
                 draws += [None] * (height - 1) + [feed.draw]
         sequences, counts = [chunk.sequence for chunk in chunks], [chunk.tokens for chunk in chunks]
-        output = self.runners[name].forward(sequences, counts, rows, draws)
+        exits = early_exits(completed, rows)
+        more = {} if exits is None else {"exits": exits}
+        output = self.runners[name].forward(sequences, counts, rows, draws, **more)
         for scores, its_rows in scored:
             scores.add(self.runners[name].backend.sampler, output.logits[its_rows])
         for run, i, its_rows in completed:
-            run.outputs[i] = Slice(output, its_rows.start, its_rows.stop)
+            logits = exits and exits.of_row(rows[its_rows.stop - 1])
+            run.outputs[i] = Slice(output, its_rows.start, its_rows.stop, exits=logits)
         for run, _, _ in completed:
             if len(self.runners) > 1 or not run.ready:  # the next pass may run before the strategy is called
                 run.keep_outputs()
@@ -303,8 +309,11 @@ class StepLoop:
         """
         if request.hooks is not None:
             self.runners["target"].hooks.check(request.hooks)
-        sequences, limit = request.strategy.max_sequences, self.scheduler.limits.max_batch_size
-        if sequences > limit and not request.strategy.independent:
+        if request.settings.dola_layers and not self.runners["target"].has_exits:
+            raise ParameterError("dola_layers is not offered where several processes share a model: use one")
+        strategy, limit = request.strategy, self.scheduler.limits.max_batch_size
+        sequences = strategy.sequences_per_result if strategy.independent else strategy.max_sequences
+        if sequences > limit:
             raise ParameterError(
                 f"the request needs {sequences} sequences at once, and max_batch_size is {limit}: raise max_batch_size "
                 f"to at least {sequences}"
@@ -335,9 +344,10 @@ class StepLoop:
         sequences, headroom = strategy.max_sequences, limits.headroom
         parts = [(request, sequences)]
         if sequences > limits.max_batch_size:
-            size = limits.max_batch_size
-            groups = [request.indices[i : i + size] for i in range(0, sequences, size)]
-            parts = [(replace(request, part=group), len(group)) for group in groups]
+            each = strategy.sequences_per_result
+            size = limits.max_batch_size // each
+            groups = [request.indices[i : i + size] for i in range(0, sequences // each, size)]
+            parts = [(replace(request, part=group), each * len(group)) for group in groups]
         soon = request.max_new_tokens if headroom is None else min(headroom, request.max_new_tokens)
         runs = []
         for part, its_sequences in parts:
@@ -366,16 +376,19 @@ class StepLoop:
         They share none where each may be computed anew, and always their source. Each model's cache has the same number
         of pages, and no model uses more of them than the target.
         """
-        cache, shared = self.runners["target"].cache, self._shared_pages(request)
-        source = cache.pages_for(len(request.source_ids or ()))
-        return source + shared + sequences * (cache.pages_for(len(request.prompt_ids) + positions) - shared)
+        cache, beginnings = self.runners["target"].cache, request.beginnings
+        pages, each = cache.pages_for(len(request.source_ids or ())), max(1, sequences // len(beginnings))
+        for token_ids in beginnings:
+            shared = self._shared_pages(request, token_ids)
+            pages += shared + each * (cache.pages_for(len(token_ids) + positions) - shared)
+        return pages
 
-    def _shared_pages(self, request: Request) -> int:
-        """Number of pages of its prompt that a request's sequences share."""
+    def _shared_pages(self, request: Request, token_ids: Sequence[int]) -> int:
+        """Number of pages of a text that a request's sequences share if they begin with it."""
         recomputed = any(runner.model.config.keys_change_beyond is not None for runner in self.runners.values())
         if recomputed or not request.settings.use_cache:
             return 0
-        return len(request.prompt_ids) // self.runners["target"].cache.page_size
+        return len(token_ids) // self.runners["target"].cache.page_size
 
     def _begin(self, run: Run) -> None:
         run.admitted_at, run.prompt_scores = time.monotonic(), run.request.prompt_scores
@@ -523,9 +536,13 @@ class StepLoop:
         cache, strategy = self.runners["target"].cache, request.strategy
         sequences = min(strategy.max_sequences, self.scheduler.limits.max_batch_size)
         available = min(runner.cache.num_pages for runner in self.runners.values())
-        shared = self._shared_pages(request)
-        own = (available - cache.pages_for(len(request.source_ids or ())) - shared) // sequences
-        return (shared + own) * cache.page_size - len(request.prompt_ids) - strategy.extra_positions
+        shared = [self._shared_pages(request, token_ids) for token_ids in request.beginnings]
+        own = (available - cache.pages_for(len(request.source_ids or ())) - sum(shared)) // sequences
+        positions = [
+            (pages + own) * cache.page_size - len(token_ids)
+            for pages, token_ids in zip(shared, request.beginnings, strict=True)
+        ]
+        return min(positions) - strategy.extra_positions
 
     @property
     def longest(self) -> int | None:
@@ -569,7 +586,23 @@ def gather(group: Sequence[Run], sampler: TokenSampler, place: TokenSampler) -> 
             wants_hidden = wants_hidden or feed.hidden
     logits = _end_to_end(slices, "logits", sampler.xp)
     hidden = sampler.to_host(_end_to_end(slices, "hidden", sampler.xp)) if wants_hidden else None
-    return Rows(logits if place is sampler else sampler.to_host(logits), starts, hidden)
+    exits = [rows.exits for rows in slices] if group[0].feeds[0].exits else []
+    return Rows(logits if place is sampler else sampler.to_host(logits), starts, hidden, exits)
+
+
+def early_exits(completed: Sequence[tuple[Run, int, slice]], rows: Sequence[int]) -> "EarlyExits | None":
+    """The early exits of a pass, if a feed asks for some.
+
+    Args:
+        completed: runs, each with the index of a feed, and the places of its rows among `rows`
+        rows: of the batch, whose logits are computed
+    """
+    layers = {rows[places.stop - 1]: exits for run, i, places in completed if (exits := run.feeds[i].exits)}
+    if not layers:
+        return None
+    from ..runner.early_exits import EarlyExits
+
+    return EarlyExits(layers)
 
 
 def _end_to_end(slices: list[Slice], kind: Literal["logits", "hidden"], xp: Any) -> Any:

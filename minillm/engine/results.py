@@ -1,15 +1,18 @@
 """Results of requests: completions and generations."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..decoding.event import Event, FinishReason
 from ..decoding.hooks import Watched, join_watched
 from ..decoding.prompt_scores import TopLogProbs
 from ..text.display import TokenView, brief, results_html, view_tokens
 from ..text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .selection import Scorer, Vote
 
 
 @dataclass
@@ -185,6 +188,37 @@ class Generation:
     def token_ids(self) -> list[int]:
         """The first completion's tokens."""
         return self.completions[0].token_ids
+
+    def best(self, scorer: "Scorer | None" = None) -> Completion:
+        """The completion with the highest score; see `ranked`."""
+        return self.ranked(scorer)[0]
+
+    def ranked(self, scorer: "Scorer | None" = None) -> list[Completion]:
+        """The completions by falling score, `scorer(completion)`; by default the mean log-probability of their tokens.
+
+        Raises:
+            ParameterError: `scorer` is no function or returns no number; without one, there are no log-probabilities.
+
+        Example:
+            >>> answers = engine.generate("Monday,", num_return_sequences=4, do_sample=True, seed=1, logprobs=True)
+            >>> answers.best().text == answers.ranked()[0].text
+            True
+        """
+        from .selection import mean_log_prob, ranked
+
+        return ranked(self.completions, mean_log_prob if scorer is None else scorer)
+
+    def vote(self, answer: Callable[[str], Hashable | None], weight: "Scorer | None" = None) -> "Vote":
+        """The answer that most completions agree on (self-consistency); see `selection.vote`.
+
+        Example:
+            >>> answers = engine.generate("Monday,", num_return_sequences=5, do_sample=True, seed=1, max_new_tokens=1)
+            >>> answers.vote(str.strip).answer
+            'Tuesday'
+        """
+        from .selection import vote
+
+        return vote(self.completions, answer, weight)
 
     @property
     def watched(self) -> Watched:

@@ -139,7 +139,7 @@ class Run:
     def longest(self) -> int:
         """Maximum number of cache positions of one of its sequences."""
         request = self.request
-        return len(request.prompt_ids) + request.max_new_tokens + request.strategy.extra_positions
+        return max(map(len, request.beginnings)) + request.max_new_tokens + request.strategy.extra_positions
 
     def events(self) -> list[Event]:
         """The events of its results since the last call."""
@@ -230,7 +230,7 @@ class Chunk(NamedTuple):
     def scored(self) -> range:
         """Positions whose logits the log-probabilities of the prompt need."""
         run, scores = self.run, self.run.prompt_scores
-        if scores is None or run.started or self.feed is None or run.feeds[self.feed].model != "target":
+        if scores is None or run.started or self.feed != 0:  # the first is the prompt's
             return range(0)
         return scores.wanted(self.sequence.cached, self.tokens)
 

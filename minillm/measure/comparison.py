@@ -155,7 +155,7 @@ def beam_tree(engine: Engine, prompt: Prompt, *, progress: bool = True, **fields
     """
     tree = BeamTree()
     request = replace(engine.request(prompt, **fields), watch=tree.steps.append)
-    limits = Limits.of(engine.runner.backend.memory, request.settings.num_beams)
+    limits = Limits.of(engine.runner.backend.memory, request.strategy.max_sequences)
     loop = StepLoop({"target": engine.runner}, limits)
     loop.add(request)
     with showing(progress), work("searching", request.max_new_tokens, "steps") as searching:

@@ -305,7 +305,7 @@ def _loop(runner: Runner, backend: Backend, requests: Sequence[Request]) -> Step
     width = pages = 0
     for request in requests:
         strategy = request.strategy
-        longest = len(request.prompt_ids) + request.max_new_tokens + strategy.extra_positions
+        longest = max(map(len, request.beginnings)) + request.max_new_tokens + strategy.extra_positions
         width += strategy.max_sequences
         pages += strategy.max_sequences * -(-longest // backend.memory.page_size)
         pages += -(-len(request.source_ids or ()) // backend.memory.page_size)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from ..reference.sampling import Draw
 from .encoder_pass import encode_sources, encoded
 from .hooked_backend import View
 from .model_hooks import ModelHooks, other_rows
+
+if TYPE_CHECKING:
+    from .early_exits import EarlyExits
 
 
 class Output(NamedTuple):
@@ -39,6 +42,8 @@ class Slice(NamedTuple):
     stop: int
     own: bool = False
     """True if the output is a copy with only these rows"""
+    exits: Any = None
+    """[exits, V], the last row's logits of early exits, if the feed asked for them"""
 
     def copy(self) -> "Slice":
         """A copy of the rows, which outlives the next forward pass."""
@@ -46,11 +51,14 @@ class Slice(NamedTuple):
             return self
         rows = slice(self.first, self.stop)
         output = Output(self.output.logits[rows].copy(), self.output.hidden[rows].copy())
-        return Slice(output, 0, self.stop - self.first, own=True)
+        return Slice(output, 0, self.stop - self.first, own=True, exits=self.exits)
 
 
 class Runner:
     """A model or a range of its layers (a pipeline stage), the backend that runs it, and its K/V cache."""
+
+    has_exits: ClassVar[bool] = True
+    """Whether rows may take early exits"""
 
     def __init__(
         self,
@@ -113,6 +121,7 @@ class Runner:
         rows: Sequence[int] | None = None,
         draws: Sequence[Draw | None] = (),
         x: Any = None,
+        exits: "EarlyExits | None" = None,
     ) -> Output:
         """Compute the next `counts[i]` pending tokens of each sequence; their K/V are in the cache afterwards.
 
@@ -123,6 +132,7 @@ class Runner:
             draws: as in `Memory.run`
             x: the hidden state [T, E] that the stage before handed over, if this is not the first; it must not be a
                 result of this runner's own backend, which reuses their memory
+            exits: rows of the flat batch that take early exits, whose logits it then has
 
         Raises:
             CacheFullError: the cache cannot take the new tokens; nothing was computed.
@@ -137,10 +147,10 @@ class Runner:
         logit_rows = [span.stop - 1 for span in batch.spans] if rows is None else rows
         hooked = self.hooks.functions or any(sequence.probe is not None for sequence in sequences)
         views = self.hooks.views(batch, sequences) if hooked else []
-        output, finite = self._run(self.backend, batch, logit_rows, draws, x, views)
+        output, finite = self._run(self.backend, batch, logit_rows, draws, x, views, exits)
         if not finite:
             checking = CheckingBackend(self.backend)
-            self._run(checking, batch, logit_rows, x=x, views=views)  # once more
+            self._run(checking, batch, logit_rows, x=x, views=views, exits=exits)  # once more
             raise checking.error or NumericalError(
                 "NaN or infinity among the logits; computed once more, every operation was finite"
             )
@@ -157,18 +167,23 @@ class Runner:
         draws: Sequence[Draw | None] = (),
         x: Any = None,
         views: Sequence[View] = (),
+        exits: "EarlyExits | None" = None,
     ) -> tuple[Output, bool]:
         """The forward pass itself, and whether its results are finite. Empty `rows`: it only fills the K/V cache."""
         last = self.layers.stop == self.model.config.num_layers
         body, head = self._backends(backend, batch, rows, views)
         others = other_rows(views, rows) if views else []
-        finite = True
+        finite, ragged = True, batch
+
+        def head_of(some: Sequence[int]) -> Backend:
+            return self._backends(backend, ragged, some, ())[1]
 
         def compute(batch: Batch, rows: Any) -> Output:
             nonlocal finite
             with np.errstate(all="ignore"):  # NaN is reported as an error with the operation's name, not as a warning
                 pages, before = self.cache.storage, x if x is None else sealed(x)
-                hidden = self.model.forward(body, batch, pages, layers=self.layers, x=before)  # -> [T, E]
+                stack = body if exits is None else exits.around(body, self.model, head_of, rows)
+                hidden = self.model.forward(stack, batch, pages, layers=self.layers, x=before)  # -> [T, E]
                 if not last:
                     return Output(None, hidden)
                 if others:
@@ -181,10 +196,11 @@ class Runner:
                 return self._logits(head, hidden)
 
         other_head = self._backends(backend, batch, others, views)[1] if others else head
-        if self.replays and body.replays:
+        if self.replays and body.replays and exits is None:
             output = backend.memory.run(self, batch, rows, compute, draws)
         else:
             output = compute(*backend.memory.upload(batch, rows))
+        finite = finite and (exits is None or exits.finite)
         return output, finite and (output.logits is None or backend.sampler.finite(output.logits))
 
     def _backends(self, backend: Backend, batch: Batch, rows: Any, views: Sequence[View]) -> tuple[Backend, Backend]:

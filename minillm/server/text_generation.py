@@ -9,7 +9,6 @@
 `responses` and `ollama` are translations around the same way.
 """
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
@@ -247,11 +246,7 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
         """The n of best_of with the highest log-probability per token."""
         if self._body.best_of is None:
             return generation.completions
-
-        def score(completion: Completion) -> float:
-            return math.fsum(completion.logprobs or ()) / max(1, len(completion.token_ids))
-
-        return sorted(generation.completions, key=score, reverse=True)[: self._request.asked.n]
+        return generation.ranked()[: self._request.asked.n]
 
     def write(self, prompt: int, event: Event) -> bytes:
         """The chunk of an event; none if it brings nothing that is asked for."""

@@ -98,11 +98,11 @@ def test_generation_config_json_replaces_all_settings_in_config_json(tmp_path: P
 def test_what_is_not_supported_is_named_and_a_model_s_own_fields_are_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = write_checkpoint(tmp_path, num_beams=2, guidance_scale=1.5, constraints=[], use_cache=False, seed_=4)
+    folder = write_checkpoint(tmp_path, num_beams=2, token_healing=True, constraints=[], use_cache=False, seed_=4)
     with Engine(folder, backend="numpy", progress=False) as engine:
         assert engine.request("Hi").settings.use_cache
     [record] = [one for one in caplog.records if one.levelno >= logging.WARNING]
-    assert "config.json: minillm does not support guidance_scale;" in record.getMessage()
+    assert "config.json: minillm does not support token_healing;" in record.getMessage()
 
 
 def test_the_command_line_makes_room_for_the_beams_of_config_json(

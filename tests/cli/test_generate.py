@@ -337,6 +337,8 @@ SERVED = {
     "beams": {"num_beams": 2},
     "groups of beams": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
     "contrastive search": {"penalty_alpha": 0.6, "top_k": 5},
+    "guidance": {"guidance_scale": 2.0, "num_beams": 2},
+    "DoLa": {"dola_layers": "low"},
     "several results": {"num_beams": 3, "num_return_sequences": 2},
     "several samples": {"do_sample": True, "seed": 3, "num_return_sequences": 2},
     "mirostat": {"do_sample": True, "seed": 3, "mirostat": 2, "num_beams": 2},

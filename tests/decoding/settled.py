@@ -10,6 +10,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "do_sample": {"do_sample": True},
     "strategy": {"strategy": "ranked"},
     "num_beams": {"num_beams": 4},
+    "guidance_scale": {"guidance_scale": 1.5},
     "num_beam_groups": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
     "stop_strings": {"stop_strings": "."},
     "mirostat": {"do_sample": True, "mirostat": 2},

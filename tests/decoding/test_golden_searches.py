@@ -1,4 +1,4 @@
-"""Diverse, constrained and contrastive search against transformers 4.55.4 (scripts/make_golden_searches.py)."""
+"""Diverse, constrained and contrastive search and DoLa against transformers 4.55.4 (scripts/make_golden_searches.py)."""
 
 import hashlib
 import json
@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.decoding import beam, constrained, constraints, contrastive
+from minillm.config import ModelConfig
+from minillm.decoding import beam, constrained, constraints, contrastive, dola
 from minillm.decoding.constraints import DisjunctiveConstraint, Progress
+from minillm.decoding.dola import premature_layers
+from minillm.decoding.field_values import exit_layers
 from minillm.formats.load_model import load_model
 from minillm.layers.head import LMHead
 from minillm.runner.runner import Runner
@@ -37,9 +40,16 @@ def results(name: str, every: int, **more: Any) -> Iterator[tuple[dict[str, Any]
     """Cases, and what ours gives; all cases of a model run side by side."""
     for variant, runner in runners(name).items():
         cases = [case for case in EXPECTED[name][::every] if case["model"] == variant]
-        requests = [request_for(case["prompt"], **case["fields"], **more) for case in cases]
+        config = runner.model.config
+        requests = [request_for(case["prompt"], **settled(case["fields"], config), **more) for case in cases]
         yield from zip(cases, run(loop_of(target=runner, max_batch_size=40), requests), strict=True)
         assert runner.cache.free_pages == runner.cache.num_pages
+
+
+def settled(fields: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """Fields with the numbers of layers that an engine puts in place of "low" and "high"."""
+    layers = fields.get("dola_layers")
+    return fields | ({"dola_layers": premature_layers(exit_layers(layers), config)} if layers else {})
 
 
 def differences(name: str, every: int = 1, **more: Any) -> int:
@@ -81,6 +91,8 @@ def test_the_cases_cover_what_they_should() -> None:
     assert len(ended) > 15
     lines = [case["sequences"][0] for case in EXPECTED["contrastive"]]
     assert sum(len(set(line)) > 8 for line in lines) > 30
+    lines = [case["sequences"][0] for case in EXPECTED["dola"]]
+    assert sum(len(set(line)) > 5 for line in lines) > 20
     words = [case["fields"]["force_words_ids"] for case in EXPECTED["constrained"]]
     assert len(words) > 100
     assert {len(forced) for forced in words} == {1, 2, 3}
@@ -130,6 +142,8 @@ def states_before_project_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LMHead, "__call__", lambda self, backend, x: logits(self, backend, states(self, backend, x)))
 
 
+divergences = dola.divergences
+
 BREAKAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "groups take no notice of each other": (
         "diverse",
@@ -155,6 +169,8 @@ BREAKAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
             self.add_results(state, extensions, self.ended(extensions, "stop"))),
     ),
     "states before project_out": ("contrastive", states_before_project_out),
+    "the nearest layer": ("dola", lambda patch: patch.setattr(dola, "divergences", lambda *a: -divergences(*a))),
+    "no token is implausible": ("dola", lambda patch: patch.setattr(dola, "RELATIVE_TOP", 1e-9)),
 }  # fmt: skip
 
 

@@ -40,6 +40,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "lookahead": {"lookahead_window": 3, "lookahead_ngram_size": 3},
     "contrastive": {"penalty_alpha": 0.6, "top_k": 4},
     "mirostat": {"mirostat": 2, "do_sample": True, "seed": 1},
+    "guidance": {"guidance_scale": 2.0, "negative_prompt": "Once upon a time"},
+    "guidance, beams": {"guidance_scale": 2.0, "num_beams": 2},
 }
 
 
@@ -67,6 +69,16 @@ def assert_close(ours: Any, theirs: Any) -> None:
 def test_quick_strategies(parallel: Parallel, alone: Engine) -> None:
     fields = {name: FIELDS[name] for name in ("greedy", "top k, several", "beams")}
     assert_close(on_ranks(parallel, lambda engine: results(engine, fields)).result, results(alone, fields))
+
+
+def test_early_exits_are_refused() -> None:
+    def refusal(engine: Engine) -> str:
+        with pytest.raises(ParameterError) as error:
+            engine.generate(TEXT, dola_layers="low")
+        return str(error.value)
+
+    message = on_ranks(DEGREES[0], refusal).result
+    assert message == "dola_layers is not offered where several processes share a model: use one"
 
 
 @pytest.mark.slow

@@ -31,6 +31,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "diverse": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
     "constrained": {"num_beams": 3, "force_words_ids": [[7, 8], [[9], [10, 11]]]},
     "contrastive": {"penalty_alpha": 0.4, "top_k": 3},
+    "guidance": {"guidance_scale": 2.0},
+    "dola": {"dola_layers": [0, 1]},
     "lookup": {"prompt_lookup_num_tokens": 3},
     "lookahead": {"lookahead_window": 3},
     "naive": {"use_cache": False},

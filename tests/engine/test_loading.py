@@ -41,12 +41,12 @@ def test_reading_the_defaults_of_a_checkpoint(tmp_path: Path, caplog: pytest.Log
 
 
 def test_what_is_not_done_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    stored = {"temperature": 0.6, "max_time": 0.5, "constraints": [], "guidance_scale": 2, "zzz": 1}
+    stored = {"temperature": 0.6, "max_time": 0.5, "constraints": [], "remove_invalid_values": True, "zzz": 1}
     defaults = open_model(write(tmp_path, json.dumps(stored))).generation_defaults()
     resolve(GenerationConfig(), defaults, vocab_size=100, eos_token_id=2)
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("minillm", logging.WARNING)
-    assert "max_time, guidance_scale, zzz;" in record.getMessage()
+    assert "max_time, remove_invalid_values, zzz;" in record.getMessage()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", b"\xff\xfe{}"], ids=["empty", "cut off", "a list", "not UTF-8"])

@@ -31,6 +31,8 @@ SENSIBLE: dict[str, tuple[Any, ...]] = {
     "stop_strings": ("e", ["a", "re"], [" "]),
     "eos_token_id": (2, [2, 7], []),
     "early_stopping": (True, False, "never"),
+    "negative_prompt": ("once", [5, 6], ""),
+    "dola_layers": ("low", [0, 1], "1"),
     "strategy": ("ranked", "no such strategy", "beams"),
     "strategy_options": ({"rank": 1}, ["rank=1", "name=a"], {}),
     "sequence_bias": ([[[10, 45], -2.0]], {(7,): 7.5}, [[[3], float("-inf")]]),

@@ -71,12 +71,23 @@ def strategy(rng: Random, kind: str) -> dict[str, Any]:
     if kind != "amateur":
         ways += [
             {"penalty_alpha": 0.4, "top_k": 3},
+            {"dola_layers": [0, 1]},
+            {"guidance_scale": 2.5, "negative_prompt": [7, 8, 9, 7, 8]},
+            {"guidance_scale": 0.5, "do_sample": True, "seed": 5, "num_return_sequences": 2},
             {"prompt_lookup_num_tokens": 3},
             {"lookahead_window": 3},
             {"do_sample": True, "seed": 3, "prompt_lookup_num_tokens": 2},
         ]
     said = rng.choice(ways)
-    exclusive = {"num_beams", "num_particles", "penalty_alpha", "prompt_lookup_num_tokens", "lookahead_window"}
+    exclusive = {
+        "num_beams",
+        "num_particles",
+        "guidance_scale",
+        "dola_layers",
+        "penalty_alpha",
+        "prompt_lookup_num_tokens",
+        "lookahead_window",
+    }
     if kind == "draft" and exclusive & said.keys():
         said = said | {"num_assistant_tokens": 0}
     return {} if kind == "amateur" and exclusive & said.keys() else said

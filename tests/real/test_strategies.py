@@ -35,6 +35,8 @@ TESTS = {
     "num_beam_groups": "diverse",
     **dict.fromkeys(("force_words_ids", "force_words", "constraints"), "constrained"),
     "num_particles": "particles",
+    "guidance_scale": "guidance",
+    "dola_layers": "dola",
     "penalty_alpha": "contrastive_search",
     "prompt_lookup_num_tokens": "guess",
     "lookahead_window": "guess",
@@ -199,6 +201,36 @@ def test_contrastive_decoding_is_the_papers_formula(engines: Engines, int4: Path
     for row, token in zip(scores, result.token_ids, strict=True):
         assert_same_tokens([token], [int(row.argmax())], lambda _, row=row: row)
     assert result.token_ids != expert.generate(STORY, max_new_tokens=16).token_ids
+
+
+def test_guidance_is_the_papers_formula(engine: Engine) -> None:
+    """log p(negative) + scale (log p - log p(negative)), of the text after the prompt and after the negative one."""
+    negative = "Recipe for apple pie:"
+    result = engine.generate(STORY, max_new_tokens=16, guidance_scale=3.0, negative_prompt=negative)
+    logs, theirs = (
+        log_probs(engine, [*prompt, *result.token_ids])[len(prompt) - 1 : -1]
+        for prompt in (result.prompt_token_ids, engine.request(negative).prompt_ids)
+    )
+    for row, token in zip(theirs + 3.0 * (logs - theirs), result.token_ids, strict=True):
+        assert_same_tokens([token], [int(row.argmax())], lambda _, row=row: row)
+    assert result.token_ids != engine.generate(STORY, max_new_tokens=16).token_ids
+
+
+def test_dola_chooses_plausible_tokens_that_the_last_layers_made_likelier(engine: Engine, measured: Measured) -> None:
+    """All tokens are at least 0.1 times as likely as the best, and some are others than greedy search's."""
+    options = {"max_new_tokens": 24, "repetition_penalty": 1.2, "eos_token_id": ()}
+    greedy = engine.generate(STORY, **options).token_ids
+    differ = 0
+    for layers in ("low", "high"):
+        result = engine.generate(STORY, dola_layers=layers, **options)
+        tokens = result.prompt_token_ids + result.token_ids
+        for row, token in zip(
+            log_probs(engine, tokens)[len(result.prompt_token_ids) - 1 : -1], result.token_ids, strict=True
+        ):
+            assert row[token] >= row.max() + math.log(0.1) - 1e-4
+        differ += result.token_ids != greedy
+        measured(f"DoLa, {layers}: {result.text!r}")
+    assert differ
 
 
 # --- guesses ----------------------------------------------------------------------------------------------------------

@@ -159,6 +159,18 @@ def test_best_of_returns_the_most_likely(app: Starlette, demo: Engine) -> None:
     assert answer["choices"][0]["logprobs"] is None
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"guidance_scale": 0, "negative_prompt": "Once upon a time"}, {"dola_layers": "low"}, {"dola_layers": [0, 2]}],
+    ids=["guidance", "dola", "layers"],
+)
+def test_guidance_and_dola(app: Starlette, demo: Engine, fields: dict[str, Any]) -> None:
+    expected = greedy(demo, max_new_tokens=6, **fields).text
+    assert complete(app, max_tokens=6, temperature=0, **fields)["choices"][0]["text"] == expected
+    error = post(app, "/v1/completions", {"prompt": "A", "negative_prompt": "B"}).json()["error"]
+    assert error["param"] == "negative_prompt"
+
+
 def test_echo(app: Starlette) -> None:
     [choice], [plain] = complete(app, echo=True)["choices"], complete(app)["choices"]
     assert choice["text"] == PROMPT + plain["text"]

@@ -66,6 +66,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"num_beams": 3, "num_return_sequences": 2},
     {"lookahead_window": 4},
     {"penalty_alpha": 0.5, "top_k": 4},
+    {"guidance_scale": 2.0, "negative_prompt": "Once upon a time"},
+    {"dola_layers": "high"},
     {"use_cache": False},
     {"repetition_penalty": 1.3, "logprobs": True},
 ]

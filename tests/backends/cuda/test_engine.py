@@ -157,8 +157,10 @@ def test_several_continuations_and_requests_that_choose_otherwise_share_a_step(r
         {"prompt_lookup_num_tokens": 3},
         {"lookahead_window": 3, "lookahead_ngram_size": 3},
         {"do_sample": True, "seed": 3, "mirostat": 2},
+        {"guidance_scale": 2.0, "negative_prompt": (7, 8, 9)},
+        {"dola_layers": (0, 1)},
     ],
-    ids=["beams", "sampled beams", "contrastive", "prompt lookup", "lookahead", "mirostat"],
+    ids=["beams", "sampled beams", "contrastive", "prompt lookup", "lookahead", "mirostat", "guidance", "dola"],
 )
 def test_every_strategy_has_numpys_tokens(fields: dict[str, Any], runner: Runner) -> None:
     prompt = PROMPTS[4] * 2

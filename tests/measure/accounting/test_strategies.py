@@ -21,6 +21,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "diverse beams": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0},
     "sampled beams": {"num_beams": 3, "do_sample": True, "seed": 1},
     "contrastive search": {"penalty_alpha": 0.6, "top_k": 3},
+    "guidance": {"guidance_scale": 2.0, "negative_prompt": (7, 8, 9), "num_beams": 2},
     "prompt lookup": {"prompt_lookup_num_tokens": 4},
     "lookahead": {"lookahead_window": 3},
     "draft": {"models": ("draft",)},
