@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
+from minillm import Engine
 from minillm.backends.cpu import launching
 from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.low_rank import LowRankWeight
@@ -20,7 +22,7 @@ from minillm.engine.scheduler import Limits
 from minillm.runner.runner import Runner
 
 from ..families import CONFIGS
-from ..tiny import model_of, request_for, tiny_config
+from ..tiny import model_of, request_for, tiny_config, write_checkpoint
 
 MODELS: dict[str, dict[str, Any]] = {
     "opt": tiny_config(hidden_size=72, word_embed_proj_dim=72, ffn_dim=1601, max_position_embeddings=128),
@@ -38,6 +40,7 @@ WAYS: list[dict[str, Any]] = [
     {"num_beams": 3},
     {"penalty_alpha": 0.4, "top_k": 3},
     {"prompt_lookup_num_tokens": 3},
+    {"num_assistant_tokens": 3, "models": ("draft",)},
     {"lookahead_window": 3},
     {"use_cache": False},
 ]
@@ -89,7 +92,10 @@ class Bench:
 
     def __init__(self, model: str, *, deterministic: bool = True, **options: Any) -> None:
         self.backend = CpuBackend(deterministic=deterministic, **options)
-        self.model = model_of(MODELS[model], backend=self.backend)
+        self.models = {
+            name: model_of(MODELS[model], seed=seed, backend=self.backend)
+            for name, seed in (("target", 0), ("draft", 1))
+        }
         self.logits, rng = Logits(), Random(0)
         stem = [rng.randrange(3, 96) for _ in range(30)]
         self.requests = [self._draw_request(rng, stem) for _ in range(12)]
@@ -109,9 +115,13 @@ class Bench:
     def _loop(
         self, size: int, chunk: int, pages: int = 96, page_size: int = 64, prefix_cache: bool = False
     ) -> StepLoop:
-        cache = PrefixCache(self.model.config, self.backend, pages, page_size, prefix_cache=prefix_cache)
-        runner = self.logits.watch(Runner(self.model, self.backend, cache))
-        return StepLoop({"target": runner}, Limits(size, chunk, chunk, 4))
+        options: dict[str, Any] = {"prefix_cache": prefix_cache}
+        runners = {
+            name: Runner(model, self.backend, PrefixCache(model.config, self.backend, pages, page_size, **options))
+            for name, model in self.models.items()
+        }
+        self.logits.watch(runners["target"])
+        return StepLoop(runners, Limits(size, chunk, chunk, 4))
 
     def _run(self, loop: StepLoop, requests: list[Request], rng: Random, preempted: float = 0.0) -> None:
         """Run requests that come by and by; before a share of the steps one of them is preempted."""
@@ -192,6 +202,15 @@ def test_another_order_of_summation_in_many_rows_is_seen(monkeypatch: pytest.Mon
     for _ in range(2):
         bench.mix(rng)
     assert len(bench.logits.different) > 20
+
+
+def test_an_engine_gives_a_text_the_bits_of_its_beginnings(tmp_path: Path) -> None:
+    """The logits of 50 tokens, and of the first 3 and 20 of them."""
+    line = list(range(40, 90))
+    with Engine(write_checkpoint(tmp_path), backend="cpu", deterministic=True) as engine:
+        whole = engine.forward(line)
+        for count in (3, 20):
+            np.testing.assert_array_equal(engine.forward(line[:count]), whole[:count])
 
 
 @pytest.mark.parametrize("count", [3, 40])
