@@ -30,7 +30,7 @@ FOLDERS = {
     "runner": "reference backends cache decoding models",
     "tasks": "text decoding runner",
     "formats": "reference text backends decoding models tasks",
-    "distributed": "reference backends cache models runner formats",
+    "distributed": "reference backends cache decoding models runner formats",
     "engine": "reference text backends cache decoding models measure/accounting runner tasks formats distributed",
     "measure": "reference backends cache decoding models measure/accounting runner engine",
     "pipelines": "text decoding engine",

@@ -13,8 +13,8 @@ class Sent(NamedTuple):
 
 
 class Traffic:
-    """Counts messages by kind: "all-reduce" (of each the bytes that a rank gives), "stage", "step", "logits"
-    and "attention".
+    """Counts messages by kind: "all-reduce" (of each the bytes that a rank gives), "stage", "step", "logits",
+    "attention" and "hooks".
     """
 
     def __init__(self) -> None:

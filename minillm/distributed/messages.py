@@ -6,6 +6,18 @@ from typing import Literal, NamedTuple
 
 from ..batch import Batch
 
+
+class Look(NamedTuple):
+    """The points that a text of a batch looks at, for the ranks that have not its functions."""
+
+    number: int
+    """The text's number in the batch"""
+    watched: tuple[str, ...]
+    """Points whose rows are kept"""
+    changed: tuple[str, ...]
+    """Points with functions"""
+
+
 Task = Literal["tokens", "labels", "states"]
 """Result of a pass: the next token's logits, spread over the ranks of the last stage; or, for whole texts,
 logits of labels or hidden states, whole on each of these ranks"""
@@ -59,6 +71,8 @@ class Pass(NamedTuple):
     """Send all logits too"""
     maps: tuple[int, ...] = ()
     """Layers whose attention maps to send, each by the ranks that have its heads"""
+    looks: tuple[Look, ...] = ()
+    """Texts with hooks; there is one part then"""
 
 
 class Encode(NamedTuple):
@@ -67,6 +81,8 @@ class Encode(NamedTuple):
     number: int
     """Number of the cache"""
     batch: Batch
+    looks: tuple[Look, ...] = ()
+    """Texts with hooks"""
 
 
 class Fetch(NamedTuple):

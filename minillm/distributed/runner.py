@@ -23,8 +23,8 @@ from ..models.heads import without_head
 from ..models.parameters import vocabulary_share
 from ..reference.sampling import Draw
 from ..runner.hooked_backend import View
-from ..runner.model_hooks import ModelHooks
 from ..runner.runner import Output, Runner
+from .hooks import RankHooks, looks_of, views_of
 from .logits import RankSampler, RemoteRows, largest, wanted_of
 from .messages import (
     CopyPositions,
@@ -52,6 +52,7 @@ class Part:
     ) -> None:
         self.ranks, self.model, self.backend, self.adapters = ranks, model, backend, adapters or {}
         V, last = model.config.vocab_size, ranks.last
+        self.hooks = RankHooks(model, ranks)
         self.shares = [vocabulary_share(V, i, len(last)) for i in range(len(last))]
         """First and stop of the logits of each rank of the last stage"""
 
@@ -71,17 +72,18 @@ class RankRunner(Runner):
 
     def __init__(self, part: Part, cache: PagedCache, task: Task = "tokens") -> None:
         model = without_head(part.model) if task == "states" else part.model
-        super().__init__(model, part.backend, cache, part.ranks.layers, part.adapters, ModelHooks(None))
+        super().__init__(model, part.backend, cache, part.ranks.layers, part.adapters, part.hooks)
         self.part, self.task = part, task
         self._received: dict[int, Any] = {}
         """Memory for the hidden states that small passes receive, by their number of tokens"""
         if part.backend.memory.stage_tokens:
             self.replays = True
 
-    def compute(self, backend: Backend, parts: Sequence[MicroBatch]) -> tuple[Output, bool]:
+    def compute(self, backend: Backend, parts: Sequence[MicroBatch], views: Sequence[View] = ()) -> tuple[Output, bool]:
         """This rank's part of a pass, one micro-batch after the other, and whether its results are finite."""
         if len(parts) == 1:
-            return self._compute(backend, *parts[0])
+            with self.part.hooks.looking(*parts[0], views):
+                return self._compute(backend, *parts[0], views)
         logits, hidden, all_finite = [], [], True
         for micro_batch in parts:
             output, finite = self._compute(backend, *micro_batch)
@@ -93,12 +95,14 @@ class RankRunner(Runner):
             return Output(None, None), all_finite
         return Output(backend.xp.concatenate(logits), backend.xp.concatenate(hidden)), all_finite
 
-    def _compute(self, backend: Backend, batch: Batch, rows: Sequence[int]) -> tuple[Output, bool]:
+    def _compute(
+        self, backend: Backend, batch: Batch, rows: Sequence[int], views: Sequence[View] = ()
+    ) -> tuple[Output, bool]:
         ranks, x = self.part.ranks, None
         if not ranks.is_first:
             x = self._hidden(backend, batch.num_tokens)
             ranks.world.receive(x, ranks.before)
-        output, finite = super()._run(backend, batch, rows, (), x)
+        output, finite = super()._run(backend, batch, rows, (), x, views)
         if not ranks.is_last:
             ranks.world.send(output.hidden, ranks.after, "stage")
         return output, finite
@@ -198,23 +202,29 @@ class LeadingRunner(RankRunner):
     def encode(self, backend: Backend, batch: Batch, views: Sequence[View] = ()) -> bool:
         """Run the encoder on all ranks, which have the same result."""
         with self.leader.leading():
-            self.leader.tell(Encode(self._number, batch))
-            return super().encode(backend, batch)
+            self.leader.tell(Encode(self._number, batch, looks_of(batch, views)))
+            finite = super().encode(backend, batch, views)
+        self.part.hooks.take_error()
+        return finite
 
-    def _run_texts(self, backend: Backend, batch: Batch, rows: Sequence[int]) -> tuple[Output, bool]:
+    def _run_texts(
+        self, backend: Backend, batch: Batch, rows: Sequence[int], views: Sequence[View]
+    ) -> tuple[Output, bool]:
         """A pass over whole texts, whose results one rank of the last stage sends if this is another stage."""
         ranks = self.part.ranks
-        parts, order = micro_batches(batch, rows, ranks.parallel, causal=not self.model.config.bidirectional)
+        parallel = replace(ranks.parallel, micro_batches=1) if views else ranks.parallel
+        parts, order = micro_batches(batch, rows, parallel, causal=not self.model.config.bidirectional)
         with self.leader.leading():
-            self.leader.tell(Pass(self._number, parts, (), whole=False))
+            self.leader.tell(Pass(self._number, parts, (), whole=False, looks=looks_of(batch, views)))
             self.leader.latest = None
-            output, finite = self.compute(backend, parts)
+            output, finite = self.compute(backend, parts, views)
             results = output.logits
             if not ranks.is_last:
                 width = len(self.model.config.labels) if self.task == "labels" else ranks.width
                 results = np.empty((len(order), width), np.float32)
                 ranks.world.receive(results, ranks.last[0])
                 finite = bool(np.isfinite(results).all())
+        self.part.hooks.take_error()
         if len(parts) > 1:
             results = results[np.argsort(order, kind="stable")]
         return Output(results, results), finite
@@ -229,16 +239,17 @@ class LeadingRunner(RankRunner):
         views: Sequence[View] = (),
     ) -> tuple[Output, bool]:
         if self.task != "tokens":
-            return self._run_texts(backend, batch, [int(row) for row in rows])
+            return self._run_texts(backend, batch, [int(row) for row in rows], views)
         parallel, recorder = self.part.ranks.parallel, backend if isinstance(backend, AttentionRecorder) else None
-        if recorder is not None:
-            parallel = replace(parallel, micro_batches=1)  # a map is of all tokens
+        if recorder is not None or views:
+            parallel = replace(parallel, micro_batches=1)  # a map is of all tokens, a hook sees all rows of a text
         parts, order = micro_batches(batch, [int(row) for row in rows], parallel)
         best, whole = wanted_of(draws, len(order))
         maps = () if recorder is None else tuple(sorted(recorder.wanted))
         with self.leader.leading():
-            self.leader.tell(Pass(self._number, parts, tuple(best[row] for row in order), whole, maps))
-            output, finite = self.compute(backend, parts)
+            looks = looks_of(batch, views)
+            self.leader.tell(Pass(self._number, parts, tuple(best[row] for row in order), whole, maps, looks))
+            output, finite = self.compute(backend, parts, views)
             results = Results(self.leader, output, [best[row] for row in order], finite=finite)
             places = np.argsort(order, kind="stable")  # of each row among all parts' rows
             logits: Any = RemoteRows(results, "logits", places, self.model.config.vocab_size)
@@ -246,6 +257,7 @@ class LeadingRunner(RankRunner):
                 logits = results.collect("logits", len(order))[places]
             if recorder is not None:
                 self._collect_maps(recorder, batch)
+        self.part.hooks.take_error()
         hidden = output.hidden
         if not self.part.ranks.is_last:
             hidden = RemoteRows(results, "hidden", places, self.part.ranks.width)
@@ -370,17 +382,17 @@ class Follower:
             case NewPages():
                 cache = MirrorCache(self.part, message)
                 self._runners[message.number] = RankRunner(self.part, cache, message.task)
-            case Encode(number, batch):
-                self._runners[number].encode(self.part.backend, batch)
+            case Encode(number, batch, looks):
+                self._runners[number].encode(self.part.backend, batch, views_of(batch, looks))
             case FreePages():
                 del self._runners[message.number]
             case CopyPositions(number, source, target, first, stop):
                 self._runners[number].cache.storage.copy(source, target, slice(first, stop))
-            case Pass(number, parts, best, whole, maps):
+            case Pass(number, parts, best, whole, maps, looks):
                 recorder = AttentionRecorder(self.part.backend, maps)
                 backend = recorder if maps else self.part.backend
                 runner = self._runners[number]
-                self._output, finite = runner.compute(backend, parts)
+                self._output, finite = runner.compute(backend, parts, views_of(parts[0].batch, looks))
                 if runner.task != "tokens":
                     self._send_texts()
                 elif self.part.ranks.is_last:

@@ -100,10 +100,12 @@ class View:
     """The functions for all texts, which come first"""
     keys: Sequence[Any] | None = None
     """Keys in each row's own past, of attention patterns; None: all are"""
+    number: int = 0
+    """Its number among the views of the pass"""
 
     def functions(self, name: str) -> list[tuple[Hook, bool]]:
         """The functions at a point, and whether each is the request's own."""
-        own = () if self.probe is None or self.probe.error else self.probe.hooks.functions.get(name, ())
+        own = () if self.probe is None else self.probe.hooks.functions.get(name, ())
         return [(hook, False) for hook in self.shared.get(name, ())] + [(hook, True) for hook in own]
 
     def watches(self, name: str) -> bool:
@@ -118,6 +120,8 @@ class View:
         """
         result = None
         for hook, own in self.functions(place.name):
+            if own and self.probe is not None and self.probe.error is not None:
+                return result
             try:
                 answer = called(hook, (rows if result is None else result).copy(), place)
                 if answer is not None:
@@ -161,7 +165,7 @@ def _check(answer: Any, rows: Any, hook: str, name: str) -> None:
         raise NumericalError(f"the hook {hook} at {name} returned NaN or infinity")
 
 
-def _keys_seen(span: Span) -> list[Any]:
+def keys_seen(span: Span) -> list[Any]:
     """The keys that each new token of a sequence follows, itself included: its line, and its ancestors in a tree."""
     n = span.stop - span.start
     line = span.context_len - (0 if span.tree is None else len(span.tree))
@@ -220,6 +224,7 @@ class HookedBackend(WrappedBackend):
     def enter_layer(self, layer: int, x: Any = None) -> None:
         """The residual stream between two blocks."""
         if layer:
+            self.layer = layer - 1  # None at a stage's first
             self.look("residual", x)
         else:
             self.layer = None
@@ -237,10 +242,16 @@ class HookedBackend(WrappedBackend):
             out = self.inner.linear(x, weight, activation=activation, residual=residual)
             self.look(point, out)
             return out
-        if (point := self._points.summands.get(id(weight))) is not None and self.looks_at(point):
-            product = partial(self.inner.linear, x, weight, activation=activation)
-            return self._sum(point, lambda rest: product(residual=rest), residual)
         return self.inner.linear(x, weight, activation=activation, residual=residual)
+
+    def linear_reduced(self, x: Any, weight: Weight, residual: Any | None) -> Any:
+        """[T, in] -> [T, out]"""
+        point = self._points.summands.get(id(weight))
+        if point is None or not self.looks_at(point):
+            return super().linear_reduced(x, weight, residual)
+        if (before := self._points.inputs.get(id(weight))) is not None and self.looks_at(before):
+            x = self._looked_at(before, x)
+        return self._sum(point, partial(self.inner.linear_reduced, x, weight), residual)
 
     def _looked_at(self, point: str, x: Any) -> Any:
         """x, or a copy with changed rows: x itself may be read elsewhere."""
@@ -311,7 +322,7 @@ class HookedBackend(WrappedBackend):
             n, H, _ = rows.shape
             pattern = weights.reshape(H, n, -1).swapaxes(0, 1).copy()  # [K, G n, S] -> [n, H, S]
             if self.look(
-                point, pattern, [replace(view, rows=slice(None), keys=_keys_seen(span) if spec.causal else None)]
+                point, pattern, [replace(view, rows=slice(None), keys=keys_seen(span) if spec.causal else None)]
             ):
                 weights, out = pattern.swapaxes(0, 1).reshape(weights.shape), np.empty_like(rows)
                 merge_values(weights, values, span, out, np)
@@ -325,11 +336,11 @@ class HookedBackend(WrappedBackend):
                 logits[rows] = self.inner.xp.log(probabilities[rows])
         return self.inner.route(logits, k, normalised=normalised)
 
-    def combine(self, y: Any, routing: Routing, residual: Any | None = None) -> Any:
+    def combine_reduced(self, y: Any, routing: Routing, residual: Any) -> Any:
         """[T k, E] -> [T, E]"""
         if not self.looks_at("mlp.out"):
-            return self.inner.combine(y, routing, residual)
-        return self._sum("mlp.out", lambda rest: self.inner.combine(y, routing, rest), residual)
+            return super().combine_reduced(y, routing, residual)
+        return self._sum("mlp.out", partial(self.inner.combine_reduced, y, routing), residual)
 
     def scale_logits(self, logits: Any, scale: float, cap: float | None) -> Any:
         """[R, V] -> [R, V]"""

@@ -19,8 +19,8 @@ _hook = function_of("a function (array, place)", 2)
 class ModelHooks:
     """The points of a model, and the functions for all texts."""
 
-    def __init__(self, model: Any | None) -> None:
-        """Begin without functions. `model` is None where several processes share it, which have no hooks."""
+    def __init__(self, model: Any) -> None:
+        """Begin without functions."""
         self._model = model
         self.functions: dict[str, tuple[Hook, ...]] = {}
         """Name of a point -> the functions for all texts there"""
@@ -28,17 +28,11 @@ class ModelHooks:
     @cached_property
     def _points(self) -> tuple[Points, Points | None]:
         """The points of the decoder, and of the encoder if there is one."""
-        if self._model is None:
-            raise ParameterError("watch and hooks are not offered where several processes share a model: use one")
         return points_of(self._model), encoder_points(self._model)
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Name of each point -> shape, in the order of the computation.
-
-        Raises:
-            ParameterError: several processes share the model.
-        """
+        """Name of each point -> shape, in the order of the computation."""
         decoder, encoder = self._points
         return {**(encoder.shapes if encoder is not None else {}), **decoder.shapes}
 
@@ -83,13 +77,14 @@ class ModelHooks:
 
     def views(self, batch: Batch, sequences: Sequence[TokenSequence], prefix: str = "") -> list[View]:
         """The views of those sequences of a batch that have hooks, or of all if some functions are for all."""
-        views = []
+        views: list[View] = []
         for span, sequence in zip(batch.spans, sequences, strict=True):
             probe: Probe | None = sequence.probe
             if self.functions or probe is not None:
                 watches = probe is not None and probe.watched
                 nodes = probe.nodes(sequence, span.stop - span.start, prefix) if probe and watches else []
-                views.append(View(slice(span.start, span.stop), span.positions(), probe, nodes, self.functions))
+                rows = slice(span.start, span.stop)
+                views.append(View(rows, span.positions(), probe, nodes, self.functions, number=len(views)))
         return views
 
     def around(

@@ -12,16 +12,24 @@ from minillm.backends.cuda.kernels import Launcher
 from tests import cuda_emulator
 from tests.cuda_emulator import SCHEDULES, Emulator
 
-from .launchers import ON_GPU, exhaustive, launcher, missing, slow
+from .launchers import ON_GPU, exhaustive, launcher, missing
 from .recording import Recorder, RecordingDevice
+
+EMULATED = {"emulator", "device", "checking_emulator", "any_emulator"}
+"""Fixtures of this file that compile kernels"""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Emulated kernels with bfloat16 are slow tests: each is one more build of what float16 tests already. So are those
-    with float32, where float16 tests the same; and of a test with bfloat16 all cases but the last are exhaustive.
+    """Tests of emulated kernels are slow, since most compile one; those of the whole engine are not.
+
+    Of a test with bfloat16, which is one more build of what float16 tests already, all cases but the last are
+    exhaustive.
     """
     mine = [i for i in items if i.path.parent == Path(__file__).parent and isinstance(i, pytest.Function)]
+    for item in mine if not ON_GPU else []:
+        if item.path.name != "test_whole_engine.py" and not EMULATED.isdisjoint(item.fixturenames):
+            item.add_marker(pytest.mark.slow)
     cases: dict[Any, dict[str, list[pytest.Item]]] = {}
     for item in mine if not ON_GPU else []:
         name = getattr(getattr(item, "callspec", None), "id", "")
@@ -32,12 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("exhaustive") is not None:
             item.add_marker(pytest.mark.slow)
     for storages in cases.values():
-        *others, last = storages.get("bfloat16", [None])
-        for item in others:
+        for item in storages.get("bfloat16", [])[:-1]:
             item.add_marker(pytest.mark.exhaustive)
-        slow = storages.get("float32", []) if "float16" in storages else []
-        for item in filter(None, [last, *slow]):
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
@@ -67,7 +71,7 @@ def checking_emulator() -> Emulator:
     return Emulator(checks=True)
 
 
-ORDERS = [(slow if name in (SCHEDULES[0], SCHEDULES[-1]) else exhaustive)(name) for name in SCHEDULES]
+ORDERS = [(pytest.param if name in (SCHEDULES[0], SCHEDULES[-1]) else exhaustive)(name) for name in SCHEDULES]
 
 
 @pytest.fixture(params=["gpu"] if ON_GPU else ["checks", *ORDERS])

@@ -25,19 +25,9 @@ UNPOOLED = os.environ.get("MINILLM_TEST_GPU") == "unpooled"
 """Each array has memory of its own from the driver: in a pool's, compute-sanitizer does not see where it ends."""
 
 
-def slow_emulated(test: Any) -> Any:
-    """Marks a test as slow, except on a GPU: there it is quick."""
-    return test if ON_GPU else pytest.mark.slow(test)
-
-
 def exhaustive(*values: object) -> Any:
     """A case in which a test shows what it shows with others."""
     return pytest.param(*values, marks=pytest.mark.exhaustive)
-
-
-def slow(*values: object) -> Any:
-    """A case that compiles one more build, for which the ordinary run has no time; on a GPU it is quick."""
-    return pytest.param(*values, marks=[] if ON_GPU else [pytest.mark.slow])
 
 
 def missing() -> str | None:

@@ -22,7 +22,7 @@ from minillm.batch import Span
 from minillm.reference.attention import AttentionSpec
 from tests.cuda_emulator import Emulator, LaunchError
 
-from .launchers import ON_GPU, exhaustive, launcher, slow, slow_emulated
+from .launchers import ON_GPU, exhaustive, launcher
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes (the extra test)")
 
@@ -176,9 +176,10 @@ def test_the_order_of_threads_is_nothing(any_emulator: Emulator, storage: str, l
 
 
 @pytest.mark.parametrize(
-    ("H", "K"), [(4, 2), slow(8, 1), slow(11, 1), *(exhaustive(*heads) for heads in ((4, 1), (6, 2), (16, 1)))]
+    ("H", "K"),
+    [(4, 2), (8, 1), (11, 1), *(exhaustive(*heads) for heads in ((4, 1), (6, 2), (16, 1)))],
 )
-@pytest.mark.parametrize("lengths", [[(30, 1), (140, 1)], slow([(3, 18)])], ids=["decode", "prefill"])
+@pytest.mark.parametrize("lengths", [[(30, 1), (140, 1)], [(3, 18)]], ids=["decode", "prefill"])
 def test_query_heads_share_keys(emulator: Emulator, H: int, K: int, lengths: Lengths) -> None:
     case = Case("float16", lengths, H=H, K=K, D=16)
     case.check(case.run(emulator))
@@ -223,7 +224,6 @@ def test_prefill_computes_a_decode_step_too(emulator: Emulator, storage: str) ->
     case.check(case.run(emulator, max_queries=2))
 
 
-@slow_emulated
 def test_one_split_is_finished_by_its_block_alone(any_emulator: Emulator) -> None:
     """It writes no partial result and does not count itself: no fence, no atomic addition."""
     case = Case("float16", [(SPLIT - 1, 1), (30, 1), PADDED], H=4, rows=1)
@@ -296,14 +296,14 @@ BACK: dict[str, Lengths] = {
 
 
 @pytest.mark.parametrize("storage", SOON)
-@pytest.mark.parametrize("mask", ["both", *map(slow, ("window and cap", "window", "slopes", "cap"))])
+@pytest.mark.parametrize("mask", ["both", "window and cap", "window", "slopes", "cap"])
 @pytest.mark.parametrize("lengths", BACK)
 def test_windows_slopes_and_caps_are_the_reference(emulator: Emulator, storage: str, mask: str, lengths: str) -> None:
     case = Case(storage, BACK[lengths], rows=1, D=16, **MASKS[mask])
     case.check(case.run(emulator))
 
 
-@pytest.mark.parametrize("window", [*map(slow, (2, 3, 15, 63, 64, 65, SPLIT, SPLIT + 1, 200, 1000))])
+@pytest.mark.parametrize("window", [2, 3, 15, 63, 64, 65, SPLIT, SPLIT + 1, 200, 1000])
 @pytest.mark.parametrize("storage", SOON[:2])
 def test_a_window_of_any_width(emulator: Emulator, storage: str, window: int) -> None:
     for lengths in [[(SPLIT + 30, 1), (0, 1), (2 * SPLIT - 1, 1)], [(0, 140), (130, 20)]]:

@@ -28,7 +28,7 @@ from minillm.measure.accounting import Part, Step, Storage
 from tests.measure.accounting.agreement import assert_agree
 from tests.tiny import generate, random_prompts, runner_of, tiny_model, tiny_runner, write_checkpoint
 
-from .launchers import launcher, slow_emulated
+from .launchers import launcher
 from .recording import Recorder, RecordingDevice
 
 PROMPT = random_prompts(1, seed=3)[0]
@@ -169,7 +169,6 @@ def test_memory_is_what_the_shape_predicts(rows: int, device: RecordingDevice) -
     assert footprints([tiny_runner()]) == []
 
 
-@slow_emulated
 def test_counted_bytes_are_those_of_the_closed_form(device: RecordingDevice) -> None:
     """Weights, results and cache in 16 bits; biases, norms and logits in 32."""
     backend = CudaBackend(device, device.recorder, "float16", max_batch_size=2)
@@ -179,7 +178,6 @@ def test_counted_bytes_are_those_of_the_closed_form(device: RecordingDevice) -> 
     assert_agree(runner.model.config, [Step((Part(3, 3),), 1)], counted, Storage.all_in("float16"))
 
 
-@slow_emulated
 def test_stats_report_the_device(
     on_device: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,8 +13,6 @@ from minillm.reference.experts import Routing
 from minillm.reference.quantize import Quantized, dequantize, quantize
 from tests.cuda_emulator import Emulator
 
-from .launchers import slow_emulated
-
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 in NumPy needs ml_dtypes")
 
 STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -43,14 +41,12 @@ def routed(launcher: Emulator, T: int, X: int, k: int, *, normalised: bool = Tru
     return found
 
 
-@slow_emulated
 @pytest.mark.parametrize(("T", "X", "k"), [(1, 8, 2), (9, 64, 8), (130, 40, 3)])
 def test_experts_are_chosen_and_rows_sorted(any_emulator: Emulator, T: int, X: int, k: int) -> None:
     for normalised in (True, False):
         routed(any_emulator, T, X, k, normalised=normalised, ties=not normalised)
 
 
-@slow_emulated
 def test_logits_that_are_no_numbers_still_choose_different_experts(emulator: Emulator) -> None:
     """The weights are NaN, which ends the request; the kernels after this one must find rows of theirs."""
     logits = np.full((3, 5), np.nan, np.float32)
@@ -61,7 +57,6 @@ def test_logits_that_are_no_numbers_still_choose_different_experts(emulator: Emu
     assert sorted(found.rows.ravel()) == [*range(9)]
 
 
-@slow_emulated
 @pytest.mark.parametrize(
     ("storage", "bits"), [("float32", 32), ("float16", 16), ("bfloat16", 16), ("float16", 8), ("bfloat16", 4)]
 )

@@ -22,7 +22,7 @@ from minillm.reference.rotary import Rotation, Stretch
 from tests.cuda_emulator import Emulator
 from tests.families import CONFIGS
 
-from .launchers import exhaustive, launcher, slow
+from .launchers import exhaustive, launcher
 from .recording import RecordingDevice
 from .test_engine import runner_on as opt_on
 from .test_families import runner_on
@@ -144,7 +144,7 @@ SHAPES = [("float32", 7, 37, 4), ("float16", 1, 40, 4), ("float16", 4, 1100, 132
 @pytest.mark.parametrize(
     ("storage", "rows", "E", "processors"),
     [
-        (slow if shape in SHAPES else exhaustive)(*shape)
+        (pytest.param if shape in SHAPES else exhaustive)(*shape)
         for *kind, E, processors in itertools.product(
             [("float32", 1), ("float32", 7), ("float16", 1), ("float16", 4), ("float16", 14)],
             [40, 37, 1100],
@@ -165,7 +165,7 @@ def test_every_shape(storage: str, rows: int, E: int, processors: int, monkeypat
 @pytest.mark.parametrize(
     ("rows", "E", "bits"),
     [
-        (slow if shape in ((1, 40, 8), (3, 1104, 4), (7, 37, 4)) else exhaustive)(*shape)
+        (pytest.param if shape in ((1, 40, 8), (3, 1104, 4), (7, 37, 4)) else exhaustive)(*shape)
         for shape in itertools.product([1, 3, 7], [40, 37, 1104], [8, 4])
     ],
 )

@@ -40,7 +40,7 @@ from tests.cuda_emulator import Emulator
 from tests.families import CONFIGS
 from tests.tiny import generate, logits_of, model_of, random_prompts, runner_of
 
-from .launchers import exhaustive, launcher, slow
+from .launchers import exhaustive, launcher
 from .recording import Recorder, RecordingDevice
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 in NumPy needs ml_dtypes")
@@ -50,7 +50,7 @@ UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 UNTOUCHED = -77.0
 KINDS = [(8, 32, 0), (8, 64, 0), (4, 32, 0), (4, 64, 0), (4, 32, 8), (4, 64, 8), (4, 32, 16), (4, 64, 16)]
 """Bits, group, bits of offsets"""
-QUICK_KINDS = [KINDS[5], slow(KINDS[0]), slow(KINDS[7]), *(exhaustive(kind) for kind in (*KINDS[1:5], KINDS[6]))]
+QUICK_KINDS = [KINDS[5], KINDS[0], KINDS[7], *(exhaustive(kind) for kind in (*KINDS[1:5], KINDS[6]))]
 LINE = np.random.default_rng(2).integers(3, 96, 20).tolist()
 
 
@@ -129,7 +129,7 @@ FEW_SHAPES = [(KINDS[0], (4, 1)), (KINDS[2], (8, 4)), (KINDS[5], (16, 2)), (KIND
 @pytest.mark.parametrize(
     ("kind", "splits", "steps"),
     [
-        (slow if (kind, shape) in FEW_SHAPES else exhaustive)(kind, *shape)
+        (pytest.param if (kind, shape) in FEW_SHAPES else exhaustive)(kind, *shape)
         for kind in KINDS
         for shape in ((4, 1), (16, 2), (8, 4))
     ],

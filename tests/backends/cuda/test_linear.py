@@ -33,7 +33,7 @@ from minillm.backends.cuda.linear import (
 from tests.cuda_emulator import Emulator
 
 from .activations import EXACT
-from .launchers import exhaustive, launcher, slow, slow_emulated
+from .launchers import exhaustive, launcher
 from .recording import Recorder
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 in NumPy needs ml_dtypes")
@@ -147,13 +147,14 @@ def _needs_the_emulator(emulator: Emulator) -> None:
 # ---- few rows ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [*FEW[:2], *(slow(*sizes) for sizes in FEW[2:])])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), FEW)
 def test_few_rows_float(rows: int, inputs: int, outputs: int) -> None:
     run(gemv, kernels("float32"), problem("float32", rows, inputs, outputs))
 
 
 @pytest.mark.parametrize(
-    ("rows", "inputs", "outputs"), [FEW[1], FEW[-1], MORE[-1], *(slow(*sizes) for sizes in (*FEW[3:-1], *MORE[:-1]))]
+    ("rows", "inputs", "outputs"),
+    [FEW[1], FEW[-1], MORE[-1], *FEW[3:-1], *MORE[:-1]],
 )
 def test_few_rows_half(rows: int, inputs: int, outputs: int) -> None:
     run(gemv, kernels("float16"), problem("float16", rows, inputs, outputs))
@@ -167,11 +168,11 @@ def test_few_rows_bfloat16(rows: int, inputs: int, outputs: int) -> None:
 @pytest.mark.parametrize(
     ("storage", "rows", "outputs"),
     [
-        slow("float32", 4, 50),
-        slow("float16", 1, 39),
+        ("float32", 4, 50),
+        ("float16", 1, 39),
         ("float16", 14, 77),
-        slow("float16", 31, 77),
-        slow("float16", 59, 77),
+        ("float16", 31, 77),
+        ("float16", 59, 77),
     ],
 )
 def test_few_rows_and_many_outputs(storage: str, rows: int, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,12 +181,11 @@ def test_few_rows_and_many_outputs(storage: str, rows: int, outputs: int, monkey
     run(gemv, kernels(storage), problem(storage, rows, 200, outputs))
 
 
-@pytest.mark.parametrize(("storage", "rows"), [("float32", 2), slow("float16", 1), ("float16", 9), slow("float16", 21)])
+@pytest.mark.parametrize(("storage", "rows"), [("float32", 2), ("float16", 1), ("float16", 9), ("float16", 21)])
 def test_few_rows_in_any_order_of_threads(storage: str, rows: int, any_emulator: Emulator) -> None:
     run(gemv, Kernels(any_emulator, storage), problem(storage, rows, 776, 21))
 
 
-@slow_emulated
 def test_64_rows_in_any_order_of_threads(any_emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 32 outputs shared memory holds half of the warps' sums at a time."""
     monkeypatch.setattr("minillm.backends.cuda.linear.PROCESSORS", 1)
@@ -229,16 +229,16 @@ def test_more_than_64_rows_go_to_warpgroups_where_there_are_any(
 @pytest.mark.parametrize(
     ("storage", "version", "tile"),
     [
-        slow("float32", "naive", TILES[0]),
-        slow("float32", "tiled", TILES[0]),
+        ("float32", "naive", TILES[0]),
+        ("float32", "tiled", TILES[0]),
         ("float32", "tiled", TILES[2]),
-        slow("float16", "tiled", TILES[0]),
-        slow("float16", "mma", TILES[0]),
+        ("float16", "tiled", TILES[0]),
+        ("float16", "mma", TILES[0]),
         ("float16", "mma", TILES[2]),
         ("bfloat16", "mma", TILES[1]),
         ("float16", "wgmma", WGMMA_TILES[1]),
         ("bfloat16", "wgmma", WGMMA_TILES[0]),
-        slow("float16", "wgmma", WGMMA_TILES[2]),
+        ("float16", "wgmma", WGMMA_TILES[2]),
     ],
 )
 def test_many_rows(storage: str, version: str, tile: tuple[int, int], rows: int, inputs: int, outputs: int) -> None:
@@ -251,7 +251,7 @@ def test_many_rows_in_any_order_of_threads(storage: str, version: str, any_emula
     run(gemm, Kernels(any_emulator, storage), problem(storage, 40, 224, 69), version=version, tile=TILES[2])
 
 
-@pytest.mark.parametrize("inputs", [slow(64), 584])
+@pytest.mark.parametrize("inputs", [64, 584])
 def test_warpgroups_in_any_order_of_threads(inputs: int, any_emulator: Emulator) -> None:
     """One step, and ten of 64: each of the six stages is filled again while products may still read it."""
     case = problem("float16", 70, inputs, 69)
@@ -286,7 +286,9 @@ class Rooms:
     [
         (70, 552, 69, 4),
         (90, 260, 130, 2),
-        *(slow(*sizes) for sizes in ((65, 256, 21, 2), (80, 1026, 64, 8), (128, 512, 33, 4))),
+        (65, 256, 21, 2),
+        (80, 1026, 64, 8),
+        (128, 512, 33, 4),
     ],
 )
 @pytest.mark.parametrize(("storage", "version"), [("float16", "mma"), ("bfloat16", "mma"), ("float16", "wgmma")])
@@ -302,7 +304,6 @@ def test_blocks_that_share_a_tile(
     assert not room.counters.any()
 
 
-@slow_emulated
 @pytest.mark.parametrize("version", ["mma", "wgmma"])
 def test_blocks_that_share_a_tile_in_any_order_of_threads(version: str, any_emulator: Emulator) -> None:
     case = problem("float16", 70, 512, 69)
@@ -390,7 +391,7 @@ def test_no_rows() -> None:
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16"])
-@pytest.mark.parametrize(("bias", "residual"), [(True, True), slow(True, False), slow(False, True)])
+@pytest.mark.parametrize(("bias", "residual"), [(True, True), (True, False), (False, True)])
 def test_finish_product(any_emulator: Emulator, storage: str, bias: bool, residual: bool) -> None:
     """The epilogue of a library's product."""
     case = problem(storage, 5, 1, 1037, activation="gelu", bias=bias, residual=residual)
@@ -423,7 +424,7 @@ ROWS = [1, 2, 4, 8, 16, 32, 64]
 @pytest.mark.parametrize("processors", [1, exhaustive(4), exhaustive(132)])
 @pytest.mark.parametrize(
     ("rows", "float_out"),
-    [*((rows, False) for rows in ROWS), *((exhaustive, slow)[rows in (4, 64)](rows, True) for rows in ROWS)],
+    [*((rows, False) for rows in ROWS), *((exhaustive, pytest.param)[rows in (4, 64)](rows, True) for rows in ROWS)],
 )
 def test_every_build_for_few_rows(
     storage: str, processors: int, rows: int, float_out: bool, monkeypatch: pytest.MonkeyPatch
@@ -449,7 +450,7 @@ def test_every_build_for_few_rows(
     [*((tile, False) for tile in TILES), (TILES[0], True), *(exhaustive(tile, True) for tile in TILES[1:])],
 )
 @pytest.mark.parametrize(
-    ("rows", "inputs", "outputs"), [(slow if sizes == MANY[4] else exhaustive)(*sizes) for sizes in MANY]
+    ("rows", "inputs", "outputs"), [(pytest.param if sizes == MANY[4] else exhaustive)(*sizes) for sizes in MANY]
 )
 def test_every_build_for_many_rows(
     storage: str, version: str, tile: tuple[int, int], float_out: bool, rows: int, inputs: int, outputs: int

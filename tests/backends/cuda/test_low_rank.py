@@ -16,7 +16,6 @@ from tests.adapters import write_adapter
 from tests.cuda_emulator import Emulator
 from tests.tiny import write_checkpoint
 
-from .launchers import slow_emulated
 from .recording import RecordingDevice
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 in NumPy needs ml_dtypes")
@@ -25,7 +24,6 @@ STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.b
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
-@slow_emulated
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize(("inputs", "outputs"), [(704, 130), (33, 7)])
 def test_rows_of_several_adapters_and_none(any_emulator: Emulator, storage: str, inputs: int, outputs: int) -> None:
@@ -55,7 +53,6 @@ def test_rows_of_several_adapters_and_none(any_emulator: Emulator, storage: str,
     assert (around[[0, -1]] == -77).all()
 
 
-@slow_emulated
 def test_logits_stay_float(emulator: Emulator) -> None:
     """The language model head's change is added to float32, whatever the type of x."""
     rng = np.random.default_rng(1)

@@ -14,7 +14,7 @@ from minillm.reference.activation import ACTIVATIONS
 from tests.cuda_emulator import Emulator, LaunchError
 
 from .activations import EXACT
-from .launchers import ON_GPU, exhaustive, slow
+from .launchers import ON_GPU, exhaustive
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes (the extra test)")
 
@@ -202,7 +202,7 @@ def test_norms_are_their_formula(any_emulator: Emulator, norm: Any, storage: str
     check_norm(Kernels(any_emulator, storage), norm, T, E)
 
 
-@pytest.mark.parametrize("E", [2560, slow(12288)])
+@pytest.mark.parametrize("E", [2560, 12288])
 def test_norms_of_wide_rows_are_their_formula(emulator: Emulator, norm: Any, storage: str, E: int) -> None:
     check_norm(Kernels(emulator, storage), norm, 2, E)
 

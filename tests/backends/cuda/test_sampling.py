@@ -20,7 +20,7 @@ from tests.cuda_emulator import Emulator
 from tests.reference.chi_square import p_value
 from tests.reference.test_sampling import SMALL, exact_distribution, shapes_of_logits
 
-from .launchers import exhaustive, slow
+from .launchers import exhaustive
 
 # Random numbers
 
@@ -66,7 +66,7 @@ def likeliest(launcher: Emulator, logits: np.ndarray) -> tuple[list[int], list[i
     return ids.tolist(), not_finite.tolist()
 
 
-@pytest.mark.parametrize("V", [1, 2049, *map(slow, (7, 1000, 2048, 9001))])
+@pytest.mark.parametrize("V", [1, 2049, 7, 1000, 2048, 9001])
 @pytest.mark.parametrize("R", [0, 1, 5])
 def test_argmax_is_that_of_numpy(any_emulator: Emulator, R: int, V: int) -> None:
     logits = np.random.default_rng(V).standard_normal((R, V)).astype(np.float32) - 3
@@ -267,7 +267,7 @@ def crowded(rng: np.random.Generator, V: int, best: float, others: int) -> np.nd
     return row
 
 
-@pytest.mark.parametrize("others", [31, LISTED, 2500, *map(slow, (2, 32, 33, 500, LISTED - 2, LISTED - 1, LISTED + 1))])
+@pytest.mark.parametrize("others", [31, LISTED, 2500, 2, 32, 33, 500, LISTED - 2, LISTED - 1, LISTED + 1])
 def test_bins_of_any_number_of_candidates_are_searched(emulator: Emulator, others: int) -> None:
     """Few for a warp, more, as many as the list holds, and too many for it."""
     rng = np.random.default_rng(others)
@@ -279,7 +279,7 @@ def test_bins_of_any_number_of_candidates_are_searched(emulator: Emulator, other
         assert_same_draws(ids, logits, uniforms, settings)
 
 
-@pytest.mark.parametrize("V", [33, slow(1537), slow(4099)])
+@pytest.mark.parametrize("V", [33, 1537, 4099])
 def test_each_of_equal_logits_is_drawn_where_its_uniform_number_falls(any_emulator: Emulator, V: int) -> None:
     logits = np.full((24, V), -1.5, np.float32)
     logits[12:, ::3] = -np.inf
@@ -302,7 +302,7 @@ def test_coarse_logits_have_many_equals_and_are_drawn_in_order_of_ids(
     assert_same_draws(ids, logits, uniforms, settings)
 
 
-@pytest.mark.parametrize("rows", [1, 200, slow(3), slow(600)])
+@pytest.mark.parametrize("rows", [1, 200, 3, 600])
 def test_blocks_that_count_several_chunks_miss_none(emulator: Emulator, rows: int) -> None:
     """Of 200 rows two blocks count three chunks each; of 600 one counts them all."""
     logits = np.random.default_rng(rows).standard_normal((rows, 4101)).astype(np.float32)
