@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .decoding.constraints import DisjunctiveConstraint, PhrasalConstraint
     from .decoding.event import Event
     from .decoding.settings import GenerationConfig
     from .engine.async_engine import AsyncEngine
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncEngine": ".engine.async_engine",
     "Completion": ".engine.results",
+    "DisjunctiveConstraint": ".decoding.constraints",
     "Engine": ".engine.engine",
     "Event": ".decoding.event",
     "Generation": ".engine.results",
     "GenerationConfig": ".decoding.settings",
     "MinillmError": ".errors",
+    "PhrasalConstraint": ".decoding.constraints",
     "Score": ".engine.inspect",
     "pipeline": ".pipelines",
 }
@@ -39,11 +42,13 @@ _HOMES = {
 __all__ = [
     "AsyncEngine",
     "Completion",
+    "DisjunctiveConstraint",
     "Engine",
     "Event",
     "Generation",
     "GenerationConfig",
     "MinillmError",
+    "PhrasalConstraint",
     "Score",
     "__version__",
     "pipeline",

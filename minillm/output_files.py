@@ -1,4 +1,7 @@
-"""Output files and folders of commands: written completely or not at all, also when a signal ends the process."""
+"""Output files and folders of commands: written completely or not at all, also when a signal ends the process.
+
+`why_unusable` judges folders of files that are read again and trusted, such as compiled kernels.
+"""
 
 import contextlib
 import errno
@@ -168,6 +171,48 @@ def _new(target: Path, make: Callable[[Path], object], remove: Callable[[Path], 
         raise CheckpointError(
             f"{target} cannot be written: {error.strerror or error}; nothing of it was left behind"
         ) from error
+
+
+def why_unusable(folder: Path) -> str | None:
+    """Create a folder for files that are trusted when they are read again. Returns None, or why none may be kept there.
+
+    It must belong to this user and be writable by nobody else. The folders above it, whose owners could replace it,
+    must belong to this user or to root, and others may not write to them unless they are sticky.
+    """
+    try:
+        missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+        if missing and (why := _why_unsafe(missing[-1].parent)):  # nothing is made in another user's folder
+            return why
+        for path in reversed(missing):
+            path.mkdir(mode=0o700, exist_ok=True)
+        status = folder.stat()
+        if not stat.S_ISDIR(status.st_mode):
+            return f"{folder} is no folder"
+        if status.st_uid != os.getuid():
+            return f"{folder} belongs to another user"
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"other users may write to {folder}"
+        return _why_unsafe(folder)
+    except OSError as error:
+        return f"{folder} cannot be used: {error.strerror}"
+
+
+def _why_unsafe(folder: Path) -> str | None:
+    """Why other users could replace a folder or one above it, on the way of its name or of what links there lead to.
+
+    A sticky folder is safe, and so is write access for a group with the user's own number: many systems give each user
+    a private group of that number.
+    """
+    real = folder.resolve()
+    for path in {folder, *folder.parents, real, *real.parents}:
+        status = path.lstat()
+        if status.st_uid not in (os.getuid(), 0):
+            return f"{path} belongs to another user"
+        private = status.st_gid == os.getgid() == os.getuid()
+        others = stat.S_IWOTH if private else stat.S_IWGRP | stat.S_IWOTH
+        if status.st_mode & others and not status.st_mode & stat.S_ISVTX and not stat.S_ISLNK(status.st_mode):
+            return f"other users may write to {path}"
+    return None
 
 
 def _standard_stream(there: os.stat_result) -> int | None:

@@ -1,4 +1,4 @@
-"""Strategies, logits processors and model families of other packages, found by their entry points.
+"""Strategies, processors, potentials and model families of other packages, found by their entry points.
 
 A package declares them in its pyproject.toml, and nothing is imported before its name is used:
 
@@ -6,10 +6,12 @@ A package declares them in its pyproject.toml, and nothing is imported before it
     typical_beam = "my_package.beams:TypicalBeamSearch"
     [project.entry-points."minillm.processors"]
     no_digits = "my_package.processors:no_digits"
+    [project.entry-points."minillm.potentials"]
+    rhyme = "my_package.potentials:rhyme"
     [project.entry-points."minillm.models"]
     my_model_type = "my_package.my_model"
 
-`decoding/README.md` says what a strategy and a processor are, `models/README.md` what the module of a family has.
+`decoding/README.md` says what a strategy, a processor and a potential are, `models/README.md` what a family has.
 
 Source: https://packaging.python.org/en/latest/specifications/entry-points/
 """
@@ -21,7 +23,12 @@ from .errors import ParameterError, listed, shown
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-GROUPS = {"minillm.strategies": "strategy", "minillm.processors": "logits processor", "minillm.models": "model family"}
+GROUPS = {
+    "minillm.strategies": "strategy",
+    "minillm.processors": "logits processor",
+    "minillm.potentials": "potential",
+    "minillm.models": "model family",
+}
 """Group of entry points -> what one of them is"""
 
 

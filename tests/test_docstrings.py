@@ -11,6 +11,7 @@ import minillm
 from minillm import AsyncEngine, Engine, GenerationConfig
 from minillm.engine.lifecycle import EngineLifecycle
 from minillm.engine.loading import DEMO_MODEL
+from minillm.engine.prefixes import EnginePrefixes
 from minillm.engine.readings import EngineReadings
 from minillm.engine.stream import EventStream
 from minillm.formats.write_checkpoint import write_checkpoint
@@ -19,6 +20,7 @@ from minillm.text.chat import ChatTemplate
 PUBLIC = [value for name in minillm.__all__ if isinstance(value := getattr(minillm, name), type)]
 SHOWN = {
     Engine: {"generate", "stream", "chat", "stream_chat", "render_chat", "add", "step", "abort", "run"},
+    EnginePrefixes: {"save_prefix", "load_prefix"},
     EngineReadings: {"forward", "score", "score_continuations", "attention", "names", "hooks"},
     EngineLifecycle: {"random", "summary"},
     GenerationConfig: {"from_dict", "merged"},
@@ -43,7 +45,7 @@ def examples() -> list[doctest.DocTest]:
     """The examples of each docstring of the package and its public classes."""
     finder = doctest.DocTestFinder(recurse=False)
     found = finder.find(minillm, "minillm", globs={})
-    for kind in (*PUBLIC, EngineReadings, EngineLifecycle, EventStream):
+    for kind in (*PUBLIC, EnginePrefixes, EngineReadings, EngineLifecycle, EventStream):
         found += doctest.DocTestFinder().find(kind, kind.__name__, globs={})
     found += finder.find(write_checkpoint, "write_checkpoint", globs={})
     return [one for one in found if one.examples]

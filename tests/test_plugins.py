@@ -69,6 +69,12 @@ def test_a_processor_is_named_like_a_function_is_given(engine: Engine) -> None:
 
 
 @pytest.mark.usefixtures("installed")
+def test_a_potential_is_named_too(engine: Engine) -> None:
+    fields: dict[str, Any] = {"do_sample": True, "seed": 1, "num_particles": 2, "eos_token_id": []}
+    assert np.all(np.array(engine.generate(PROMPT, max_new_tokens=8, potential="odd", **fields).token_ids) % 2)
+
+
+@pytest.mark.usefixtures("installed")
 def test_a_family_is_loaded_by_its_model_type(tmp_path: Path) -> None:
     raw = next(iter(CONFIGS["llama"].values()))
     logits = []

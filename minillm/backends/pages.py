@@ -1,8 +1,10 @@
 """The memory of a K/V cache: the layout of its pages. Which sequence owns which page is decided in `cache/`."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .formats import FLOAT32, Format
 from .stored_vectors import StoredVectors, reserve
@@ -18,6 +20,8 @@ class Pages:
     values: Any
     first_layer = 0
     """Number of the first of the layers held, where a model is split into stages"""
+    threads_may_read = True
+    """Whether other threads may call `read` while a pass runs"""
     shared = False
     """True if all layers take turns in the memory of one, as they may where a pass computes whole texts: each layer
     then reads only what it has just written"""
@@ -46,9 +50,27 @@ class Pages:
             return self.keys.layer(index), self.values.layer(index)
         return self.keys[index], self.values[index]
 
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The arrays as they are stored, [L, pages, K, P, ...] each, by name; int8 has scales besides."""
+        arrays: dict[str, Any] = {}
+        for name, stored in (("keys", self.keys), ("values", self.values)):
+            if isinstance(stored, StoredVectors):
+                arrays |= {name: stored.data} | ({} if stored.scales is None else {f"{name}.scales": stored.scales})
+            else:
+                arrays[name] = stored
+        return arrays
+
     def copy(self, source: int, target: int, positions: slice) -> None:
         """Copy some positions of a page to the same places of another, in all layers."""
-        for stored in (self.keys, self.values):
-            for array in (stored.data, stored.scales) if isinstance(stored, StoredVectors) else (stored,):
-                if array is not None:
-                    array[:, target, :, positions] = array[:, source, :, positions]
+        for array in self.arrays.values():
+            array[:, target, :, positions] = array[:, source, :, positions]
+
+    def read(self, pages: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """Copies of some pages in host memory, as they are stored. [L, n, K, P, ...] each"""
+        return {name: array[:, list(pages)] for name, array in self.arrays.items()}
+
+    def write(self, pages: Sequence[int], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Overwrite some pages by what `read` has returned."""
+        for name, array in self.arrays.items():
+            array[:, list(pages)] = arrays[name]

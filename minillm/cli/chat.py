@@ -55,6 +55,7 @@ def add_options(parser: Parser) -> None:
     )
     add_model_options(parser, parallel=True, chosen="--lora")
     add_generation_options(parser, words={"sampling": SAMPLING})
+    parser.add_argument("--load", type=Path, metavar="FILE", help="go on with a conversation that /save has written")
     parser.add_argument("--stats", action="store_true", help="after each turn: tokens computed and found in the cache")
     parser.shorten(COMMON)
 
@@ -83,6 +84,10 @@ def run(args: argparse.Namespace) -> None:
                 raise ParameterError(f"--{option.replace('_', '-')}: this model has no chat template: leave it out")
         print("This model has no chat template: each message is continued as raw text.", file=sys.stderr)
     chat = Chat(Conversation(engine, args.system, variables), fields, name, show_stats=args.stats)
+    if args.load is not None:
+        if args.system is not None:
+            raise ParameterError("--system: the conversation of --load has a system message, or none: leave one out")
+        chat.load(args.load)
     if sys.stdin.isatty():
         chat.run_in_terminal()
     else:
@@ -117,6 +122,11 @@ class Chat:
         self.name = name
         self.show_stats = show_stats
         self._rate = 0.0  # tokens per second of the last answer
+
+    def load(self, path: Path) -> None:
+        """Go on with a saved conversation, and say how long it is."""
+        self.conversation.load(path)
+        note(f"{len(self.conversation.messages)} messages")
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -234,11 +244,10 @@ class Chat:
             print(self.conversation.system or "no system message")
 
     def _save(self, path: str) -> None:
-        self.conversation.save(_path(path))
+        self.conversation.save(_path(path), lora=self.fields.get("lora"))
 
     def _load(self, path: str) -> None:
-        self.conversation.load(_path(path))
-        note(f"{len(self.conversation.messages)} messages")
+        self.load(_path(path))
 
     def _set(self, text: str) -> None:
         word, _, value = text.partition(" ")
@@ -268,7 +277,7 @@ COMMANDS: tuple[tuple[str, Callable[[Chat, str], bool | None], str, str], ...] =
     ("undo", Chat._undo, "", "take back the last message and its answer"),
     ("system", Chat._system, "[TEXT|none]", "show or replace the system message"),
     ("set", Chat._set, "[NAME VALUE]", "show or change a generation field: /set temperature 0.7, /set seed default"),
-    ("save", Chat._save, "FILE", "write the conversation as JSON"),
+    ("save", Chat._save, "FILE", "write the conversation as JSON; to a *.safetensors also what was computed of it"),
     ("load", Chat._load, "FILE", "go on with a saved conversation"),
     ("stats", Chat._stats, "", "tokens and speed of the last answer"),
     ("quit exit bye", Chat._quit, "", "end the chat; so does Ctrl-D"),

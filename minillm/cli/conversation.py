@@ -18,6 +18,10 @@ RAW_TOKENS = 256
 """Default max_new_tokens without a chat template: raw text rarely ends by itself"""
 LARGEST_FILE = 16 << 20
 """Bytes of a saved conversation that is read"""
+WITH_CACHE = ".safetensors"
+"""End of the name of a saved conversation with its keys and values"""
+CONVERSATION = "minillm.conversation"
+"""Name of the note that has the conversation in such a file"""
 
 
 @dataclass
@@ -172,6 +176,16 @@ class Conversation:
         text = self.engine.render_chat(first + _as_dicts(messages), chat_template_kwargs=self.variables)
         return self._encode(text, begin=False)
 
+    def _next_prefix(self) -> list[int]:
+        """The tokens with which the prompt of any next message begins: templates write a last answer anew."""
+        from ..batch import common_prefix
+
+        seen = self.messages[self.forgotten :]
+        if self.raw or seen[-1].role == "user":
+            return self._encode_all(seen)
+        one, other = (self._encode_all([*seen, Message("user", text)]) for text in ("a", "b"))
+        return one[: common_prefix(one, other)]
+
     def _count(self) -> None:
         """Count the tokens in use, after the messages were changed by something else than an answer."""
         try:
@@ -225,28 +239,34 @@ class Conversation:
             self.system = before
             raise
 
-    def save(self, path: Path) -> None:
-        """Write the conversation to a JSON file.
+    def save(self, path: Path, lora: str | None = None) -> None:
+        """Write the conversation to a JSON file; with its keys and values if the file is called *.safetensors.
+
+        Args:
+            path: of the file
+            lora: name of the adapter that answers, if one does
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: it cannot be written; or nothing was said that has keys and values.
+            MinillmError: as `Engine.save_prefix`.
         """
-        saved = {"system": self.system, "messages": _as_dicts(self.messages)}
-        write_file(path, json.dumps(saved, ensure_ascii=False, indent=1) + "\n")
+        saved: dict[str, Any] = {"system": self.system, "messages": _as_dicts(self.messages)}
+        if path.suffix != WITH_CACHE:
+            write_file(path, json.dumps(saved, ensure_ascii=False, indent=1) + "\n")
+            return
+        self._need_messages()
+        saved["forgotten"], saved["token_ids"] = self.forgotten, [message.token_ids for message in self.messages]
+        notes = {CONVERSATION: json.dumps(saved)}
+        self.engine.save_prefix(path, self._next_prefix()[: self.engine.context - 1], lora=lora, notes=notes)
 
     def load(self, path: Path) -> None:
         """Replace the conversation by a file's, which `save` has written or which is a list of messages.
 
         Raises:
             UsageError: it cannot be read, or is no conversation. The one before stays.
+            MinillmError: as `Engine.load_prefix`.
         """
-        try:
-            with path.open("rb") as file:
-                saved = json.loads(file.read(LARGEST_FILE))
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError):
-            raise UsageError(f"{path} is not a conversation in JSON, as /save writes it") from None
+        saved = self._read_with_cache(path) if path.suffix == WITH_CACHE else _read_json(path)
         entries: Any = saved.get("messages") if isinstance(saved, dict) else saved
         system = saved.get("system") if isinstance(saved, dict) else None
         if not _is_conversation(entries) or not isinstance(system, str | None) or (self.raw and system):
@@ -260,7 +280,22 @@ class Conversation:
             message.token_ids = self._encode(text, begin=not i)
         self.clear()
         self.messages, self.system = messages, system
+        if path.suffix == WITH_CACHE:
+            self.forgotten = saved["forgotten"]
+            for message, token_ids in zip(messages, saved["token_ids"], strict=True):
+                message.token_ids = token_ids  # to which the keys and values belong
         self._count()
+
+    def _read_with_cache(self, path: Path) -> Any:
+        """The conversation of a file with keys and values, which are in the cache then."""
+        notes = self.engine.load_prefix(path).notes
+        try:
+            saved = json.loads(notes[CONVERSATION])
+        except (KeyError, ValueError, RecursionError):
+            raise UsageError(
+                f"{path} has the keys and values of a text, and no conversation: name a file of /save"
+            ) from None
+        return saved
 
     def _need_messages(self) -> None:
         if not self.messages:
@@ -269,6 +304,21 @@ class Conversation:
 
 class _TooLongError(PromptError):
     """A text that has far more tokens than the context."""
+
+
+def _read_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        UsageError: it cannot be read, or is none.
+    """
+    try:
+        with path.open("rb") as file:
+            return json.loads(file.read(LARGEST_FILE))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path} is not a conversation in JSON, as /save writes it") from None
 
 
 def _as_dicts(messages: list[Message]) -> list[dict[str, str]]:

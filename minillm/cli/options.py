@@ -157,7 +157,7 @@ def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
         UsageError: such a file cannot be read.
     """
     fields = {name: value for name, value in vars(args).items() if name in FIELDS and value is not None}
-    sampling = {name for name in fields if FIELDS[name].needs in ("do_sample", "mirostat")}
+    sampling = {name for name in fields if FIELDS[name].needs in ("do_sample", "mirostat", "xtc_probability")}
     sampling -= {"top_k"} if "penalty_alpha" in fields else set()
     if fields.get("temperature") == 0:
         del fields["temperature"]

@@ -82,7 +82,7 @@ def add_options(parser: Parser) -> None:
         add_engine_flag(group, name)
     group.add_argument("--alias", metavar="NAME", help="name of the model in requests (default: that of its file)")
     add_engine_flag(group, "max_batch_size", default=MAX_BATCH_SIZE)
-    for name in ("max_batched_tokens", "cache_bytes", "prefix_cache"):
+    for name in ("max_batched_tokens", "cache_bytes", "prefix_cache", "prefix_store", "prefix_store_bytes"):
         add_engine_flag(group, name)
     group.add_argument(
         "--sampling-defaults",

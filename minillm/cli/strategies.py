@@ -8,7 +8,8 @@ from .parser import Parser
 
 DESCRIPTION = """List the decoding strategies with the field that selects each, and what other
 packages add by their entry points: strategies (--strategy NAME), logits
-processors (--logits-processor NAME) and model families (by their model_type)."""
+processors (--logits-processor NAME), potentials (--potential NAME) and model
+families (by their model_type)."""
 
 
 def add_options(parser: Parser) -> None:
@@ -37,4 +38,4 @@ def run(args: argparse.Namespace) -> None:
         for name, about in members.items():
             print(f"{GROUPS[group]} {name:<24}  {about['object']} ({about['package']})")
     if not any(added.values()):
-        print("no installed package adds a strategy, a logits processor or a model family")
+        print("no installed package adds a strategy, a logits processor, a potential or a model family")

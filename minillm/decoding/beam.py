@@ -39,7 +39,7 @@ has ended; and with early_stopping=True a group that is full at the last token t
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -71,6 +71,22 @@ class BeamState(State):
     """True while a running beam can still beat the worst result"""
 
 
+class Extensions(NamedTuple):
+    """Beams with one more token, the candidates of a step; best first, except for those that a constraint adds."""
+
+    parents: list[int]
+    """The beam that each continues"""
+    tokens: list[int]
+    sums: Any
+    """[candidates], summed log-probabilities"""
+    beams: list[Continuation]
+
+    @property
+    def length(self) -> int:
+        """The number of tokens of each."""
+        return len(self.beams[0].token_ids)
+
+
 class BeamSearch(Strategy):
     """Beam search over each request's own sequences, which share the prompt's pages in the cache."""
 
@@ -83,7 +99,7 @@ class BeamSearch(Strategy):
         self.num_beams = settings.num_beams // settings.num_beam_groups
         self.processors = build_processors(settings)
         self.filters = build_filters(settings)
-        self.candidates = max(2, 1 + len(settings.eos_token_ids)) * self.num_beams
+        self.num_candidates = max(2, 1 + len(settings.eos_token_ids)) * self.num_beams
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
         """Feed the prompt once."""
@@ -136,16 +152,17 @@ class BeamSearch(Strategy):
             NumericalError: a sum is NaN or +inf.
         """
         scores, raw = self._log_probs(sampler, state, logits, handicap)
-        parents, tokens, sums = self._candidates(sampler, state, scores)
+        parents, tokens, sums = self.candidates(sampler, state, scores)
         if not parents:
             state.beams, state.scores = [], sums
             return []
-        extended = [self._extended(state, p, t, raw) for p, t in zip(parents, tokens, strict=True)]
-        self.collect(state, extended, sums)
-        order = [i for i, e in enumerate(extended) if e.finish_reason != "stop"][: self.num_beams]  # rarely fewer
+        beams = [self._extended(state, p, t, raw) for p, t in zip(parents, tokens, strict=True)]
+        extensions = Extensions(parents, tokens, sums, beams)
+        self.collect(state, extensions)
+        order = self.select(state, extensions)
         if state.request.watch is not None:
-            state.request.watch(self._watched(parents, tokens, sums, extended, order))
-        state.beams, state.scores = [extended[i] for i in order], sums[order]
+            state.request.watch(self._watched(extensions, order))
+        state.beams, state.scores = [beams[i] for i in order], sums[order]
         at_the_end = all(beam.finish_reason == "length" for beam in state.beams)  # or none is left
         if at_the_end or not self.goes_on(state, sums):
             return []
@@ -158,7 +175,8 @@ class BeamSearch(Strategy):
         if handicap is not None:
             scores -= handicap
         if self.processors or self.filters:
-            history = History.of([(state.request, beam.token_ids) for beam in state.beams])
+            sequences = [(state.request, beam.token_ids) for beam in state.beams]
+            history = History.of(sequences, indices=range(len(sequences)))
             for processor in self.processors:
                 scores = processor(history, scores, sampler.xp)
             scores = self._filtered(history, scores, sampler.xp)
@@ -174,6 +192,7 @@ class BeamSearch(Strategy):
         if live is None or not live.any():
             return scores
         filtered = scores if live.all() else scores[live]
+        history = history if live.all() else history.take(np.flatnonzero(live).tolist()).alone()
         for filter_ in self.filters:
             filtered = filter_(history, filtered, xp)
         if live.all():
@@ -181,7 +200,7 @@ class BeamSearch(Strategy):
         scores[live] = filtered
         return scores
 
-    def _candidates(self, sampler: TokenSampler, state: BeamState, scores: Any) -> tuple[list[int], list[int], Any]:
+    def candidates(self, sampler: TokenSampler, state: BeamState, scores: Any) -> tuple[list[int], list[int], Any]:
         """Best (or sampled) candidates over all beams, best first: their parents, tokens and summed log-probabilities.
 
         Args:
@@ -197,18 +216,18 @@ class BeamSearch(Strategy):
             raise NumericalError(f"the best sum of log-probabilities in beam search is {best}, not a finite number")
         if self.settings.do_sample:
             total = (scores + state.scores[:, None]).reshape(-1)  # [beams, V] -> [beams V]
-            count, request = min(self.candidates, total.size), state.request
+            count, request = min(self.num_candidates, total.size), state.request
             position = len(request.prompt_ids) + len(state.beams[0].token_ids)
             uniforms = uniform(request.settings.seed, np.arange(count), position, BEAMS)
             chosen = sample_without_replacement(total, uniforms, sampler.xp)
             chosen = chosen[np.argsort(-total[chosen], kind="stable")]
             sums = total[chosen]
         else:
-            tokens = sampler.top(scores, min(self.candidates, V))  # [beams, V] -> [beams, n]
+            tokens = sampler.top(scores, min(self.num_candidates, V))  # [beams, V] -> [beams, n]
             rows = np.arange(len(tokens))[:, None]
             total = (scores[rows, tokens] + state.scores[:, None]).reshape(-1)  # [beams, n] -> [beams n]
             chosen = (rows * V + tokens).reshape(-1)
-            order = np.lexsort((chosen, -total))[: self.candidates]
+            order = np.lexsort((chosen, -total))[: self.num_candidates]
             chosen, sums = chosen[order], total[order]
         allowed = sums > -np.inf  # forbidden tokens are no candidates
         chosen = chosen[allowed]
@@ -221,31 +240,37 @@ class BeamSearch(Strategy):
         candidate.push(token, log_prob)
         return candidate
 
-    def _watched(
-        self, parents: list[int], tokens: list[int], sums: Any, extended: list[Continuation], order: list[Any]
-    ) -> list[Candidate]:
+    def _watched(self, extensions: Extensions, order: list[int]) -> list[Candidate]:
         """The step's candidates with their outcome, for `Request.watch`."""
-        beams = {rank: beam for beam, rank in enumerate(order) if extended[rank].finish_reason is None}
+        beams = {rank: beam for beam, rank in enumerate(order) if extensions.beams[rank].finish_reason is None}
         return [
             Candidate(
                 parent, token, float(total), beams.get(rank), ended.finish_reason is not None and rank < self.num_beams
             )
-            for rank, (parent, token, total, ended) in enumerate(zip(parents, tokens, sums, extended, strict=True))
+            for rank, (parent, token, total, ended) in enumerate(zip(*extensions, strict=True))
         ]
 
-    def collect(self, state: BeamState, extended: list[Continuation], sums: Any) -> None:
-        """Add candidates that ended among the first num_beams to the results, and keep the num_beams best."""
+    def collect(self, state: BeamState, extensions: Extensions) -> None:
+        """Add candidates that ended among the first num_beams to the results."""
         if not state.hopeful:
             return
         if self.settings.early_stopping is True and len(state.finished) == self.num_beams:
             return
-        self.add_results(state, [c.finish_reason is not None for c in extended[: self.num_beams]], extended, sums)
+        self.add_results(state, extensions, self.ended(extensions, "stop", "length"))
 
-    def add_results(self, state: BeamState, marks: list[bool], extended: list[Continuation], sums: Any) -> None:
-        """Add the candidates marked in `marks` to the results, and keep the num_beams best."""
-        length = len(extended[0].token_ids)
-        new = [(self.score(s, length), c) for w, c, s in zip(marks, extended, sums, strict=False) if w]
+    def ended(self, extensions: Extensions, *reasons: str) -> list[int]:
+        """Those of the first num_beams candidates that ended for one of these reasons."""
+        return [i for i, beam in enumerate(extensions.beams[: self.num_beams]) if beam.finish_reason in reasons]
+
+    def add_results(self, state: BeamState, extensions: Extensions, ranks: list[int]) -> None:
+        """Add candidates to the results, and keep the num_beams best."""
+        new = [(self.score(extensions.sums[i], extensions.length), extensions.beams[i]) for i in ranks]
         state.finished = sorted(state.finished + new, key=lambda result: -result[0])[: self.num_beams]
+
+    def select(self, state: BeamState, extensions: Extensions) -> list[int]:
+        """The candidates that become the next beams: the first num_beams that have not ended, rarely fewer."""
+        going_on = [i for i, beam in enumerate(extensions.beams) if beam.finish_reason != "stop"]
+        return going_on[: self.num_beams]
 
     def goes_on(self, state: BeamState, sums: Any) -> bool:
         """True if another step can change the results; always so with fewer than num_beams of them."""
@@ -281,13 +306,24 @@ class BeamSearch(Strategy):
         best = finished[: self.settings.num_return_sequences]
         for index, (score, continuation) in enumerate(best):
             continuation.index, continuation.score = index, score
-            if continuation.stream is None and state.request.text_stream is not None:
-                continuation.stream = state.request.text_stream()
-                for token in continuation.token_ids:
-                    continuation.stream.push(token)
-                if continuation.finish_reason is not None:
-                    continuation.stream.flush()
+            continuation.decode(state.request.text_stream)
         state.results = [continuation for _, continuation in best]
+
+
+class EarlierBeamSearch(BeamSearch):
+    """Beam search that ends by the rules of transformers 4.55."""
+
+    def goes_on(self, state: BeamState, sums: Any) -> bool:
+        """True if another step can change the results."""
+        return not self.done(state, sums, len(state.beams[0].token_ids))
+
+    def done(self, state: BeamState, sums: Any, length: int) -> bool:
+        """True if there are num_beams results, and no better ones to come by the step's best candidate."""
+        if len(state.finished) < self.num_beams:
+            return False
+        if self.settings.early_stopping is True:
+            return True
+        return state.finished[-1][0] >= self.best_possible(state, sums[0], length)
 
 
 @dataclass(eq=False)
@@ -299,7 +335,7 @@ class DiverseState(State):
     """Groups not done yet; the last feeds belong to them, in this order"""
 
 
-class DiverseBeamSearch(BeamSearch):
+class DiverseBeamSearch(EarlierBeamSearch):
     """num_beam_groups beam searches of num_beams / num_beam_groups beams each. The first is not penalised."""
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
@@ -342,20 +378,9 @@ class DiverseBeamSearch(BeamSearch):
             self.return_best(state, sorted(results, key=lambda result: -result[0]))
         return feeds
 
-    def collect(self, state: BeamState, extended: list[Continuation], sums: Any) -> None:
+    def collect(self, state: BeamState, extensions: Extensions) -> None:
         """Collect candidates ended by a token, and those ended by the length limit unless the group is done by then."""
-        self.add_results(state, [c.finish_reason == "stop" for c in extended[: self.num_beams]], extended, sums)
-        cut_off = [i for i, candidate in enumerate(extended) if candidate.finish_reason == "length"][: self.num_beams]
-        if cut_off and not self._done(state, sums, len(extended[0].token_ids)):
-            self.add_results(state, [i in cut_off for i in range(len(extended))], extended, sums)
-
-    def goes_on(self, state: BeamState, sums: Any) -> bool:
-        """True if another step can change the group's results."""
-        return not self._done(state, sums, len(state.beams[0].token_ids))
-
-    def _done(self, state: BeamState, sums: Any, length: int) -> bool:
-        if len(state.finished) < self.num_beams:
-            return False
-        if self.settings.early_stopping is True:
-            return True
-        return state.finished[-1][0] >= self.best_possible(state, sums[0], length)
+        self.add_results(state, extensions, self.ended(extensions, "stop"))
+        cut_off = [i for i, beam in enumerate(extensions.beams) if beam.finish_reason == "length"][: self.num_beams]
+        if cut_off and not self.done(state, extensions.sums, extensions.length):
+            self.add_results(state, extensions, cut_off)

@@ -10,8 +10,12 @@ from .foreign import TRANSFORMERS, WORDS, ignored, refused
 OWN_FIELDS = frozenset({
     "decoder_prompt", "include_stop", "prefix_allowed_tokens_fn", "logits_processor", "stopping_criteria", "lora",
     "seed", "top_n_sigma", "mirostat", "mirostat_tau", "mirostat_eta", "presence_penalty", "frequency_penalty",
+    "max_thinking_tokens", "thinking_tokens", "xtc_probability", "xtc_threshold", "samplers",
+    "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
     "contrastive_alpha", "amateur_temperature", *GUIDES, "lookahead_window", "lookahead_ngram_size",
-    "lookahead_guesses", "strategy", "strategy_options", "echo", "skip_special_tokens", "logprobs", "top_logprobs",
+    "lookahead_guesses", "strategy", "strategy_options", "force_words", "num_particles",
+    "potential", "ess_threshold",
+    "echo", "skip_special_tokens", "logprobs", "top_logprobs",
 })
 # fmt: on
 """Fields that transformers' GenerationConfig does not have."""

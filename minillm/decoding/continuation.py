@@ -143,6 +143,15 @@ class Continuation:
         if self.stream is not None:
             self.stream.flush()
 
+    def decode(self, make_stream: Callable[[], TextStream] | None) -> None:
+        """Decode the text, if that has been left out so far; `make_stream` is None without a tokenizer."""
+        if self.stream is None and make_stream is not None:
+            self.stream = make_stream()
+            for token in self.token_ids:
+                self.stream.push(token)
+            if self.finish_reason is not None:
+                self.stream.flush()
+
     def cut_off(self, reason: FinishReason) -> None:
         """End it for an external reason (an abort, an error), even if its text cannot be decoded."""
         try:

@@ -89,6 +89,38 @@ phrase = sequence("token ids, at least one", whole(0), least=1)
 
 phrases = sequence("a sequence of sequences of token ids, none empty", phrase)
 
+
+@reader("two markers, each a text or token ids, such as ['<think>', '</think>']")
+def markers(value: object) -> tuple[str | tuple[int, ...], str | tuple[int, ...]]:
+    """Values of thinking_tokens."""
+    begin, end = (
+        text(marker) if isinstance(marker, str) else phrase([marker] if isinstance(marker, Integral) else marker)
+        for marker in pair(value)
+    )
+    return begin, end
+
+
+@reader("")
+def _alternatives(value: object) -> tuple[tuple[int, ...], ...]:
+    """A phrase, or several of which one is enough."""
+    from .constraints import redundant
+
+    several = isinstance(value, list | tuple) and not all(isinstance(member, Integral) for member in value)
+    alternatives = phrases(value) if several else (phrase(value),)
+    if (pair := redundant(alternatives)) is not None:
+        shorter, longer = map(list, pair)
+        raise RefusedError(f"the phrase {longer} begins with {shorter}, an alternative: leave it out")
+    return alternatives
+
+
+forced_phrases = sequence("phrases of token ids, or lists of them, such as [[5, 6], [[7], [8, 9]]]", _alternatives)
+
+_texts = texts(1)
+
+forced_texts = sequence(
+    "a text or a sequence of texts, or of lists of them, none empty", replace(_texts, many=False), single=str
+)
+
 pair = sequence("two values", Reader("any value", lambda value: value), least=2)
 
 
@@ -184,7 +216,49 @@ def function(expected: str, *arguments: int) -> Reader[ByIdentity]:
     return read
 
 
+_POTENTIAL = function("", 1, 2)
+
+
+def potential_functions(value: Any) -> tuple[ByIdentity, ByIdentity]:
+    """The functions of a potential, for texts that go on and for complete ones; ValueError if it is none."""
+    if hasattr(value, "prefix") and hasattr(value, "complete"):
+        return _POTENTIAL(value.prefix), _POTENTIAL(value.complete)
+    return _POTENTIAL(value), _POTENTIAL(value)
+
+
+@reader("a function (token ids) or (token ids, text) -> log weight, or an object with methods prefix and complete")
+def potential(value: object) -> ByIdentity:
+    """A potential of texts, or the name of one of another package."""
+    if isinstance(value, str):
+        try:
+            value = load("minillm.potentials", value)
+        except ParameterError as error:
+            raise RefusedError(str(error)) from None
+    if isinstance(value, type):
+        raise ValueError
+    potential_functions(value)
+    return ByIdentity(value)  # type: ignore[arg-type]  # an object, but held as a function is
+
+
 _PROCESSOR = function("", 3, 2)
+_CONSTRAINT = ("advance", "does_advance", "update", "remaining", "copy")
+"""Methods of a constraint"""
+
+
+@reader("")
+def constraint(value: object) -> ByIdentity:
+    """A constraint of beam search; transformers' own become ours, whose copies share no state."""
+    from .constraints import DisjunctiveConstraint, PhrasalConstraint
+
+    kind, ids = type(value), getattr(value, "token_ids", None)
+    if kind.__module__.startswith("transformers.") and kind.__name__ == "PhrasalConstraint":
+        value = PhrasalConstraint(phrase(ids))
+    elif kind.__module__.startswith("transformers.") and kind.__name__ == "DisjunctiveConstraint":
+        value = DisjunctiveConstraint(phrases(ids))
+    methods = all(callable(getattr(value, name, None)) for name in _CONSTRAINT)
+    if isinstance(value, type) or not methods or not isinstance(getattr(value, "seqlen", None), int):
+        raise ValueError
+    return ByIdentity(value)  # type: ignore[arg-type]  # not a function, but held as one is
 
 
 @reader("")

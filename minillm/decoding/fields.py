@@ -17,11 +17,16 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from .field_values import (
     biases,
+    constraint,
     decay,
+    forced_phrases,
+    forced_texts,
     function,
+    markers,
     mirostat_version,
     options,
     phrases,
+    potential,
     processor,
     schema,
     stopping_rule,
@@ -29,7 +34,9 @@ from .field_values import (
     texts,
     token_ids,
 )
+from .sampler_order import sampler_names
 from .values import LARGE, Reader, flag, number, positive, sequence, text, whole
+from .watermark_config import watermarking
 
 
 class Setting(NamedTuple):
@@ -144,6 +151,10 @@ class GenerationFields(TypedDict, total=False):
     prefix_allowed_tokens_fn: Annotated[Callable[[int, Any], Sequence[int]] | None, TEXT.field(None,
         function("a function (batch_id, token_ids) -> allowed token ids", 2),
         help="(index of the prompt in the list, token ids so far) -> allowed next ids")]
+    watermarking_config: Annotated[Mapping[str, Any] | None, TEXT.field(None, watermarking,
+        flag="--watermarking-config NAME=VALUE [NAME=VALUE ...]",
+        help="mark the text for a detector: bias=2 for green lists, ngram_len=5 and keys=[...] for SynthID",
+        notes="The settings are transformers'; `measure.watermark` detects the text.")]
     logits_processor: Annotated[Sequence[Callable[..., Any]] | None, TEXT.field((),
         sequence("a sequence of functions (history, logits, xp) -> logits or (input_ids, scores) -> scores", processor,
             single=str), flag="--logits-processor NAME",
@@ -154,6 +165,13 @@ class GenerationFields(TypedDict, total=False):
         sequence("a sequence of functions (input_ids, scores) -> bool", function("", 2)),
         help="your own reasons to stop, as transformers': each (input_ids [1, T], None) -> bool, or a tensor of one",
         notes="They are asked after each token, which stays; prompt included. See `functions`.")]
+    max_thinking_tokens: Annotated[int | None, TEXT.field(None, whole(0), flag="--max-thinking-tokens N",
+        help="end a section of thoughts, such as <think>...</think>, after this many tokens",
+        notes="Also one that the prompt has opened; its tokens there count.")]
+    thinking_tokens: Annotated[Sequence[str | int | Sequence[int]] | None, TEXT.field(None, markers,
+        needs="max_thinking_tokens", flag="--thinking-tokens TEXT [TEXT ...]",
+        help="the two markers that begin and end thoughts (default: those that the vocabulary has)",
+        notes="Texts, token ids or sequences of them.")]
     lora: Annotated[str | None, TEXT.field(None, text, flag="--lora NAME", expected="the name of an adapter, as text",
         help="apply this one of the engine's LoRA adapters",
         notes="Engine(..., adapters={name: folder}) has them; helper models run without.")]
@@ -190,12 +208,35 @@ class GenerationFields(TypedDict, total=False):
     top_n_sigma: Annotated[float | None, SAMPLING.field(0.0, number(0, LARGE), needs="do_sample",
         flag="--top-n-sigma N", expected="a number above 0, or 0 for no limit",
         help="keep logits within this many standard deviations of the largest (0: all)")]
+    xtc_probability: Annotated[float | None, SAMPLING.field(0.0, number(0, 1), needs="do_sample",
+        flag="--xtc-probability P",
+        help="XTC: how often to drop all tokens of at least xtc_threshold but the least likely of them (0: never)")]
+    xtc_threshold: Annotated[float | None, SAMPLING.field(0.1, number(0, 0.5), needs="xtc_probability",
+        flag="--xtc-threshold P", help="XTC: probability from which on a token counts (default: {default})")]
+    samplers: Annotated[str | Sequence[str] | None, SAMPLING.field((), sampler_names, needs="do_sample",
+        flag="--samplers NAMES",
+        help="order of the samplers, such as 'penalties;top_k;min_p;temperature', or that of llama.cpp, by its name",
+        notes="A sequence of names, or a text; the others are dry, top_n_sigma, typ_p, top_p, xtc, top_h, "
+        "epsilon_cutoff and eta_cutoff. By default transformers' order.")]
     mirostat: Annotated[int | None, SAMPLING.field(0, mirostat_version, needs="do_sample", flag="--mirostat 2",
         help="2 for Mirostat 2.0, which holds the surprise at a target; it replaces all filters but temperature")]
     mirostat_tau: Annotated[float | None, SAMPLING.field(5.0, number(0, LARGE, above=True), needs="mirostat",
         flag="--mirostat-tau BITS", help="Mirostat's target surprise in bits per token (default: {default})")]
     mirostat_eta: Annotated[float | None, SAMPLING.field(0.1, number(0, LARGE, above=True), needs="mirostat",
         flag="--mirostat-eta X", help="Mirostat's learning rate (default: {default})")]
+    num_particles: Annotated[int | None, SAMPLING.field(0, whole(0), needs="do_sample", flag="--num-particles N",
+        expected="a whole number of at least 1, or 0 for none",
+        help="sequential Monte Carlo with this many texts, which a potential or a guide weighs (0: none)",
+        notes="They come back with the logarithms of their weights as scores; fewer, by num_return_sequences, are "
+        "drawn from them. See `monte_carlo`.")]
+    potential: Annotated[Callable[..., Any] | Any | None, SAMPLING.field(None, potential, needs="num_particles",
+        flag="--potential NAME", help="log weight of texts, -inf for those forbidden: a potential of another package, "
+        "by name, or your own function",
+        notes="A function (token_ids) or (token_ids, text) of what is generated, or an object with such methods "
+        "`prefix` and `complete`, for texts that go on and those that have ended.")]
+    ess_threshold: Annotated[float | None, SAMPLING.field(0.5, number(0, 1), needs="num_particles",
+        flag="--ess-threshold X",
+        help="resample the texts once their effective number is below this share of them (default: {default})")]
     repetition_penalty: Annotated[float | None, SAMPLING.field(1.0, positive, flag="--repetition-penalty X",
         help="above 1 makes tokens seen in prompt or output less likely, once per distinct token")]
     encoder_repetition_penalty: Annotated[float | None, SAMPLING.field(1.0, positive,
@@ -206,6 +247,19 @@ class GenerationFields(TypedDict, total=False):
         help="subtract this from the logit of every token generated so far")]
     frequency_penalty: Annotated[float | None, SAMPLING.field(0.0, number(-LARGE, LARGE), flag="--frequency-penalty X",
         help="subtract this from the logit of every token generated so far, times its count")]
+    dry_multiplier: Annotated[float | None, SAMPLING.field(0.0, number(0, LARGE), flag="--dry-multiplier X",
+        help="DRY: subtract this, times a power of dry_base, from the logit of a token that continues a repetition")]
+    dry_base: Annotated[float | None, SAMPLING.field(1.75, number(1, LARGE), needs="dry_multiplier",
+        flag="--dry-base X", help="DRY: growth of the penalty with each repeated token (default: {default})")]
+    dry_allowed_length: Annotated[int | None, SAMPLING.field(2, whole(0), needs="dry_multiplier",
+        flag="--dry-allowed-length N", help="DRY: repeated tokens from which on it counts (default: {default})")]
+    dry_penalty_last_n: Annotated[int | None, SAMPLING.field(-1, whole(-1), needs="dry_multiplier",
+        flag="--dry-penalty-last-n N", help="DRY: look at so many of the last tokens (default: {default}, all)",
+        notes="The prompt's are among them.")]
+    dry_sequence_breakers: Annotated[str | Sequence[str] | None, SAMPLING.field(("\n", ":", '"', "*"), texts(),
+        needs="dry_multiplier", flag="--dry-sequence-breaker TEXT",
+        help="DRY: a text that ends repetitions (default: line breaks, colons, quotes and asterisks)",
+        notes="One or several; an empty sequence means none.")]
 
     strategy: Annotated[str | None, SEARCH.field(None, text, flag="--strategy NAME",
         expected="the name of a strategy", help="a strategy of another package (`minillm strategies` lists them)",
@@ -227,6 +281,16 @@ class GenerationFields(TypedDict, total=False):
         help="groups of diverse beam search, which avoid each other's tokens; must divide num_beams")]
     diversity_penalty: Annotated[float | None, SEARCH.field(0.0, number(0, LARGE), needs="num_beam_groups",
         flag="--diversity-penalty X", help="subtract this from a token's score for each earlier group that chose it")]
+    force_words_ids: Annotated[Sequence[Sequence[int] | Sequence[Sequence[int]]] | None, SEARCH.field((),
+        forced_phrases, needs="num_beams", help="phrases of token ids that the text has to contain",
+        notes="A list of phrases in the place of one: any of them. See `constrained`.")]
+    force_words: Annotated[str | Sequence[str | Sequence[str]] | None, SEARCH.field((), forced_texts,
+        needs="num_beams", flag="--force-words TEXT", help="a text that the answer has to contain, by beam search",
+        notes="With a space before it. In Python a list of texts in the place of one: any of them.")]
+    constraints: Annotated[Sequence[Any] | None, SEARCH.field((),
+        sequence("a sequence of PhrasalConstraint, DisjunctiveConstraint, or objects with their methods", constraint),
+        needs="num_beams", help="constraints that the text has to fulfil, as transformers 4.55 had them",
+        notes="See `constraints`.")]
     penalty_alpha: Annotated[float | None, SEARCH.field(0.0, number(0, 1), flag="--penalty-alpha A",
         help="contrastive search among top_k tokens: weight of dissimilarity to the context (0: off)")]
     contrastive_alpha: Annotated[float | None, SEARCH.field(0.1, number(0, 1), needs="amateur",
@@ -282,5 +346,5 @@ FIELDS: dict[str, Setting] = {name: hint.__metadata__[0] for name, hint in Gener
 GUIDES = tuple(name for name, setting in FIELDS.items() if setting.group == "guided")
 """Fields that set a guide; a request has at most one of them."""
 
-OFF = {"num_beams": 1, "num_beam_groups": 1}
+OFF = {"num_beams": 1, "num_beam_groups": 1, "max_thinking_tokens": None}
 """Fields whose value without effect is not a false one -> that value."""

@@ -1,7 +1,8 @@
 """Sampling filters (top-k, top-p, ...) as logits processors, which run after all the others.
 
 Their order is transformers': temperature, top-h, top-k, top-p, min-p, typical, epsilon, eta; top-n-sigma, which
-transformers does not have, comes before top-k, as in llama.cpp. `reference/sampling.py` implements temperature, top-k,
+transformers does not have, comes before top-k, as in llama.cpp, and XTC last. With `samplers` (`sampler_order.py`) it
+is the user's, and the penalties are among them. `reference/sampling.py` implements temperature, top-k,
 top-p and min-p: a plain draw applies these without building the filtered row.
 
 In beam search every filter keeps at least `least` tokens, one more than there are end-of-sequence tokens, so that a
@@ -14,10 +15,11 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
+from ..reference.philox import XTC
 from ..reference.sampling import keep_min_p, keep_top_k, keep_top_p, scale
 from ..reference.softmax import log_softmax, softmax, top_log_probs
 from .history import History
-from .processors import LogitsProcessor
+from .processors import InPlace, LogitsProcessor, penalties, watermark_of
 from .settings import Settings
 
 
@@ -149,6 +151,36 @@ class EtaCutoff:
 
 
 @dataclass(frozen=True)
+class Xtc:
+    """Exclude top choices: with a probability, drop all tokens of at least `threshold` but the least likely of them.
+
+    llama.cpp's rules, after p-e-w's proposal for text-generation-webui (pull request 6335). The draw whether to do so
+    is keyed as the token's own (`reference/philox.py`), and leaves that as it is.
+    """
+
+    probability: float
+    threshold: float
+    least: int = 1
+
+    def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
+        rows = xp.flatnonzero(xp.asarray(history.uniforms(XTC) <= self.probability))
+        scores = logits[rows]  # [N, V] -> [R, V]
+        possible = scores > -xp.inf
+        top = possible & (softmax(scores, xp) >= self.threshold)
+        lowest = xp.where(top, scores, xp.inf).min(axis=-1, keepdims=True)  # [R, V] -> [R, 1]
+        last = scores.shape[-1] - 1 - (top & (scores == lowest))[:, ::-1].argmax(axis=-1)  # of equals the last
+        top[xp.arange(len(rows)), last] = False
+        top &= (possible.sum(axis=-1) - top.sum(axis=-1) >= self.least)[:, None]
+        scores[top] = -xp.inf
+        logits[rows] = scores
+        return logits
+
+
+READERS = (InPlace, Xtc)
+"""Classes that read the history; the filters proper do not"""
+
+
+@dataclass(frozen=True)
 class Renormalize:
     """Renormalise the scores to log-probabilities. Matters in beam search, which adds up scores of different steps."""
 
@@ -171,23 +203,35 @@ def _keep_probable(logits: NDArray[Any], floor: Any, least: int, xp: ModuleType)
     return logits
 
 
-MASKED = ("top_h", "top_n_sigma", "typical_p", "epsilon_cutoff", "eta_cutoff", "renormalize_logits")
+MASKED = (
+    *("top_h", "top_n_sigma", "typical_p", "epsilon_cutoff", "eta_cutoff", "renormalize_logits"),
+    *("xtc_probability", "samplers", "watermarking_config"),
+)
 """The fields of filters that `reference.sample` does not apply in the draw"""
 
 
 def build_filters(settings: Settings) -> tuple[LogitsProcessor, ...]:
     """The filters that have an effect, in order, then the renormalisation. Without sampling only the latter."""
     least = 1 if settings.num_beams == 1 else max(2, 1 + len(settings.eos_token_ids))  # every beam can continue
-    in_order: list[LogitsProcessor | Literal[False]] = [
-        settings.temperature != 1.0 and Temperature(settings.temperature),
-        settings.top_h is not None and TopH(settings.top_h),
-        settings.top_n_sigma > 0.0 and TopNSigma(settings.top_n_sigma),
-        settings.top_k > 0 and TopK(settings.top_k, least),
-        settings.top_p < 1.0 and TopP(settings.top_p, least),
-        settings.min_p > 0.0 and MinP(settings.min_p, least),
-        settings.typical_p < 1.0 and Typical(settings.typical_p, least),
-        settings.epsilon_cutoff > 0.0 and EpsilonCutoff(settings.epsilon_cutoff, least),
-        settings.eta_cutoff > 0.0 and EtaCutoff(settings.eta_cutoff, least),
-    ]
-    filters = [filter_ for filter_ in in_order if settings.do_sample and filter_]
+    in_order: dict[str, LogitsProcessor | Literal[False]] = {
+        "temperature": settings.temperature != 1.0 and Temperature(settings.temperature),
+        "top_h": settings.top_h is not None and TopH(settings.top_h),
+        "top_n_sigma": settings.top_n_sigma > 0.0 and TopNSigma(settings.top_n_sigma),
+        "top_k": settings.top_k > 0 and TopK(settings.top_k, least),
+        "top_p": settings.top_p < 1.0 and TopP(settings.top_p, least),
+        "min_p": settings.min_p > 0.0 and MinP(settings.min_p, least),
+        "typ_p": settings.typical_p < 1.0 and Typical(settings.typical_p, least),
+        "epsilon_cutoff": settings.epsilon_cutoff > 0.0 and EpsilonCutoff(settings.epsilon_cutoff, least),
+        "eta_cutoff": settings.eta_cutoff > 0.0 and EtaCutoff(settings.eta_cutoff, least),
+        "xtc": settings.xtc_probability > 0.0 and Xtc(settings.xtc_probability, settings.xtc_threshold, least),
+    }
+    chain = [*in_order.values()]
+    if settings.samplers:
+        named = {name: [filter_] for name, filter_ in in_order.items()}
+        *lowered, dry = penalties(settings)
+        named |= {"penalties": lowered, "dry": [dry]}
+        chain = [filter_ for name in settings.samplers for filter_ in named[name]]
+    filters = [filter_ for filter_ in chain if settings.do_sample and filter_]
+    if settings.watermarking_config is not None and settings.do_sample:
+        filters.append(watermark_of(settings))
     return (*filters, Renormalize()) if settings.renormalize_logits else tuple(filters)

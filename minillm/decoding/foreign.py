@@ -58,6 +58,7 @@ TABLE = (
     Word(PYTHON, "stop stop_sequences stop_words", "stop_strings"),
     Word(PYTHON, "max_tokens max_completion_tokens max_output_tokens num_predict n_predict", "max_new_tokens"),
     Word(PYTHON, "min_tokens", "min_new_tokens"),
+    Word(PYTHON, "thinking_token_budget thinking_budget reasoning_budget", "max_thinking_tokens"),
     Word(PYTHON, "n best_of num_samples num_completions", "num_return_sequences"),
     Word(PYTHON, "stop_token_ids stop_token", "eos_token_id"),
     Word(PYTHON, "ignore_eos", "eos_token_id=[]"),
@@ -75,6 +76,8 @@ TABLE = (
     Word(PYTHON, "typical", "typical_p"),
     Word(PYTHON, "mirostat_mode", "mirostat"),
     Word(PYTHON, "random_seed generator", "seed"),
+    Word(PYTHON, "n_particles particles", "num_particles"),
+    Word(PYTHON, "critic condition", "potential"),
     Word(PYTHON, "greedy", "do_sample=False"),
     Word(PYTHON, "response_format json_schema schema format structured_outputs guided_decoding", "guided_json"),
     Word(PYTHON, "regex", "guided_regex"),
@@ -92,7 +95,7 @@ TABLE = (
     Word(TRANSFORMERS, "guidance_scale", advice=_OUT, neutral=(1,)),
     Word(TRANSFORMERS, "max_time", advice="use timeout"),
     Word(TRANSFORMERS, "remove_invalid_values token_healing use_mtp", advice=_OUT, neutral=(False,)),
-    Word(TRANSFORMERS, "dola_layers watermarking_config constraints force_words_ids", advice=_OUT),
+    Word(TRANSFORMERS, "dola_layers", advice=_OUT),
     Word(TRANSFORMERS, "assistant_early_exit assistant_ensemble_weight speculation_type", advice=_OUT),
     # fields that never change the tokens: padding, return format, execution
     Word(TRANSFORMERS, "pad_token_id bos_token_id transformers_version _from_model_config _commit_hash"),
@@ -123,6 +126,7 @@ TABLE = (
     Word(API, "n", "num_return_sequences"),
     Word(API, "stop", "stop_strings"),
     Word(API, "min_tokens", "min_new_tokens"),
+    Word(API, "thinking_token_budget thinking_budget thinking_budget_tokens reasoning_budget", "max_thinking_tokens"),
     Word(API, "include_stop_str_in_output", "include_stop"),
     # ignored
     Word(API, "metadata store service_tier safety_identifier client_metadata session_id request_id"),
@@ -130,9 +134,9 @@ TABLE = (
     Word(API, "truncation context_management background_options access_programs stream_tool_calls"),
     # ignored, of vLLM, llama.cpp and others: how they run, and thoughts told from the answer
     Word(API, "mm_processor_kwargs vllm_xargs guided_decoding_backend spaces_between_special_tokens"),
-    Word(API, "include_reasoning thinking_token_budget thinking_budget reasoning_format parse_tool_calls"),
+    Word(API, "include_reasoning reasoning_format parse_tool_calls"),
     Word(API, "cache_prompt id_slot slot_id timings_per_token return_progress keep_alive num_ctx"),
-    Word(API, "dry_base dry_allowed_length dry_penalty_last_n xtc_threshold dynatemp_exponent"),  # refine refused ones
+    Word(API, "dynatemp_exponent"),  # refines a refused one
     # ignored, of OpenRouter and LiteLLM
     Word(API, "reasoning thinking provider route models transforms usage litellm_session_id"),
     # refused
@@ -164,11 +168,7 @@ TABLE = (
         "max_repetition_pattern_size min_repetition_pattern_size repetition_min_count",
         advice="set no_repeat_ngram_size or repetition_penalty",
     ),
-    Word(
-        API,
-        "dry_multiplier xtc_probability dynatemp_range samplers",
-        advice="the sampling fields are those of transformers",
-    ),
+    Word(API, "dynatemp_range", advice="set temperature"),
     Word(COMPLETIONS, "top_logprobs", advice="give their number as logprobs"),
     Word(CHAT, "echo", advice="/v1/completions has it"),
     Word(CHAT, "add_special_tokens", advice="the chat template writes them"),

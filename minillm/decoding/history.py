@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..reference.philox import uniform
 
 if TYPE_CHECKING:
     from .strategy import Request
@@ -66,6 +68,7 @@ class History:
         places: row of the logits that each belongs to, [N] int64; None: they are the rows in order.
         token_counts: the same tokens of each sequence, counted; None: they are counted when that is needed.
         given: the user's prompt of each, which an encoder read if the model has one; None: the sequences' prompts.
+        keys: seed of each one's request and its index among the request's sequences, [N] each; None: nothing is drawn.
     """
 
     lines: Sequence[NDArray[np.int64]]
@@ -76,6 +79,7 @@ class History:
     places: NDArray[np.int64] | None = None
     token_counts: Sequence[TokenCounts] | None = None
     given: Sequence[Sequence[int]] | None = None
+    keys: tuple[NDArray[np.uint64], NDArray[np.int64]] | None = None
 
     @classmethod
     def of(
@@ -83,8 +87,12 @@ class History:
         sequences: Sequence[tuple["Request", Sequence[int]]],
         places: Sequence[int] | None = None,
         token_counts: Sequence[TokenCounts] | None = None,
+        indices: Sequence[int] | None = None,
     ) -> "History":
-        """The history of sequences, each given as its request and the tokens generated so far; and their counts."""
+        """The history of sequences, each given as its request and the tokens generated so far; and their counts.
+
+        `indices`: each one's index among its request's sequences, if random numbers may be drawn for them.
+        """
         lines = (
             [np.asarray((*request.prompt_ids, *generated), np.int64) for request, generated in sequences]
             if token_counts is None
@@ -101,6 +109,12 @@ class History:
             None if places is None else np.asarray(places, np.int64),
             token_counts,
             [request.given_ids for request, _ in sequences],
+            None
+            if indices is None
+            else (
+                np.asarray([request.settings.seed for request, _ in sequences], np.uint64),
+                np.asarray(indices, np.int64),
+            ),
         )
 
     def take(self, rows: Sequence[int]) -> "History":
@@ -115,6 +129,7 @@ class History:
             self.at(selected),
             None if self.token_counts is None else [self.token_counts[row] for row in rows],
             None if self.given is None else [self.given[row] for row in rows],
+            None if self.keys is None else (self.keys[0][selected], self.keys[1][selected]),
         )
 
     def alone(self) -> "History":
@@ -144,6 +159,11 @@ class History:
     def generated_lengths(self) -> NDArray[np.int64]:
         """Number of generated tokens of each sequence, [N]."""
         return self.lengths - self.prompt_lengths
+
+    def uniforms(self, purpose: int) -> NDArray[Any]:
+        """A random number in (0, 1) beside the choice of each sequence's next token, [N] float32."""
+        assert self.keys is not None
+        return uniform(*self.keys, self.lengths, purpose)
 
     def rows(self, xp: ModuleType) -> NDArray[np.int64]:
         """Index of the sequence that each token belongs to, [sum of lengths]."""

@@ -2,7 +2,8 @@
 
 `build_processors` lists them in the order in which they run, which is transformers'. The sampling filters
 (`filters.py`) follow. transformers has no presence and frequency penalty; here they come right after the repetition
-penalty, as in vLLM. In beam search the processors see log-probabilities instead of logits, as in transformers.
+penalty, as in vLLM, and then DRY (`dry.py`). In beam search the processors see log-probabilities instead of logits, as
+in transformers.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ from .values import LARGE
 
 SHORT_MATCH = 16
 """Tokens up to which a match is sought at all positions at once; longer ones are found by `common_suffixes`."""
+
+LAST = 2**20
+"""Place behind all others"""
 
 Sequences = tuple[tuple[tuple[int, ...], float], ...]
 """Sequences of token ids, none empty, each with its bias"""
@@ -77,9 +81,10 @@ def force(
 
 PROCESSED = (
     *("sequence_bias", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "prefix_allowed_tokens_fn"),
-    *("repetition_penalty", "encoder_repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "encoder_repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier"),
     *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"),
     *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "logits_processor"),
+    *("max_thinking_tokens", "watermarking_config"),
 )
 """The fields that ask for a processor; with all of them at their defaults there is none"""
 
@@ -92,13 +97,11 @@ def build_processors(settings: Settings) -> tuple[LogitsProcessor, ...]:
 def numbered_processors(settings: Settings) -> tuple[tuple[int, LogitsProcessor], ...]:
     """The processors that have an effect, each with its place in the order of all there are."""
     eos, forced_bos = settings.eos_token_ids, settings.forced_bos_token_id
-    penalties = settings.presence_penalty, settings.frequency_penalty
     decay, allowed = settings.exponential_decay_length_penalty, settings.prefix_allowed_tokens_fn
     in_order: list[LogitsProcessor | Literal[False]] = [
         bool(settings.sequence_bias) and SequenceBias(settings.sequence_bias),
         settings.encoder_repetition_penalty != 1.0 and EncoderRepetitionPenalty(settings.encoder_repetition_penalty),
-        settings.repetition_penalty != 1.0 and RepetitionPenalty(settings.repetition_penalty),
-        any(penalties) and PresenceFrequencyPenalty(*penalties),
+        *((False, False, False) if settings.samplers else penalties(settings)),  # with an order, they are among these
         settings.no_repeat_ngram_size > 0 and NoRepeatNGram(settings.no_repeat_ngram_size),
         settings.encoder_no_repeat_ngram_size > 0 and EncoderNoRepeatNGram(settings.encoder_no_repeat_ngram_size),
         bool(settings.bad_words_ids) and SequenceBias(tuple((word, -np.inf) for word in settings.bad_words_ids)),
@@ -111,9 +114,50 @@ def numbered_processors(settings: Settings) -> tuple[tuple[int, LogitsProcessor]
         bool(settings.suppress_tokens) and SuppressTokens(settings.suppress_tokens),
         bool(settings.begin_suppress_tokens)
         and SuppressTokensAtBegin(settings.begin_suppress_tokens, forced_beginning=forced_bos is not None),
+        settings.max_thinking_tokens is not None and _thinking_budget(settings),
     ]
     users = [UserProcessor(function) for function in settings.logits_processor]
-    return tuple((place, processor) for place, processor in enumerate([*in_order, *users]) if processor)
+    numbered = [(place, processor) for place, processor in enumerate([*in_order, *users]) if processor]
+    if settings.watermarking_config is not None and not settings.do_sample:  # else it follows the filters
+        numbered.append((LAST, watermark_of(settings)))
+    return tuple(numbered)
+
+
+def penalties(settings: Settings) -> tuple[LogitsProcessor | Literal[False], ...]:
+    """The penalties on tokens that occur: repetition, presence and frequency, DRY; False for one without effect."""
+    of_generated = settings.presence_penalty, settings.frequency_penalty
+    return (
+        settings.repetition_penalty != 1.0 and RepetitionPenalty(settings.repetition_penalty),
+        any(of_generated) and PresenceFrequencyPenalty(*of_generated),
+        settings.dry_multiplier > 0.0 and _dry(settings),
+    )
+
+
+def _dry(settings: Settings) -> LogitsProcessor:
+    from .dry import NO_BREAKERS, Breakers, Dry  # seldom needed
+
+    breakers = settings.dry_sequence_breakers  # texts where there is no tokenizer
+    return Dry(
+        settings.dry_multiplier,
+        settings.dry_base,
+        settings.dry_allowed_length,
+        settings.dry_penalty_last_n,
+        breakers if isinstance(breakers, Breakers) else NO_BREAKERS,
+    )
+
+
+def watermark_of(settings: Settings) -> LogitsProcessor:
+    """The processor that watermarks."""
+    from .watermark import watermark  # seldom needed
+
+    return watermark(settings.watermarking_config)
+
+
+def _thinking_budget(settings: Settings) -> LogitsProcessor | Literal[False]:
+    from .thinking import ThinkingBudget  # seldom needed
+
+    markers = settings.thinking_tokens
+    return bool(markers) and ThinkingBudget(settings.max_thinking_tokens, *markers)
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,14 @@ class RequestMaker:
         settings = self._settle(generation_config, len(ids))
         if settings.do_sample and batch_id:
             settings = replace(settings, seed=fold_in(settings.seed, batch_id))
+        if settings.dry_multiplier:
+            from .dry import with_breakers  # seldom needed
+
+            settings = with_breakers(settings, self.tokenizer)
+        if settings.max_thinking_tokens is not None:
+            from .thinking import with_markers  # seldom needed
+
+            settings = with_markers(settings, self.tokenizer, self.config.vocab_size)
         spelled: dict[int, str] = {}
         functions: dict[str, Any] = {}
         if self.tokenizer is not None:
@@ -135,8 +143,13 @@ class RequestMaker:
                 "token_bytes": self.tokenizer.token_bytes,
                 "guide": self._guide_maker(settings),
             }
-        elif settings.stop_strings or settings.guide:
-            needy = "stop_strings" if settings.stop_strings or settings.guide is None else settings.guide[0]
+            if settings.force_words:
+                from .constraints import phrases_of
+
+                phrases = phrases_of(settings.force_words, self.tokenizer, self.config.vocab_size)
+                settings = replace(settings, force_words_ids=(*settings.force_words_ids, *phrases))
+        elif settings.stop_strings or settings.guide or settings.force_words:
+            needy = "stop_strings" if settings.stop_strings else settings.guide[0] if settings.guide else "force_words"
             raise ParameterError(
                 f"{needy} needs a tokenizer, and this model has none: name one by Engine(tokenizer=...)"
             )

@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 STRATEGIES = {
     "do_sample": ("sampling", "Sampling"),
     "mirostat": ("mirostat", "Mirostat"),
+    "num_particles": ("monte_carlo", "MonteCarlo"),
     "num_beams": ("beam", "BeamSearch"),
     "num_beam_groups": ("beam", "DiverseBeamSearch"),
+    "force_words_ids": ("constrained", "ConstrainedBeamSearch"),
+    "force_words": ("constrained", "ConstrainedBeamSearch"),
+    "constraints": ("constrained", "ConstrainedBeamSearch"),
     "penalty_alpha": ("contrastive", "ContrastiveSearch"),
     "prompt_lookup_num_tokens": ("speculative", "PromptLookup"),
     "lookahead_window": ("lookahead", "Lookahead"),
@@ -125,6 +129,10 @@ class _Resolution:
         """Check the values against each other. Returns them, with a fresh seed for sampling without one."""
         if [name for name in STRATEGIES if name != "do_sample" and self.on(name)]:
             check_searches(self.user, self.given, self.resolved)
+        if self.resolved["samplers"]:
+            from .sampler_order import check_order  # seldom needed
+
+            check_order(self.given, self.resolved)
         self.check_token_ids()
         self.check_end()
         self.check_results()
@@ -178,6 +186,7 @@ class _Resolution:
             keep(name)
         keep("sequence_bias", lambda pair: pair[0])
         keep("bad_words_ids", lambda word: word)
+        keep("force_words_ids", lambda alternatives: sum(alternatives, ()))
         for name in ("forced_bos_token_id", "decoder_start_token_id"):
             token = resolved[name]
             if token is not None and token >= self.vocab_size:
@@ -301,7 +310,8 @@ def strategy_for(settings: Settings) -> "Strategy":
     strategy = kind(settings)
     if settings.guide is not None and not kind.guided:
         name = kind.__name__
-        raise ParameterError(f"{settings.guide[0]} goes with greedy search, sampling and beam search, not with {name}")
+        fitting = "greedy search, sampling, beam search and particles"
+        raise ParameterError(f"{settings.guide[0]} goes with {fitting}, not with {name}")
     return strategy
 
 

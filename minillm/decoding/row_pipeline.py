@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..reference.sampling import Parameters
 from .continuation import Continuation
-from .filters import MASKED, build_filters
+from .filters import MASKED, READERS, build_filters
 from .processors import PROCESSED, LogitsProcessor, numbered_processors
 from .settings import Settings
 
@@ -54,6 +54,11 @@ class RowPipeline:
     def changes(self) -> bool:
         """Whether the logits are changed before a token is chosen."""
         return bool(self.processors or self.filters)
+
+    @cached_property
+    def filters_read_history(self) -> bool:
+        """Whether there is a penalty among the filters, or one that draws a random number."""
+        return any(isinstance(filter_, READERS) for filter_ in self.filters)
 
     @cached_property
     def forbids(self) -> bool:

@@ -55,12 +55,14 @@ def process_rows(sampler: TokenSampler, logits: Any, places: Sequence[int], grow
             growing[i][0].error = growing[i][0].error or no_token_left()
             logits[places[i]] = 0.0
     groups: dict[tuple[LogitsProcessor, ...], list[int]] = {}
-    for place, pipeline in zip(places, pipelines, strict=True):
+    for i, pipeline in enumerate(pipelines):
         if pipeline.filters:
-            groups.setdefault(pipeline.filters, []).append(place)
-    for filters, rows in groups.items():
+            groups.setdefault(pipeline.filters, []).append(i)
+    for filters, members in groups.items():
+        reads = pipelines[members[0]].filters_read_history
+        history = _history([growing[i] for i in members], None) if reads else History.of([])
         for filter_ in filters:
-            _apply(filter_, History.of([]), logits, rows, sampler.xp)
+            _apply(filter_, history, logits, [places[i] for i in members], sampler.xp)
 
 
 def _apply_processors(
@@ -74,8 +76,7 @@ def _apply_processors(
             kinds.setdefault(place, []).append((n, processor))
     if not changed:
         return
-    sequences = [(growing[i][0].request, growing[i][1].token_ids) for i in changed]
-    history = History.of(sequences, [places[i] for i in changed], [_counts_of(*growing[i]) for i in changed])
+    history = _history([growing[i] for i in changed], [places[i] for i in changed])
     for _, kind in sorted(kinds.items()):
         for processor, members in _merged(kind):
             members_history = history if len(members) == len(changed) else history.take(members)
@@ -107,6 +108,13 @@ def _apply(processor: LogitsProcessor, history: History, logits: Any, rows: Sequ
     changed = processor(history.alone(), scores, xp)
     if changed is not logits:
         logits[slice(None) if whole else np.asarray(rows)] = changed
+
+
+def _history(growing: Continuations, places: Sequence[int] | None) -> History:
+    """The tokens of some continuations so far, and the rows of their logits; None: in order."""
+    sequences = [(state.request, continuation.token_ids) for state, continuation in growing]
+    counts = [_counts_of(state, continuation) for state, continuation in growing]
+    return History.of(sequences, places, counts, [continuation.index for _, continuation in growing])
 
 
 def _counts_of(state: "State", continuation: Continuation) -> TokenCounts:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import shown
-from .fields import FIELDS
+from .fields import FIELDS, GUIDES
 from .settings import is_on
 
 SEARCHES = {
@@ -13,12 +13,23 @@ SEARCHES = {
     "prompt_lookup_num_tokens": "leave prompt_lookup_num_tokens out",
     "lookahead_window": "leave lookahead_window out",
     "num_assistant_tokens": "set num_assistant_tokens=0 to leave the draft model out",
+    "num_particles": "leave num_particles out",
     "amateur": "use an engine without an amateur",
     "strategy": "leave strategy out",
 }
 """Exclusive search strategies (a request has at most one) -> how to leave each out."""
 
-FILTERS = ("top_h", "top_n_sigma", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+FILTERS = (
+    "top_h",
+    "top_n_sigma",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "xtc_probability",
+    "samplers",
+)
 
 NO_FILTER = {name: FIELDS[name].default for name in FILTERS} | {"top_k": 0}
 """Fields that Mirostat replaces -> the value without effect."""
@@ -46,6 +57,8 @@ def check_searches(user: Mapping[str, object], given: Mapping[str, object], reso
     _check_contrastive_search(given, resolved)
     _check_exclusive(resolved)
     _check_groups(resolved)
+    _check_constraints(resolved)
+    _check_particles(resolved)
     _check_mirostat(user, resolved)
 
 
@@ -96,11 +109,32 @@ def _check_groups(resolved: Mapping[str, Any]) -> None:
         raise ContradictionError(message, "num_beam_groups")
 
 
+def _check_constraints(resolved: Mapping[str, Any]) -> None:
+    """Beams with constraints do not sample, and have no groups."""
+    for name in ("constraints", "force_words_ids", "force_words"):
+        other = "do_sample" if resolved["do_sample"] else "num_beam_groups"
+        if resolved[name] and (resolved["do_sample"] or resolved["num_beam_groups"] > 1):
+            message = f"{name} with {other}={resolved[other]}: beams with constraints do not sample, and have no groups"
+            raise ContradictionError(f"{message}; leave one out", name, other)
+
+
+def _check_particles(resolved: Mapping[str, Any]) -> None:
+    """Particles have a potential or a guide, and no fewer of them come back than are asked for."""
+    count, returned = resolved["num_particles"], resolved["num_return_sequences"]
+    if count and resolved["potential"] is None and all(resolved[name] is None for name in GUIDES):
+        message = f"num_particles={count} needs a potential or a guide, which weigh the texts: set one, or leave it out"
+        raise ContradictionError(message, "num_particles")
+    if count and returned > count:
+        message = f"num_return_sequences={returned} is more than num_particles={count}: there are no more results"
+        raise ContradictionError(message, "num_return_sequences", advice="raise num_particles")
+
+
 def _check_mirostat(user: Mapping[str, object], resolved: dict[str, Any]) -> None:
     """Mirostat draws one token at a time and replaces the filters."""
     if not resolved["mirostat"]:
         return
     filters = [name for name in NO_FILTER if name in user and resolved[name] != NO_FILTER[name]]
+    filters += ["watermarking_config"] if resolved["watermarking_config"] is not None else []
     for name in [*filters, *reversed(_searches(resolved))]:  # beams last: they give way to Mirostat
         raise ContradictionError(
             f"{name}={shown(resolved[name])} with mirostat=2: Mirostat draws one token at a time, by a rule of"

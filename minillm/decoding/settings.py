@@ -156,4 +156,4 @@ def refuse_unknown(given: Mapping[str, object]) -> None:
 
 def is_on(name: str, value: Any) -> bool:
     """True if a value of a field, or of whether a model is loaded, switches something on."""
-    return bool(value) and value != OFF.get(name)
+    return value != OFF[name] if name in OFF else bool(value)

@@ -347,7 +347,8 @@ class SpeculativeDecoding(Guessing):
         if not places:
             return
         drafts = [(state, line.continuation, _draft_of(state, line.continuation)) for state, line, _ in places]
-        history = History.of([(state.request, c.token_ids + draft.tokens) for state, c, draft in drafts])
+        sequences = [(state.request, c.token_ids + draft.tokens) for state, c, draft in drafts]
+        history = History.of(sequences, indices=[c.index for _, c, _ in drafts])
         scores = self.distribution(sampler, history, rows.logits[np.asarray([row for *_, row in places])])  # [N, V]
         if not self.settings.do_sample:
             tokens = sampler.argmax(scores)

@@ -54,6 +54,13 @@ def _defaults(value: object) -> dict[str, Any]:
     return dict(value)
 
 
+@reader("a dict of texts by name")
+def _notes(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
+        raise ValueError
+    return dict(value)
+
+
 def optional(read: Reader[T]) -> Reader[T | None]:
     """A reader that takes None too, which stands for the default."""
     return replace(read, read=lambda value: None if value is None else read.read(value))  # type: ignore[arg-type, return-value]
@@ -71,6 +78,8 @@ ARGUMENTS: dict[str, Reader[Any]] = {
     "max_unread": whole(1),
     "config": optional(_config),
     "progress": flag,
+    "path": replace(path, expected="the path of a file"),
+    "notes": optional(_notes),
 }
 """Arguments of `Engine`, `Engine.random` and the engine's methods, beside the options. `decoding.prompts` reads
 prompts."""

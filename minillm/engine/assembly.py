@@ -4,14 +4,17 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 from ..backends.operations import Backend
 from ..backends.placement import Placement, choose_backend
 from ..cache import PagedCache, PrefixCache
+from ..cache.prefix_store import StoringPrefixCache, trusted_folder
 from ..config import ModelConfig
 from ..decoding.request import RequestMaker, refuse_guesses
 from ..distributed.ranks import Ranks, joined
+from ..errors import ParameterError
 from ..progress import showing
 from .arguments import refuse_task
 from .loading import Parts, affordable_pages
@@ -28,6 +31,9 @@ class EngineOptions:
     max_batched_tokens: int | None
     cache_bytes: int | None
     prefix_cache: bool
+    prefix_store: Path | None
+    """Folder of the prefix caches' pages"""
+    prefix_store_bytes: int | None
     ranks: Ranks | None
     """The processes that share the model; None if this one is alone"""
     progress: bool
@@ -42,16 +48,25 @@ class EngineOptions:
             prefix_cache: as in `Engine`
 
         Raises:
-            ParameterError: there is another number of processes.
+            ParameterError: there is another number of processes; prefixes cannot be stored, or not in this folder.
             DeviceError: there is no MPI, or no NCCL, for several processes.
         """
+        store, store_bytes = values.get("prefix_store"), values.get("prefix_store_bytes")
+        if store is not None and not prefix_cache:
+            raise ParameterError("prefix_store keeps what the prefix cache has, and prefix_cache is off: leave one out")
+        if store is None and store_bytes is not None:
+            raise ParameterError("prefix_store_bytes is for prefix_store: name its folder, or leave it out")
         ranks = joined(values["parallel"], values["communicator"], values["device"])
+        if store is not None and ranks is not None:
+            raise ParameterError("prefix_store is not offered where several processes share the model: leave it out")
         return cls(
             placement=Placement(**{field.name: values[field.name] for field in fields(Placement)}),
             max_batch_size=values["max_batch_size"],
             max_batched_tokens=values["max_batched_tokens"],
             cache_bytes=values["cache_bytes"],
             prefix_cache=prefix_cache,
+            prefix_store=None if store is None else trusted_folder(store),
+            prefix_store_bytes=store_bytes,
             ranks=ranks,
             progress=values["progress"] and (ranks is None or ranks.rank == 0),
         )
@@ -106,7 +121,8 @@ def cache_maker(parts: Parts, config: ModelConfig, options: EngineOptions) -> Ca
     if any(model.keys_follow_length for model in (config, *(helper.config for helper in parts.helpers.values()))):
         logger.info("the prefix cache is off: with this rotary scaling, keys depend on the text's length")
         return PagedCache
-    return partial(PrefixCache, frugal=options.cache_bytes is None and parts.backend.memory.committed_late)
+    kind = PrefixCache if options.prefix_store is None else StoringPrefixCache
+    return partial(kind, frugal=options.cache_bytes is None and parts.backend.memory.committed_late)
 
 
 def num_pages(parts: Parts, config: ModelConfig, options: EngineOptions) -> int:

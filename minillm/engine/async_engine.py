@@ -9,9 +9,10 @@ milliseconds, so neither the event loop nor the engine waits for it.
 
 import asyncio
 import itertools
+import os
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -28,6 +29,7 @@ from ..text.chat import Messages
 from .arguments import read
 from .engine import Engine
 from .engine_thread import EngineThread, LiveRequest, Submission, wake
+from .prefixes import Prefix
 from .results import Generation
 from .scheduler import Load
 
@@ -308,6 +310,21 @@ class AsyncEngine:
             return function(*args)
         except (StopIteration, StopAsyncIteration) as error:
             raise holdable(error) from error
+
+    async def save_prefix(
+        self,
+        path: str | os.PathLike[str],
+        prompt: Prompt,
+        *,
+        lora: str | None = None,
+        notes: Mapping[str, str] | None = None,
+    ) -> Prefix:
+        """Write the keys and values of a prompt to a file; `Engine.save_prefix`, beside the steps."""
+        return await self.run(partial(self.engine.save_prefix, path, prompt, lora=lora, notes=notes))
+
+    async def load_prefix(self, path: str | os.PathLike[str]) -> Prefix:
+        """Put the keys and values of a file into the prefix cache; `Engine.load_prefix`, beside the steps."""
+        return await self.run(self.engine.load_prefix, path)
 
     async def drain(self, timeout: float | None = None) -> None:
         """Refuse new requests from now on, and wait for those that there are; after `timeout` seconds abort them.

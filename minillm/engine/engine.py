@@ -15,12 +15,12 @@ from ..errors import PromptError
 from ..progress import showing
 from ..text.chat import RENDER_ARGUMENTS, Messages, refuse_documents
 from .arguments import read, refuse_task
-from .readings import EngineReadings
+from .prefixes import EnginePrefixes
 from .results import Generation
 from .stream import EventStream
 
 
-class Engine(EngineReadings):
+class Engine(EnginePrefixes):
     """A model ready to generate; or, as its checkpoint is made for it, to embed or classify texts.
 
     Several threads may use one engine: their requests run in one batch. Ctrl-C takes effect after the current step and

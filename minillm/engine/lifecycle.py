@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from ..backends import compile_seconds, working_time
 from ..backends.operations import Backend
 from ..backends.placement import choose_backend
+from ..cache.prefix_store import PrefixStore
 from ..config import ModelConfig
 from ..decoding.keywords import with_fields
 from ..decoding.request import RequestMaker
@@ -31,6 +32,7 @@ from .driver import Driver
 from .loading import Parts, load_parts
 from .loop import StepLoop
 from .options import HELPERS, EngineKeywords, LoadKeywords, read_options, with_options
+from .origins import open_stores
 from .scheduler import Limits, Load
 
 if TYPE_CHECKING:
@@ -251,6 +253,8 @@ class EngineLifecycle:
             if self._leader is not None:
                 self._leader.close()
                 self._leader = None
+            for store in self._stores:
+                store.close()
             self._follower = None
             self._text_passes = None
             if self.rank == 0:
@@ -322,6 +326,9 @@ class EngineLifecycle:
             name: Runner(helper, backend, make_cache(helper.config, backend, pages))
             for name, helper in parts.helpers.items()
         }
+        self._stores: list[PrefixStore] = []
+        if options.prefix_store is not None:
+            self._stores = open_stores(runners, options.prefix_store, options.prefix_store_bytes)
         self._driver = Driver(StepLoop(runners, limits), rank=self.rank)
         self._text_passes = None
         if self._follower is None:

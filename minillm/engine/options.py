@@ -70,6 +70,14 @@ class ModelKeywords(TypedDict, total=False):
         flag="--no-prefix-cache",
         notes="By default prompts take over the K/V of all texts, running or finished, that begin with the same "
         "tokens, as long as their memory is not needed; False to measure, or to keep finished texts out of memory.")]
+    prefix_store: Annotated[str | os.PathLike[str] | None, Option(optional(replace(path, expected="a folder")),
+        "folder that keeps the K/V of long texts, for later prompts and after a restart", flag="--prefix-store FOLDER",
+        notes="Texts of at least 256 tokens are written when they end, in whole pages, by a thread of their own; a "
+        "prompt that begins with their tokens reads them. The folder should be yours, and nobody else may write to it; "
+        "several processes may share it.")]
+    prefix_store_bytes: Annotated[int | None, Option(optional(whole(1)),
+        "bytes of this folder (default: 8 GiB)", flag="--prefix-store-bytes N",
+        notes="The pages that were used longest ago are removed.")]
     # fmt: on
 
 

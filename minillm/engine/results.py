@@ -170,6 +170,13 @@ class Generation:
         return sum(len(completion.token_ids) for completion in self.completions)
 
     @property
+    def log_normalizer(self) -> float:
+        """With `num_particles`: estimate of the log normalising constant, log of the sum of exp(score) of all."""
+        scores = [completion.score for completion in self.completions if completion.score is not None]
+        most = max(scores, default=-math.inf)
+        return most + math.log(math.fsum(math.exp(score - most) for score in scores)) if scores else most
+
+    @property
     def text(self) -> str:
         """The first completion's text."""
         return self.completions[0].text

@@ -11,7 +11,8 @@ Key and counter in minillm (`lo` and `hi` are the halves of the 64-bit seed, eve
 
 `position` is the index of the token in its sequence, prompt included; `sequence` is the index of the sequence in its
 request; `purpose` distinguishes the draws at one position: 0 is the choice of the token itself, `BEAMS` the candidates
-of a beam search, where `sequence` numbers the draws. A fourth word of 1 instead of 0 derives seeds (`fold_in`).
+of a beam search, where `sequence` numbers the draws, `XTC` whether XTC removes the best tokens. A fourth word of 1
+instead of 0 derives seeds (`fold_in`).
 
 Only the first of the four result words is used. Its upper 23 bits `k` give the uniform (2 k + 1) / 2**24: never 0,
 never 1, and exact in float32, so that a GPU kernel and NumPy agree bit for bit.
@@ -24,6 +25,12 @@ from numpy.typing import ArrayLike, NDArray
 
 BEAMS = 1
 """`purpose` of the draws of candidates in a sampling beam search."""
+XTC = 2**16
+"""`purpose` of XTC's draws."""
+RESAMPLING = 2**16 + 1
+"""`purpose` of the draw by which particles are resampled."""
+PARTICLES = 2**17
+"""`purpose` of the first draw of a particle's token; those that follow at its position have the next numbers."""
 
 _ROUNDS = 10
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)

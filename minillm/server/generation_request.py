@@ -24,6 +24,7 @@ from ..decoding import foreign
 from ..decoding.fields import FIELDS
 from ..decoding.foreign import API, WORDS, Word
 from ..decoding.resolving import read_field
+from ..decoding.sampler_order import unnamed
 from ..decoding.searches import NO_FILTER
 from ..decoding.values import LARGE
 from ..errors import EngineStateError, MinillmError, ParameterError, UsageError, listed, shown
@@ -104,8 +105,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 # --- the fields of an endpoint ----------------------------------------------------------------------------------------
 
-FUNCTIONS = {"logits_processor", "prefix_allowed_tokens_fn", "stopping_criteria"}
-"""Generation fields that take functions, which no JSON holds; names of other packages' are the server's affair"""
+FUNCTIONS = {"logits_processor", "prefix_allowed_tokens_fn", "stopping_criteria", "constraints", "potential"}
+"""Generation fields that take functions or objects, which no JSON holds; those of other packages are the server's"""
 
 ADVICE = {
     "messages": "use /v1/completions",
@@ -114,6 +115,12 @@ ADVICE = {
     "max_new_tokens": "raise it; /v1/completions with echo gives the prompt alone",
 }
 """Generation field -> what to do, where the engine has advice in the words of Python's calls."""
+
+SWITCHED_OFF = {"dry_multiplier", "xtc_probability"}
+"""Fields that llama.cpp's clients set to 0 beside those that refine them, which then count for nothing"""
+
+BUDGETS = {"thinking": "budget_tokens", "reasoning": "max_tokens"}
+"""Anthropic's and OpenRouter's objects about thoughts -> the key of their budget"""
 
 R = TypeVar("R", bound=GenerationRequest)
 
@@ -212,6 +219,8 @@ def translate(body: Mapping[str, Any], endpoint: Endpoint[R], known: Mapping[str
         _convert_completion(request, fields, names)
     elif isinstance(request, ChatRequest):
         convert_chat(request, fields, names)
+    _limit_thoughts(body, own, fields)
+    _order_samplers(fields)
     _decide_sampling(fields, names)
     _drop_defaults(fields)
     return Translated(request, fields, {**endpoint.names, **names}, tuple(body), n if isinstance(n, int) else 1)
@@ -349,6 +358,29 @@ def convert_chat(
         _set(fields, names, "guided_json", form.json_schema["schema"], name)
 
 
+def _limit_thoughts(body: Mapping[str, Any], own: Collection[str], fields: dict[str, Any]) -> None:
+    """The budget of thoughts within another field's object; -1, in other servers, is none."""
+    for name, key in BUDGETS.items():
+        value = body.get(name)
+        if isinstance(value, Mapping) and name not in own and value.get(key) is not None:
+            fields.setdefault("max_thinking_tokens", value[key])
+    if _is_number(fields.get("max_thinking_tokens"), -1):
+        del fields["max_thinking_tokens"]
+
+
+def _order_samplers(fields: dict[str, Any]) -> None:
+    """As in llama.cpp's server, a sampler that the order does not name is left out; so is XTC beyond one half."""
+    if _is_number(fields.get("xtc_probability"), 0) or _above(fields.get("xtc_threshold"), 0.5):
+        fields.pop("xtc_probability", None)
+    if "samplers" in fields:
+        _check("samplers", fields["samplers"], "samplers")
+        order = read_field("samplers", fields.pop("samplers"))
+        if order:
+            fields["samplers"] = order
+            for field, _ in unnamed(order):
+                fields.pop(field, None)
+
+
 def _decide_sampling(fields: dict[str, Any], names: dict[str, str]) -> None:
     """Greedy search at temperature or top_p 0; beam search without sampling, unless the request asks for it.
 
@@ -377,14 +409,24 @@ def _decide_sampling(fields: dict[str, Any], names: dict[str, str]) -> None:
 
 
 def _drop_defaults(fields: dict[str, Any]) -> None:
-    """Drop fields that ask for nothing: the default of something that refines what the request does not ask for."""
+    """Drop fields that ask for nothing: the default of something that refines what the request does not ask for.
+
+    Clients of llama.cpp's server send DRY's with every request.
+    """
     for name in [*fields]:
         need, default, value = FIELDS[name].needs, FIELDS[name].default, fields[name]
+        if need in SWITCHED_OFF and not fields.get(need):
+            del fields[name]
+            continue
         if need is None or value != default or isinstance(value, bool) != isinstance(default, bool):
             continue
         asked = fields.get(need, need == "do_sample")
         if not asked or (need in ("num_beams", "num_beam_groups") and _is_number(asked, 1)):
             del fields[name]
+
+
+def _above(value: Any, number: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > number
 
 
 def _is_number(value: Any, number: int) -> bool:

@@ -17,6 +17,7 @@ from starlette.types import Receive
 from ..decoding.event import Event
 from ..decoding.settings import GenerationConfig
 from ..decoding.strategy import Request as EngineRequest
+from ..decoding.thinking import markers_of
 from ..engine.async_engine import AsyncEventStream, arrival, take_any
 from ..engine.results import Generation
 from ..errors import MinillmError, QueueFullError
@@ -193,6 +194,8 @@ class ServerRequest(Generic[R]):
             own = fields.get("eos_token_id", self._end_ids())
             fields["eos_token_id"] = [*(own if isinstance(own, list | tuple) else [own]), *self.body.stop_token_ids]
             asked.names.setdefault("eos_token_id", "stop_token_ids")
+        if "thinking_tokens" not in fields and markers_of(self.model.engine.tokenizer) is None:
+            fields.pop("max_thinking_tokens", None)  # a model without thoughts keeps within any budget
         if self.model.lora is not None:
             fields.setdefault("lora", self.model.lora)
         return fields

@@ -38,6 +38,10 @@ def test_copying_positions_copies_all_layers(dtype: str) -> None:
     np.testing.assert_array_equal(after[:, :, 2, :, 1:3], before[:, :, 0, :, 1:3])
     after[:, :, 2, :, 1:3] = before[:, :, 2, :, 1:3]
     np.testing.assert_array_equal(after, before)
+    other = Pages(np, (2, 5, 2, 4, 6), CACHE_FORMATS[dtype])
+    other.write([4, 0], pages.read([2, 1]))
+    for stored, array in zip(other.arrays.values(), pages.arrays.values(), strict=True):
+        np.testing.assert_array_equal(stored[:, [4, 0]], array[:, [2, 1]])
     assert pages.heads == 2
     assert pages.nbytes == 2 * 3 * 4 * 2 * 2 * {"float32": 24, "bfloat16": 12, "int8": 6 + 4}[dtype]
     for part, whole in zip(pages.layer(1), (pages.keys, pages.values), strict=True):

@@ -315,6 +315,47 @@ def test_the_defaults_of_other_servers_are_taken(app: Starlette, defaults: dict[
     assert whole.json()["choices"] == post(app, CHATS, body).json()["choices"]
 
 
+def test_what_an_order_of_samplers_leaves_out_has_no_effect(app: Starlette) -> None:
+    """As in llama.cpp's server; XTC beyond one half is off, and DRY without a multiplier."""
+    body = {"prompt": "Once", "max_tokens": 8, "seed": 1, "temperature": 2.0}
+    idle = {"top_k": 1, "xtc_probability": 1, "xtc_threshold": 0.9, "dry_multiplier": 0, "dry_base": 0}
+
+    def text(**fields: Any) -> str:
+        answer = post(app, "/v1/completions", body | fields)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    assert text(**idle, samplers=["temperature", "min_p"]) == text() != text(top_k=1)
+    assert text(samplers="t", min_p=0.5) == text()
+    assert text(samplers=["temperature", "min_p"], min_p=0.5) != text(samplers=["min_p", "temperature"], min_p=0.5)
+    assert "no sampler" in error_of(post(app, "/v1/completions", body | {"samplers": ["infill"]}))["message"]
+
+
+BUDGETS = [
+    *({name: 2} for name in ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens")),
+    {"thinking": {"type": "enabled", "budget_tokens": 2}},
+    {"reasoning": {"max_tokens": 2}},
+]
+
+
+def test_a_budget_of_thoughts_is_taken_in_each_form(app: Starlette) -> None:
+    """And has no effect, nor is it an error, on a model without thoughts; -1 is none."""
+    body = {"prompt": [40, 7, 41], "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+
+    def tokens(fields: dict[str, Any]) -> list[int]:
+        answer = post(app, "/v1/completions", body | fields)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["token_ids"]
+
+    plain = tokens({})
+    for budget in BUDGETS:
+        assert tokens(budget) == plain
+        assert tokens(budget | {"thinking_tokens": [7, 9]})[1] == 9 != plain[1]
+    assert tokens({"thinking_token_budget": -1}) == plain
+    wrong = error_of(post(app, "/v1/completions", body | {"thinking_token_budget": "x", "thinking_tokens": [7, 9]}))
+    assert wrong["message"].startswith("thinking_token_budget='x'")
+
+
 def test_a_field_that_is_misspelt_still_gets_its_suggestion(app: Starlette) -> None:
     body = {"messages": PLAIN}
     for wrong, right in (("temprature", "temperature"), ("max_token", "max_tokens"), ("tol_choice", "tool_choice")):

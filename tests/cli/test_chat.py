@@ -338,3 +338,83 @@ def test_in_a_terminal_a_paste_is_one_message_ctrl_c_stops_an_answer_and_ctrl_d_
     assert messages[3]["content"].startswith(" there was") and len(messages[3]["content"]) < 1500
     history = tmp_path / "minillm" / "chat_history"
     assert "Once upon a time" in history.read_text() and history.stat().st_mode & 0o777 == 0o600
+
+
+# --- with what was computed -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_conversation_goes_on_in_another_process_without_being_computed_again(
+    raw, folder, tmp_path, monkeypatch, capsys
+):
+    file, model = tmp_path / "talk.safetensors", folder
+    if raw:
+        model = write_checkpoint(tmp_path / "raw", seed=2, max_position_embeddings=400)
+    few = ["chat", "--stats", "--model", str(model), "--max-new-tokens", "20", "--temperature", "0"]
+    begin = ["Hi " * 40, "So?"] if raw else ["/system Be brief.", "Hi " * 40, "So?"]
+    say(monkeypatch, *begin, f"/save {file}", "And?")
+    assert run(few) == 0
+    whole = capsys.readouterr()
+    say(monkeypatch, "And?")
+    assert run([*few, "--load", str(file)]) == 0
+    rest = capsys.readouterr()
+    assert whole.out.endswith(rest.out) and rest.out
+    assert "4 messages" in rest.err
+    counts = r"prompt of (\d+) tokens, (\d+) computed, (\d+) cached"
+    last, again = (tuple(map(int, re.findall(counts, text)[-1])) for text in (whole.err, rest.err))
+    assert again[0] == last[0] == sum(again[1:]) and again[1] <= last[1] and again[1] < 30 < 100 < again[2]
+    say(monkeypatch, f"/load {file}", "And?")  # as a command
+    assert run(few) == 0
+    assert capsys.readouterr().out == rest.out
+
+
+def test_what_a_full_context_has_dropped_stays_dropped(tmp_path):
+    model = write_checkpoint(tmp_path / "small", seed=2, max_position_embeddings=64)
+    fields = {"max_new_tokens": 6, "do_sample": False}
+    with Engine(model, backend="numpy") as engine:
+        talk = Conversation(engine)
+        for number in range(6):
+            "".join(talk.ask(f"Count {number}, please.", fields))
+        assert talk.forgotten
+        talk.save(tmp_path / "talk.safetensors")
+        expected = "".join(talk.ask("And?", fields))
+    with Engine(model, backend="numpy") as engine:
+        again = Conversation(engine)
+        again.load(tmp_path / "talk.safetensors")
+        assert "".join(again.ask("And?", fields)) == expected
+        assert (again.forgotten, again.messages) == (talk.forgotten, talk.messages)
+        assert again.cached_tokens >= again.prompt_tokens - 10
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("talk.safetensors", ["--dtype", "int8"], "was computed with weights in 'float32', and"),
+        ("cut.safetensors", [], "is truncated, damaged or no stored prefix"),
+        ("none.safetensors", [], "cannot be read: No such file or directory"),
+        ("text.safetensors", [], "has the keys and values of a text, and no conversation: name a file of /save"),
+        ("none.json", [], "cannot be read: No such file or directory"),
+        ("talk.safetensors", ["--system", "Be brief."], "--system: the conversation of --load has a system"),
+    ],
+)
+def test_a_file_that_does_not_fit_ends_the_chat_with_one_line(
+    name, options, reason, folder, tmp_path, monkeypatch, capsys
+):
+    model = ["--model", str(folder), "--backend", "numpy"]
+    say(monkeypatch, "Hi", f"/save {tmp_path / 'talk.safetensors'}")
+    assert run(["chat", *model, "--max-new-tokens", "2"]) == 0
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "talk.safetensors").read_bytes()[:-9])
+    with Engine(folder, backend="numpy") as engine:
+        engine.save_prefix(tmp_path / "text.safetensors", "Hi")
+    capsys.readouterr()
+    say(monkeypatch, "Hi")
+    assert run(["chat", *model, *options, "--load", str(tmp_path / name)]) != 0
+    captured = capsys.readouterr()
+    assert captured.out == "" and reason in captured.err
+    assert len(captured.err.splitlines()) <= 2 and "Traceback" not in captured.err
+
+
+def test_nothing_said_is_not_saved_with_what_was_computed(folder, tmp_path):
+    with Engine(folder, backend="numpy") as engine, pytest.raises(UsageError, match="nothing was said yet"):
+        Conversation(engine).save(tmp_path / "talk.safetensors")
+    assert not list(tmp_path.iterdir())

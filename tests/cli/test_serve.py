@@ -56,6 +56,9 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) ->
         (["--ssl-keyfile", "x"], "both --ssl-keyfile and --ssl-certfile"),
         (["--ssl-keyfile", "x", "--ssl-certfile", "y"], "No such file"),
         (["--port", "99999"], "--port 99999"),
+        (["--prefix-store-bytes", "99"], "prefix_store_bytes is for prefix_store: name its folder, or leave it out"),
+        (["--prefix-store", "F", "--no-prefix-cache"], "prefix_store keeps what the prefix cache has, and prefix_cac"),
+        (["--prefix-store", "/dev/null"], "prefix_store: /dev/null is no folder: name a folder of your own"),
         (["--host", "256.1.1.1"], "--host 256.1.1.1"),
         (["--host", "192.0.2.1"], "192.0.2.1"),
         (["--max-n", "0"], "--max-n should be a number above 0"),
@@ -148,6 +151,19 @@ def test_a_second_signal_ends_it_at_once() -> None:
         assert process.wait(5) == 128 + signal.SIGTERM
         for response in responses:
             response.close()
+
+
+@pytest.mark.slow
+def test_a_store_of_prefixes_outlives_the_process(tmp_path: Path) -> None:
+    prompt = "A list of colors: red, blue, green. " * 30
+    counts = []
+    for _ in range(2):
+        with serving("--prefix-store", str(tmp_path), "--prefix-store-bytes", "9000000") as (process, url):
+            answer = json.load(ask(url, {"prompt": prompt, "max_tokens": 2}))
+            counts.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+    assert counts[0] == 0 and counts[1] >= 256
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ def history(*sequences: tuple[list[int], list[int]], max_new_tokens: int = 20) -
         max_lengths=prompt_lengths + max_new_tokens,
         requests=np.arange(len(ids)),
         batch_ids=np.arange(len(ids)),
+        keys=(np.zeros(len(ids), np.uint64), np.arange(len(ids))),
     )
 
 

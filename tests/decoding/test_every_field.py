@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minillm import Engine
+from minillm import Engine, PhrasalConstraint
 from minillm.decoding.fields import FIELDS
 from minillm.decoding.settings import GenerationConfig
 from minillm.reference.philox import fold_in
@@ -25,6 +25,9 @@ PLUGINS = Path(__file__).parents[1] / "data" / "plugins"
 PROMPT = [40, 41, 42, 43]
 SAMPLED: Fields = {"do_sample": True, "seed": 1, "top_k": 0}
 BEAMS: Fields = {"num_beams": 3}
+THINKING: Fields = {"max_thinking_tokens": 3}
+DRY: Fields = {"presence_penalty": -50.0, "dry_multiplier": 10.0}
+PARTICLES: Fields = {**SAMPLED, "num_particles": 4, "potential": lambda ids: sum(ids) / 500}
 CYCLE = [5, 6, 7, 8, 5, 6, 9]
 LOOPING: Fields = {
     "prompt": CYCLE * 2,
@@ -61,6 +64,19 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
     "repetition_penalty": lambda plain: added({}, repetition_penalty=9.0),
     "presence_penalty": lambda plain: added({}, presence_penalty=-50.0),
     "frequency_penalty": lambda plain: added({}, frequency_penalty=-50.0),
+    "watermarking_config": lambda plain: added({}, watermarking_config={"bias": 50.0}),
+    "max_thinking_tokens": lambda plain: added({}, **THINKING | {"thinking_tokens": [PROMPT[2], 9]}),
+    "thinking_tokens": lambda plain: added(
+        THINKING | {"thinking_tokens": [PROMPT[2], 9]}, thinking_tokens=[PROMPT[2], [10, 11]]
+    ),
+    "xtc_probability": lambda plain: added(SAMPLED, xtc_probability=1.0, xtc_threshold=0.01),
+    "xtc_threshold": lambda plain: added(SAMPLED | {"xtc_probability": 1.0}, xtc_threshold=0.0),
+    "samplers": lambda plain: added(SAMPLED | {"temperature": 5.0, "top_p": 0.5}, samplers=["top_p", "temperature"]),
+    "dry_multiplier": lambda plain: added({"presence_penalty": -50.0}, dry_multiplier=50.0),
+    "dry_base": lambda plain: added(DRY, dry_base=9.0),
+    "dry_allowed_length": lambda plain: added(DRY, dry_allowed_length=4),
+    "dry_penalty_last_n": lambda plain: added(DRY, dry_penalty_last_n=3),
+    "dry_sequence_breakers": lambda plain: added(DRY, dry_sequence_breakers=[plain.text[5:7]]),
     "num_return_sequences": lambda plain: added(SAMPLED, num_return_sequences=2),
     "eos_token_id": lambda plain: added({}, eos_token_id=plain.tokens[3]),
     "stop_strings": lambda plain: added({}, stop_strings=plain.text[5:7]),
@@ -75,6 +91,9 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
         {"num_beams": 4, "num_beam_groups": 2, "num_return_sequences": 4, "diversity_penalty": 9.0},
         {"num_beams": 4, "num_beam_groups": 2, "num_return_sequences": 4, "diversity_penalty": 0.01},
     ),
+    "force_words_ids": lambda plain: added(BEAMS, force_words_ids=[[77, 78], [[5], [6, 7]]]),
+    "force_words": lambda plain: added(BEAMS, force_words=["a", ["b", "cd"]]),
+    "constraints": lambda plain: added(BEAMS, constraints=[PhrasalConstraint([77, 78])]),
     "penalty_alpha": lambda plain: added({}, penalty_alpha=0.9, top_k=4),
     "lora": lambda plain: added({"with": "lora"}, lora="one"),
     "use_cache": lambda plain: added({"max_new_tokens": 9}, use_cache=False),
@@ -92,6 +111,9 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
     "mirostat": lambda plain: added(SAMPLED, mirostat=2, mirostat_tau=1.0),
     "mirostat_tau": lambda plain: added(SAMPLED | {"mirostat": 2}, mirostat_tau=0.5),
     "mirostat_eta": lambda plain: added(SAMPLED | {"mirostat": 2, "mirostat_tau": 1.0}, mirostat_eta=2.0),
+    "num_particles": lambda plain: ({**PARTICLES, "num_particles": 3}, SAMPLED),
+    "potential": lambda plain: (PARTICLES, PARTICLES | {"potential": lambda ids: 0.0}),
+    "ess_threshold": lambda plain: added(PARTICLES | {"num_return_sequences": 4}, ess_threshold=1.0),
     "sequence_bias": lambda plain: added({}, sequence_bias=[[plain.tokens[:2], -99.0]]),
     "no_repeat_ngram_size": lambda plain: added({"presence_penalty": -50.0}, no_repeat_ngram_size=2),
     "encoder_no_repeat_ngram_size": lambda plain: added(

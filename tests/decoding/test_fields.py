@@ -9,16 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm import PhrasalConstraint
 from minillm.decoding.field_values import ByIdentity
 from minillm.decoding.fields import FIELDS, NEEDS
+from minillm.decoding.sampler_order import LLAMA_CPP, TRANSFORMERS
 from minillm.decoding.settings import GenerationConfig
+from minillm.decoding.watermark_config import GreenList, SynthId
 from minillm.errors import ParameterError
 
 from .settled import CONTEXT, context, settle
 
+PHRASE = PhrasalConstraint([5, 6])
+
 
 def allow(batch_id: int, token_ids: Any) -> list[int]:
     return [5]
+
+
+def weigh(token_ids: Any) -> float:
+    return -len(token_ids) / 2
 
 
 def processor(history: Any, logits: Any, xp: Any) -> Any:
@@ -39,6 +48,28 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
     "repetition_penalty": [(0.1, 0.1), (2, 2.0)],
     "presence_penalty": [(-2, -2.0), (0.0, 0.0)],
     "frequency_penalty": [(-2, -2.0), (0.0, 0.0)],
+    "watermarking_config": [
+        ({}, GreenList()),
+        ({"bias": 1, "seeding_scheme": "selfhash"}, GreenList(bias=1.0, seeding_scheme="selfhash")),
+        (["ngram_len=5", "keys=[3, 4]"], SynthId(5, (3, 4))),
+    ],
+    "max_thinking_tokens": [(0, 0), (500, 500)],
+    "thinking_tokens": [(["<t>", "</t>"], ("<t>", "</t>")), ([5, [6, 7]], ((5,), (6, 7)))],
+    "xtc_probability": [(0, 0.0), (1, 1.0)],
+    "xtc_threshold": [(0, 0.0), (0.5, 0.5)],
+    "samplers": [
+        (["top_k", "temp"], ("top_k", "temperature")),
+        ("min-p;xtc; typical", ("min_p", "xtc", "typ_p")),
+        ("kxt", ("top_k", "xtc", "temperature")),
+        ("llama.cpp", LLAMA_CPP),
+        ("transformers", TRANSFORMERS),
+        ("", ()),
+    ],
+    "dry_multiplier": [(0, 0.0), (0.8, 0.8)],
+    "dry_base": [(1, 1.0), (1.75, 1.75)],
+    "dry_allowed_length": [(0, 0), (5, 5)],
+    "dry_penalty_last_n": [(-1, -1), (64, 64)],
+    "dry_sequence_breakers": [(".", (".",)), (["a", "\n"], ("a", "\n")), ([], ())],
     "guided_json": [({"type": "null"}, '{"type": "null"}'), ('{"b":1,\n"a":2}', '{"b": 1, "a": 2}'), ({}, "{}")],
     "guided_regex": [("a*", "a*")],
     "guided_grammar": [("start: A", "start: A")],
@@ -54,7 +85,13 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
     "early_stopping": [(True, True), (False, False), ("never", "never")],
     "num_beam_groups": [(1, 1)],
     "diversity_penalty": [(1, 1.0), (0.3, 0.3)],
+    "num_particles": [(0, 0)],
+    "potential": [(weigh, ByIdentity(weigh))],
+    "ess_threshold": [(0, 0.0), (1, 1.0), (0.3, 0.3)],
     "penalty_alpha": [(0, 0.0), (0.0, 0.0)],
+    "force_words_ids": [([[5, 6], [[7], [8, 9]]], (((5, 6),), ((7,), (8, 9)))), ([], ())],
+    "force_words": [("a", (("a",),)), (["a", ["b", "c"]], (("a",), ("b", "c"))), ([], ())],
+    "constraints": [([PHRASE], (ByIdentity(PHRASE),)), ([], ())],
     "lora": [("sql", "sql")],
     "use_cache": [(True, True), (False, False)],
     "logprobs": [(True, True), (False, False)],
@@ -120,6 +157,20 @@ INVALID: dict[str, list[Any]] = {
     "repetition_penalty": [0, -1.0, *NOT_A_NUMBER],
     "presence_penalty": NOT_A_NUMBER,
     "frequency_penalty": NOT_A_NUMBER,
+    "watermarking_config": [
+        *(5, "a", [5], {"a": 1}, {"bias": "x"}, {"greenlist_ratio": 1.0}, {"seeding_scheme": "right"}),
+        *({"ngram_len": 5}, {"ngram_len": 1, "keys": [1]}, {"ngram_len": 5, "keys": []}, {"bias": 1, "keys": [1]}),
+    ],
+    "max_thinking_tokens": [-1, *NOT_WHOLE],
+    "thinking_tokens": [5, "ab", ["a"], ["a", ""], [5, []], ["a", "b", "c"], [-1, 5], [[["a"]], 5]],
+    "xtc_probability": [-0.1, 1.1, *NOT_A_NUMBER],
+    "xtc_threshold": [-0.1, 0.6, *NOT_A_NUMBER],
+    "samplers": [5, [5], "top_k;top_k", ["top_q"], "kk", {"top_k"}],
+    "dry_multiplier": [-0.1, *NOT_A_NUMBER],
+    "dry_base": [0.9, *NOT_A_NUMBER],
+    "dry_allowed_length": [-1, *NOT_WHOLE],
+    "dry_penalty_last_n": [-2, *NOT_WHOLE],
+    "dry_sequence_breakers": ["", ["a", ""], 5, [5], b"a"],
     "guided_json": [[], "", "{", "[1]", True, {"a": {1}}, {"a": math.nan}, '{"a":' * 100_000],
     "guided_regex": ["", 5, ["a"], b"a"],
     "guided_grammar": ["", 5, ["start: A"]],
@@ -135,6 +186,12 @@ INVALID: dict[str, list[Any]] = {
     "early_stopping": [1, "always", 1.0],
     "num_beam_groups": [0, 2, *NOT_WHOLE],
     "diversity_penalty": [0.0, -1.0, *NOT_A_NUMBER],
+    "force_words_ids": [5, [5], [[]], [[[5], []]], [["a"]], [[[5], [5, 6]]], [[100]], [[-1]], "ab"],
+    "force_words": [5, "", [""], [[]], [[5]], [["a", [""]]], {"a"}],
+    "constraints": [5, [5], [[5, 6]], [type(PHRASE)], PHRASE, "ab"],
+    "num_particles": [-1, 4, *NOT_WHOLE],
+    "potential": [5, [weigh], lambda: 0, lambda ids, text, more: 0, type(PHRASE), "no such potential"],
+    "ess_threshold": [-0.1, 1.1, *NOT_A_NUMBER],
     "penalty_alpha": [-0.1, 1.1, 0.5, *NOT_A_NUMBER],
     "lora": ["", 5, ["a"], b"a"],
     "use_cache": NOT_A_FLAG,

@@ -13,7 +13,7 @@ from .histories import history
 SEEN = history(([0], []))
 ALL = {
     "do_sample": True, "eta_cutoff": 0.1, "epsilon_cutoff": 0.1, "typical_p": 0.5, "min_p": 0.1, "top_p": 0.9,
-    "top_k": 7, "top_n_sigma": 1, "top_h": 0.5, "temperature": 0.5,
+    "top_k": 7, "top_n_sigma": 1, "top_h": 0.5, "temperature": 0.5, "xtc_probability": 0.5,
 }  # fmt: skip
 
 
@@ -79,6 +79,6 @@ def test_only_filters_with_an_effect_are_built_in_order() -> None:
         MinP(0.1),
     )
     assert [type(filter_).__name__ for filter_ in build(**ALL)] == [
-        *("Temperature", "TopH", "TopNSigma", "TopK", "TopP", "MinP", "Typical", "EpsilonCutoff", "EtaCutoff")
+        *("Temperature", "TopH", "TopNSigma", "TopK", "TopP", "MinP", "Typical", "EpsilonCutoff", "EtaCutoff", "Xtc")
     ]
     assert build(num_beams=3, renormalize_logits=True) == (Renormalize(),)

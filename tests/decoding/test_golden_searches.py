@@ -1,4 +1,4 @@
-"""Diverse beam search and contrastive search against transformers 4.55.4 (scripts/make_golden_searches.py)."""
+"""Diverse, constrained and contrastive search against transformers 4.55.4 (scripts/make_golden_searches.py)."""
 
 import hashlib
 import json
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.decoding import beam, contrastive
+from minillm.decoding import beam, constrained, constraints, contrastive
+from minillm.decoding.constraints import DisjunctiveConstraint, Progress
 from minillm.formats.load_model import load_model
 from minillm.layers.head import LMHead
 from minillm.runner.runner import Runner
@@ -52,6 +53,19 @@ def differences(name: str, every: int = 1, **more: Any) -> int:
     return count
 
 
+@pytest.fixture(autouse=True)
+def ranked_as_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers ranks texts that lack a phrase among the others as soon as too few were cut off with all."""
+
+    def add_cut_off(search: Any, state: Any, extensions: Any, cut_off: list[int]) -> None:
+        full = [i for i in cut_off if search.fulfils(extensions.beams[i].token_ids)]
+        others = [i for i in cut_off if i not in full] if len(full) < search.settings.num_return_sequences else []
+        search.add_results(state, extensions, full + others)
+
+    monkeypatch.setattr(constrained.ConstrainedBeamSearch, "add_cut_off", add_cut_off)
+    monkeypatch.setattr(constrained.ConstrainedBeamSearch, "return_best", beam.BeamSearch.return_best)
+
+
 def unended(line: list[int], ends: set[int]) -> list[int]:
     """Without the token that ended it: transformers 4.55 writes the first of several there, whichever it was."""
     return [-1 if token in ends else token for token in line]
@@ -67,6 +81,34 @@ def test_the_cases_cover_what_they_should() -> None:
     assert len(ended) > 15
     lines = [case["sequences"][0] for case in EXPECTED["contrastive"]]
     assert sum(len(set(line)) > 8 for line in lines) > 30
+    words = [case["fields"]["force_words_ids"] for case in EXPECTED["constrained"]]
+    assert len(words) > 100
+    assert {len(forced) for forced in words} == {1, 2, 3}
+    assert sum(isinstance(word[0], list) for forced in words for word in forced) > 50
+
+
+def test_ours_give_the_texts_with_all_phrases_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of transformers come in the same order; where it gives none, or fewer, some were displaced by others."""
+    monkeypatch.undo()
+    displaced = 0
+    for case, ours in results("constrained", 2):
+        ends = set(case["fields"].get("eos_token_id", ()))
+        words = [DisjunctiveConstraint(w if isinstance(w[0], list) else [w]) for w in case["fields"]["force_words_ids"]]
+
+        def full(line: list[int], words: list[Any] = words) -> bool:
+            progress = Progress.of(words)
+            for token in line:
+                progress = progress.after(token)
+            return progress.done
+
+        lines = [unended(result.token_ids, ends) for result in ours]
+        marks = [full(result.token_ids) for result in ours]
+        theirs = [unended(line, ends) for line in case["sequences"] if full(line)]
+        assert marks == sorted(marks, reverse=True)
+        assert lines[: len(theirs)] == theirs
+        assert len(lines) == len(case["sequences"])
+        displaced += sum(marks) > len(theirs)
+    assert displaced > 5
 
 
 @pytest.mark.sampled(2)
@@ -102,6 +144,15 @@ BREAKAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
         "contrastive",
         lambda patch: patch.setattr(contrastive.ContrastiveState, "line", property(
             lambda self: self.continuation.token_ids or self.request.prompt_ids)),
+    ),
+    "the best of the furthest bank alone": (
+        "constrained",
+        lambda patch: patch.setattr(constraints.Progress, "bank", property(lambda self: 0)),
+    ),
+    "a text may end without its phrases": (
+        "constrained",
+        lambda patch: patch.setattr(constrained.ConstrainedBeamSearch, "collect", lambda self, state, extensions:
+            self.add_results(state, extensions, self.ended(extensions, "stop"))),
     ),
     "states before project_out": ("contrastive", states_before_project_out),
 }  # fmt: skip

@@ -12,6 +12,7 @@ from minillm.decoding.filters import build_filters
 from minillm.decoding.history import History
 from minillm.decoding.processors import build_processors, rows_without_a_token
 from minillm.decoding.resolving import strategy_for
+from minillm.decoding.sampler_order import TRANSFORMERS
 from minillm.decoding.sampling import Sampling, TokenState
 from minillm.decoding.strategy import Request, Rows
 from minillm.errors import ParameterError
@@ -36,6 +37,7 @@ def any_fields(rng: np.random.Generator) -> dict[str, Any]:
         "sequence_bias": [[[a], float(rng.normal())] for a in ids[:4]] + [[ids[4:6], 2.0]] * int(rng.integers(2)),
         "bad_words_ids": [ids[6:7], ids[7:9]],
         str(rng.choice(["min_new_tokens", "min_length"])): int(rng.integers(1, 7)),
+        "dry_multiplier": float(rng.uniform(0.2, 2)),
         "suppress_tokens": ids[9 : 10 + int(rng.integers(3))],
         "begin_suppress_tokens": ids[:3],
         "forced_eos_token_id": EOS,
@@ -53,6 +55,8 @@ def any_fields(rng: np.random.Generator) -> dict[str, Any]:
         "eta_cutoff": 0.01,
         "top_h": 0.4,
         "top_n_sigma": 1.5,
+        "xtc_probability": 0.7,
+        "samplers": rng.permutation(TRANSFORMERS).tolist(),
     }
     kept = {name: value for name, value in fields.items() if rng.random() < 0.2}
     if rng.random() < 0.6:
@@ -69,7 +73,7 @@ def any_requests(rng: np.random.Generator, count: int) -> list[Request]:
 
 def by_definition(request: Request, generated: Sequence[int], logits: np.ndarray) -> tuple[np.ndarray, int | None]:
     """Scores and token of one row: processors and filters one after the other, and a draw from what is left."""
-    settings, history = request.settings, History.of([(request, generated)])
+    settings, history = request.settings, History.of([(request, generated)], indices=[0])
     scores = logits[None].copy()
     for processor in build_processors(settings):
         scores = processor(history, scores, np)
@@ -142,7 +146,30 @@ def test_each_row_is_as_alone_and_by_definition(name: str, seed: int) -> None:
                 assert [token for token, _ in ours.top_log_probs[-1]] == ids[0].tolist()
                 np.testing.assert_allclose([p for _, p in ours.top_log_probs[-1]], values[0], rtol=1e-6, atol=1e-6)
             kinds |= {type(processor).__name__ for _, processor in pipeline.processors}
-    assert len(kinds) == 10, "every kind of processor was at work"
+    assert len(kinds) == 11, "every kind of processor was at work"
+
+
+def test_the_usual_order_by_its_name_changes_nothing() -> None:
+    """The penalties then run among the filters, all rows with one order at once: each row by its own tokens, once."""
+    rng = np.random.default_rng(8)
+    fields: dict[str, Any] = {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "dry_multiplier": 1.0, "top_k": 8}
+    fields |= {"dry_sequence_breakers": [], "xtc_probability": 0.5, "xtc_threshold": 0.2, "temperature": 0.7}
+    prompts, sampler = rng.integers(3, 9, (6, 9)).tolist(), HostSampler()
+    usual, named = (
+        [
+            begun(request_for(one, vocab_size=V, do_sample=True, seed=i, **fields, **more))
+            for i, one in enumerate(prompts)
+        ]
+        for more in ({}, {"samplers": "transformers"})
+    )
+    for _ in range(8):
+        logits = (rng.standard_normal((6, V)) * 2).astype(np.float32)
+        logits[:, 3:9] += 3
+        for states in (usual, named):
+            advanced(sampler, states, logits)
+    tokens = [state.results[0].token_ids for state in usual]
+    assert [state.results[0].token_ids for state in named] == tokens
+    assert len({*map(tuple, tokens)}) == 6
 
 
 def test_one_call_serves_all_but_those_with_a_users_function() -> None:

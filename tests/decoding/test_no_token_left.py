@@ -24,11 +24,18 @@ ALLOWED = {7, 8, 9}
 SAMPLED: dict[str, Any] = {"do_sample": True, "seed": 3, "top_k": 0}
 FILTERED: dict[str, Any] = {"do_sample": True, "seed": 3, "top_k": 4, "top_p": 0.9, "typical_p": 0.9, "top_h": 0.9}
 FILTERED |= {"min_p": 0.01, "epsilon_cutoff": 0.001, "eta_cutoff": 0.001, "top_n_sigma": 2.0}
+FILTERED |= {"xtc_probability": 0.5}
 DIVERSE: dict[str, Any] = {"num_beams": 6, "num_beam_groups": 3, "diversity_penalty": 1.0}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy": ("plain", {}),
     "sampling": ("plain", SAMPLED),
     "filters": ("plain", FILTERED),
+    "an order": ("plain", FILTERED | {"samplers": "llama.cpp", "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": None}),
+    "ordered beams": (
+        "plain",
+        {"do_sample": True, "seed": 3, "num_beams": 6, "samplers": ["top_k", "penalties", "dry", "xtc"]}
+        | {"repetition_penalty": 1.3, "dry_multiplier": 0.8, "xtc_probability": 0.5},
+    ),
     "mirostat": ("plain", {"do_sample": True, "mirostat": 2}),
     "beams": ("plain", {"num_beams": 6}),
     "beams, renormalised": ("plain", {"num_beams": 6, "renormalize_logits": True}),

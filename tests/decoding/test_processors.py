@@ -268,7 +268,7 @@ def test_processors_and_filters_are_asked_for_by_the_listed_fields_alone() -> No
 
     settings = resolve(GenerationConfig(do_sample=True), {}, vocab_size=8, eos_token_id=2)
     assert numbered_processors(Asked()) == ()  # type: ignore[arg-type]
-    assert asked == {*PROCESSED, "eos_token_ids"}
+    assert asked == {*PROCESSED, "eos_token_ids", "samplers"}
     asked.clear()
     build_filters(Asked())  # type: ignore[arg-type]
     assert asked == {*MASKED, "do_sample", "num_beams", "temperature", "top_k", "top_p", "min_p"}

@@ -10,7 +10,8 @@ import pytest
 from minillm.backends.token_sampler import TokenSampler
 from minillm.decoding.resolving import strategy_for
 from minillm.decoding.strategy import Rows
-from minillm.reference.philox import Keys
+from minillm.reference import philox
+from minillm.reference.philox import Keys, uniform
 from minillm.reference.sampling import sample_by_sorting
 
 from ..reference.chi_square import p_value
@@ -133,6 +134,39 @@ WRONG: dict[str, Callable[[], Distribution]] = {
 @pytest.mark.slow
 def test_a_slightly_wrong_rule_is_found_out(name: str) -> None:
     assert p_value(counts(**CASES[name][0]), DRAWS * np.array(WRONG[name]())) < 1e-6
+
+
+XTC = {"xtc_probability": 0.4, "xtc_threshold": 0.12}
+
+
+def with_xtc(often: float) -> Distribution:
+    """P, and in a share of the draws without the two best of the tokens from 0.12 on: 0 and 2, but not 5."""
+    assert sorted(token for token, p in enumerate(P) if p >= 0.12) == [0, 2, 5]
+    left = only({*range(8)} - {0, 2}, P)
+    return [(1 - often) * p + often * other for p, other in zip(P, left, strict=True)]
+
+
+@pytest.mark.slow
+def test_xtc_removes_the_best_tokens_as_often_as_it_should() -> None:
+    observed = counts(**XTC)
+    assert p_value(observed, DRAWS * np.array(with_xtc(0.4))) > 1e-3
+    assert p_value(observed, DRAWS * np.array(with_xtc(0.5))) < 1e-6
+
+
+def test_the_draws_of_xtc_leave_those_of_the_tokens_as_they_are() -> None:
+    """Where it removes nothing, the token is the one that comes without XTC; elsewhere none of the removed."""
+
+    def tokens(**fields: float) -> list[int]:
+        request = request_for([0], vocab_size=8, do_sample=True, top_k=0, seed=5, num_return_sequences=400, **fields)
+        strategy = strategy_for(request.settings)
+        state, _ = strategy.begin(request)
+        strategy.step(TokenSampler(), [state], Rows(np.array([LOGITS], np.float32), [0, 1]))
+        return [continuation.token_ids[0] for continuation in state.results]
+
+    removed = uniform(5, np.arange(400), 1, philox.XTC) <= 0.4
+    for token, plain, without in zip(tokens(**XTC), tokens(), removed, strict=True):
+        assert token not in (0, 2) if without else token == plain
+    assert 120 < removed.sum() < 200
 
 
 def test_each_draw_is_the_same_alone() -> None:

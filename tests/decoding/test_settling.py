@@ -201,7 +201,18 @@ BESIDE_MIROSTAT = {
     "typical_p": 0.9,
     "epsilon_cutoff": 0.1,
     "eta_cutoff": 0.1,
+    "xtc_probability": 0.5,
+    "samplers": "top_k",
 }
+
+
+def test_an_order_names_what_the_user_sets_and_the_checkpoints_others_give_way() -> None:
+    order = ["penalties", "min_p", "temperature"]
+    for name, value in {"top_k": 50, "top_p": 0.9, "xtc_probability": 0.5, "dry_multiplier": 0.8}.items():
+        with pytest.raises(ParameterError, match=f"^{name}=.* has no effect: samplers does not name"):
+            settle(do_sample=True, samplers=order, **{name: value})
+    settings = settle({"top_p": 0.9, "top_k": 20}, do_sample=True, samplers=order, top_k=0, typical_p=1.0)
+    assert (settings.top_p, settings.samplers) == (1.0, tuple(order))
 
 
 @pytest.mark.parametrize("name", BESIDE_MIROSTAT)

@@ -199,6 +199,22 @@ def test_degrees_that_do_not_fit_are_named(parallel: Parallel, words: str) -> No
         on_ranks(parallel, lambda engine: None)
 
 
+def test_prefixes_of_a_shared_model_go_to_no_file(tmp_path: Path) -> None:
+    def refused(engine: Engine) -> list[str]:
+        said = []
+        for call in (lambda: engine.save_prefix(tmp_path / "a", TEXT), lambda: engine.load_prefix(tmp_path / "a")):
+            with pytest.raises(ParameterError) as error:
+                call()
+            said.append(str(error.value))
+        return said
+
+    words = "is not offered where several processes share the model"
+    said = on_ranks(Parallel(tensor=2), refused).result
+    assert said == [f"save_prefix {words}", f"load_prefix {words}"]
+    with pytest.raises((ParameterError, RankError), match=f"prefix_store {words}"):
+        on_ranks(Parallel(tensor=2), refused, prefix_store=tmp_path / "store")
+
+
 def test_other_numbers_of_processes_are_named() -> None:
     from minillm.distributed.threads import run_ranks
 

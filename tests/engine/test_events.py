@@ -22,6 +22,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "beams": {"num_beams": 3, "num_return_sequences": 3},
     "fewer": {"num_beams": 3, "num_return_sequences": 3, "guided_choice": ["a"]},  # than asked for
     "groups": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5, "num_return_sequences": 2},
+    "constrained": {"num_beams": 3, "num_return_sequences": 2, "force_words_ids": [[7]]},
+    "particles": {"do_sample": True, "seed": 1, "num_particles": 4, "num_return_sequences": 3, "potential": len},
     "contrastive": {"penalty_alpha": 0.4, "top_k": 3},
     "lookup": {"prompt_lookup_num_tokens": 3, "do_sample": True, "seed": 1, "num_return_sequences": 2},
     "prompt": {"max_new_tokens": 0, "echo": True, "do_sample": True, "num_return_sequences": 2},

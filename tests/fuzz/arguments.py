@@ -35,10 +35,17 @@ SENSIBLE: dict[str, tuple[Any, ...]] = {
     "strategy_options": ({"rank": 1}, ["rank=1", "name=a"], {}),
     "sequence_bias": ([[[10, 45], -2.0]], {(7,): 7.5}, [[[3], float("-inf")]]),
     "bad_words_ids": ([[5], [6, 7]],),
+    "force_words_ids": ([[5], [6, 7]], [[[5], [6, 7]], [8]]),
+    "force_words": ("a", ["red", ["green", "blue"]]),
+    "potential": (len, lambda ids, text: "e" not in text, "no such potential"),
     "forced_eos_token_id": (2, [2, 3]),
     "suppress_tokens": ([3, 4],),
     "begin_suppress_tokens": ([5],),
     "exponential_decay_length_penalty": ((2, 1.5),),
+    "watermarking_config": ({"bias": 9.0}, {"seeding_scheme": "selfhash"}, {"ngram_len": 3, "keys": [5, 6]}),
+    "thinking_tokens": ([3, 4], ["e", "a"], [[3, 4], 5]),
+    "samplers": ("llama.cpp", ["top_k", "temperature", "penalties"], "min_p;xtc"),
+    "dry_sequence_breakers": ("e", ["a", "re"], []),
 }
 POOL = (1, 2, 3, 4, 0, 0.1, 0.5, 0.9, 1.5, True, False)
 

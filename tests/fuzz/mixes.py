@@ -63,6 +63,8 @@ def strategy(rng: Random, kind: str) -> dict[str, Any]:
             "early_stopping": rng.choice([True, False]),
         },
         {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+        {"num_beams": 3, "force_words_ids": [[5, 6], [[7], [8]]], "max_new_tokens": 6},
+        {"do_sample": True, "num_particles": 3, "potential": lambda ids: len(set(ids)) / 2},
         {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
         {"use_cache": False},
     ]
@@ -74,7 +76,7 @@ def strategy(rng: Random, kind: str) -> dict[str, Any]:
             {"do_sample": True, "seed": 3, "prompt_lookup_num_tokens": 2},
         ]
     said = rng.choice(ways)
-    exclusive = {"num_beams", "penalty_alpha", "prompt_lookup_num_tokens", "lookahead_window"}
+    exclusive = {"num_beams", "num_particles", "penalty_alpha", "prompt_lookup_num_tokens", "lookahead_window"}
     if kind == "draft" and exclusive & said.keys():
         said = said | {"num_assistant_tokens": 0}
     return {} if kind == "amateur" and exclusive & said.keys() else said

@@ -33,6 +33,8 @@ TESTS = {
     "mirostat": "mirostat",
     "num_beams": "beam",
     "num_beam_groups": "diverse",
+    **dict.fromkeys(("force_words_ids", "force_words", "constraints"), "constrained"),
+    "num_particles": "particles",
     "penalty_alpha": "contrastive_search",
     "prompt_lookup_num_tokens": "guess",
     "lookahead_window": "guess",
@@ -139,6 +141,28 @@ def test_groups_of_diverse_beams_begin_with_plain_ones_and_part(engine: Engine) 
     for beam in plain:
         assert found[tuple(beam.token_ids)] == pytest.approx(beam.score, abs=1e-4)
     assert len({tokens[0] for tokens in found}) >= 3, "the groups avoid each other's first tokens"
+
+
+def test_constrained_beams_write_the_words_and_score_as_the_model_does(engine: Engine) -> None:
+    words = ["lighthouse", ["storm", "wind"]]
+    result = engine.generate(STORY, num_beams=4, max_new_tokens=20, force_words=words)
+    assert " lighthouse" in result.text
+    assert " storm" in result.text or " wind" in result.text
+    prompt, beam = result.prompt_token_ids, result.completions[0]
+    total = sum(engine.score(prompt + beam.token_ids).logprobs[len(prompt) :])
+    assert beam.score == pytest.approx(total / len(beam.token_ids), abs=1e-4)
+
+
+def test_particles_keep_to_a_potential_and_share_the_weight_that_it_leaves(engine: Engine) -> None:
+    """How likely texts without an "e" are, by particles and by plain sampling."""
+    fields = {"do_sample": True, "seed": 4, "max_new_tokens": 4}
+    free = engine.generate(STORY, num_return_sequences=200, **fields).completions
+    share = sum("e" not in completion.text for completion in free) / 200
+    fields |= {"num_particles": 8, "num_return_sequences": 8, "potential": lambda ids, text: "e" not in text}
+    estimates = [engine.generate(STORY, **fields | {"seed": seed}) for seed in range(12)]
+    assert not any("e" in completion.text for result in estimates for completion in result.completions)
+    means = [math.exp(result.log_normalizer) for result in estimates]
+    assert np.mean(means) == pytest.approx(share, abs=4 * math.sqrt(share / 200) + 4 * float(np.std(means)) / 12**0.5)
 
 
 # --- the two that contrast --------------------------------------------------------------------------------------------

@@ -79,6 +79,7 @@ def test_a_generation_field_does_over_http_what_it_does_in_the_engine(
 PLAIN: Fields = {"prompt": "A list of colors: red,", "temperature": 0, "max_tokens": 6}
 CHATTING: Fields = {"messages": TALK, "temperature": 0, "max_tokens": 6}
 HOT: Fields = {"temperature": 4.0, "seed": 1}
+THINKING: Fields = {"prompt": [40, 7, 41], "thinking_tokens": [7, 9]}
 COMPLETION_WITNESSES: dict[str, tuple[Fields, Fields]] = {
     "model": ({"model": "nobody"}, {}),
     "prompt": ({"prompt": "Count to 9:"}, {}),
@@ -103,6 +104,9 @@ COMPLETION_WITNESSES: dict[str, tuple[Fields, Fields]] = {
     "return_token_ids": ({"return_token_ids": True}, {}),
     "return_tokens_as_token_ids": ({"logprobs": 1, "return_tokens_as_token_ids": True}, {"logprobs": 1}),
     "add_special_tokens": ({"add_special_tokens": False}, {}),
+} | {
+    name: (THINKING | {name: 1}, THINKING | {name: 5})
+    for name in ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens", "reasoning_budget")
 }
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 WRITTEN = re.escape("".join(json.dumps({"name": name, "arguments": {}}) for name in ("f", "g")))
@@ -250,6 +254,8 @@ def test_a_temperature_of_zero_is_greedy_search() -> None:
 def test_beams_do_not_sample_unless_asked() -> None:
     assert fields_of(num_beams=3) == {"num_beams": 3, "do_sample": False}
     assert fields_of(num_beams=3, temperature=0.5) == {"num_beams": 3, "temperature": 0.5}
+    words: Fields = {"num_beams": 3, "force_words": ["a", ["b", "c"]], "force_words_ids": [[5, 6]]}
+    assert fields_of(**words) == words | {"do_sample": False}
     assert fields_of(use_beam_search=True, n=2) == {"num_return_sequences": 2, "num_beams": 2, "do_sample": False}
     assert fields_of(use_beam_search=True, n=2, best_of=5)["num_beams"] == 5
 

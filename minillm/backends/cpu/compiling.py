@@ -32,7 +32,7 @@ from functools import cache
 from pathlib import Path
 
 from ...errors import DeviceError, one_line, shown
-from ...output_files import replace_file, undone_by_signals
+from ...output_files import replace_file, undone_by_signals, why_unusable
 from ...progress import Work, work
 from .. import compiling, kernel_sources
 
@@ -400,45 +400,3 @@ def _private_folder(inside: Path | None = None) -> Iterator[Path]:
             yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def why_unusable(folder: Path) -> str | None:
-    """Create a folder for kernels. Returns None, or a clause that says why none may be stored there.
-
-    It must belong to this user and be writable by nobody else. The folders above it, whose owners could replace it,
-    must belong to this user or to root, and others may not write to them unless they are sticky.
-    """
-    try:
-        missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
-        if missing and (why := _why_unsafe(missing[-1].parent)):  # nothing is made in another user's folder
-            return why
-        for path in reversed(missing):
-            path.mkdir(mode=0o700, exist_ok=True)
-        status = folder.stat()
-        if not stat.S_ISDIR(status.st_mode):
-            return f"{folder} is no folder"
-        if status.st_uid != os.getuid():
-            return f"{folder} belongs to another user"
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"other users may write to {folder}"
-        return _why_unsafe(folder)
-    except OSError as error:
-        return f"{folder} cannot be used: {error.strerror}"
-
-
-def _why_unsafe(folder: Path) -> str | None:
-    """Why other users could replace a folder or one above it, on the way of its name or of what links there lead to.
-
-    A sticky folder is safe, and so is write access for a group with the user's own number: many systems give each user
-    a private group of that number.
-    """
-    real = folder.resolve()
-    for path in {folder, *folder.parents, real, *real.parents}:
-        status = path.lstat()
-        if status.st_uid not in (os.getuid(), 0):
-            return f"{path} belongs to another user"
-        private = status.st_gid == os.getgid() == os.getuid()
-        others = stat.S_IWOTH if private else stat.S_IWGRP | stat.S_IWOTH
-        if status.st_mode & others and not status.st_mode & stat.S_ISVTX and not stat.S_ISLNK(status.st_mode):
-            return f"other users may write to {path}"
-    return None

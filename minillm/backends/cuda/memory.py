@@ -7,12 +7,13 @@ runs, from which everything that changes between steps is read. The first run la
 kernels; the second is recorded; later ones replay it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...batch import Batch
 from ...reference.sampling import Draw
@@ -32,6 +33,8 @@ from .weights import Uploader, number_type
 
 class CudaPages(Pages):
     """One model's keys and values, in the storage type."""
+
+    threads_may_read = False  # a graph that is recorded meanwhile would record the copy
 
     def __init__(self, device: Device, kernels: Kernels, shape: Shape, dtype: Any) -> None:
         """Reserve keys and values, [L, pages, K, P, D] each.
@@ -53,6 +56,22 @@ class CudaPages(Pages):
         """Copy some positions of a page to the same places of another, in all layers, in one launch."""
         self._device.activate()
         attention.copy_positions(self._kernels, self.keys, self.values, source, target, part.start, part.stop)
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """As `Pages.arrays`; numbers of 16 bits as integers, since NumPy has no bfloat16."""
+        plain = super().arrays.items()
+        return {name: array.view(np.uint16) if array.dtype.itemsize == 2 else array for name, array in plain}
+
+    def read(self, pages: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """Copies of some pages in host memory, as they are stored. [L, n, K, P, ...] each"""
+        self._device.activate()
+        return {name: np.array(self._device.copy_of(array)) for name, array in super().read(pages).items()}
+
+    def write(self, pages: Sequence[int], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Overwrite some pages by what `read` has returned."""
+        self._device.activate()
+        super().write(pages, {name: self._device.xp.asarray(array) for name, array in arrays.items()})
 
 
 class StepWorkspace:

@@ -1,6 +1,7 @@
 """`Engine` and the command line on the emulated GPU: the demo model's tokens, and what a user is told."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,23 @@ def test_what_is_watched_and_changed_inside_is_as_on_a_cpu(on_device: Callable[.
     for ours, theirs in ((plain, expected), (changed, expected_changed)):
         for name, rows in theirs.items():
             np.testing.assert_allclose(ours[name], rows, atol=1e-3, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_prefix_goes_to_a_file_and_into_the_memory_of_the_device(
+    on_device: Callable[..., Engine], tmp_path: Path
+) -> None:
+    path, texts = tmp_path / "prefix.safetensors", []
+    with on_device() as engine:
+        saved = engine.save_prefix(path, PROMPTS[0])
+        texts.append(engine.generate(PROMPTS[0] + " orange", max_new_tokens=3).text)
+    with on_device() as engine:
+        assert engine.load_prefix(path) == saved
+        texts.append(engine.generate(PROMPTS[0] + " orange", max_new_tokens=3).text)
+        assert engine.stats.cached_tokens == saved.tokens
+    with Engine() as engine, pytest.raises(MinillmError, match="was computed with backend 'cuda', and this engine has"):
+        engine.load_prefix(path)
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(
