@@ -34,6 +34,7 @@ FOLDERS = {
     "engine": "reference text backends cache decoding models measure/accounting runner tasks formats distributed",
     "measure": "reference backends cache decoding models measure/accounting runner engine",
     "pipelines": "text decoding engine",
+    "lm_eval": "reference backends decoding engine",
     "minillm": "decoding engine pipelines",
     "server": "text decoding tasks engine measure minillm",
     "cli": "text backends decoding models measure/accounting formats distributed engine measure pipelines minillm"

@@ -50,6 +50,8 @@ def test_a_strategy_runs_beside_others_and_takes_its_options(engine: Engine) -> 
         assert token == np.argsort(-logits)[1]
     watched = engine.generate(PROMPT, config, watch=["final"]).watched["final"]
     assert len(watched) == greedy.prompt_tokens + len(mine) - 1
+    checkpoint = {"num_return_sequences": 3}  # gives way
+    assert len(engine.generate(PROMPT, config, defaults=checkpoint).completions) == 1
 
 
 @pytest.mark.usefixtures("installed")
@@ -122,6 +124,10 @@ def test_an_error_of_a_strategy_has_its_name_and_ends_its_request_alone(engine: 
         ({"strategy": "ranked", "strategy_options": {"rank": {}}}, "is not hashable"),
         ({"strategy_options": {"rank": 1}}, "has no effect without strategy"),
         ({"strategy": "ranked", "num_beams": 2}, "each select a strategy"),
+        (
+            {"strategy": "ranked", "num_return_sequences": 2},
+            "num_return_sequences has no effect on the strategy 'ranked': leave one of them",
+        ),
         ({"strategy": "ranked", "guided_regex": "a+"}, "guided_regex has no effect on the strategy 'ranked'"),
         (
             {"strategy": "ranked", "logprobs": True},

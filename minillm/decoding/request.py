@@ -207,7 +207,8 @@ class RequestMaker:
                     f"the continuation {shown(continuation)} adds no token to the text: it is empty, or merges with "
                     "the text's last token; begin it with a space, or give token ids"
                 )
-            encode_prompt([*ids, *ending], self.tokenizer, self.config, begin=False)  # which checks the length
+            # the last token is predicted, not read; this checks the length
+            encode_prompt([*ids, *ending[:-1]], self.tokenizer, self.config, begin=False)
             endings.append(ending)
         return ids, endings
 

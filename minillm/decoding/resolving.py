@@ -239,7 +239,8 @@ class _Resolution:
         """There are as many results, and log-probabilities of each token, as asked for."""
         resolved = self.resolved
         count, num_beams = resolved["num_return_sequences"], resolved["num_beams"]
-        if count > num_beams and (num_beams > 1 or not resolved["do_sample"]):
+        another = resolved["strategy"] is not None and "num_return_sequences" in self.user  # it says whether it obeys
+        if count > num_beams and (num_beams > 1 or not resolved["do_sample"]) and not another:
             raise ContradictionError(
                 f"num_return_sequences={count} is more than num_beams={num_beams}: there are no more results than"
                 " beams",

@@ -25,6 +25,8 @@ class Stats:
     """How often a running request gave back its pages of the K/V cache, to be recomputed later"""
     speculation: Speculation = field(default_factory=Speculation)
     """Speculation counts of finished requests"""
+    watched_bytes: int = 0
+    """Bytes of the rows that finished requests with `watch` have kept in memory while they ran"""
     decode_passes: Counter[str] = field(default_factory=Counter)
     """Forward passes by model in steps without prompts, and their seconds"""
     decode_pass_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))

@@ -14,12 +14,13 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from ..decoding.event import Event
+from ..decoding.hooks import Hook
 from ..decoding.keywords import ChatFields, RequestFields, with_fields
 from ..decoding.prompts import Prompt, is_prompt
 from ..decoding.settings import GenerationConfig
@@ -287,6 +288,30 @@ class AsyncEngine:
             Score(tokens=9, total=..., perplexity=2.27...)
         """
         return await asyncio.wrap_future(self._thread.post(function, *args))
+
+    def names(self) -> dict[str, tuple[int | str, ...]]:
+        """The points inside the model, for `watch` and `hooks`: as `Engine.names`."""
+        return self.engine.names()
+
+    @asynccontextmanager
+    async def hooks(self, functions: Mapping[str, Hook]) -> AsyncIterator[None]:
+        """Change what the model computes inside an `async with` block, in all requests: as `Engine.hooks`.
+
+        Example:
+            >>> async def main():
+            ...     async with AsyncEngine(Engine()) as engine:
+            ...         async with engine.hooks({"blocks.*.mlp.out": lambda array, place: array * 0}):
+            ...             return (await engine.generate("Monday,", max_new_tokens=2)).text
+            >>> len(asyncio.run(main())) > 0
+            True
+        """
+        stack = ExitStack()
+        try:
+            await self.call(stack.enter_context, self.engine.hooks(functions))
+            yield
+        finally:  # after a cancelled beginning too: the engine's thread takes calls in their order
+            if not self._closed:
+                await asyncio.shield(self.call(stack.close))
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """`function(*args)`, run in a worker thread, beside the steps; such as `engine.embed` or `engine.classify`.

@@ -452,6 +452,8 @@ class StepLoop:
         """Free a finished request's sequences; prompts may find them, unless the request failed."""
         if run.state is not None and run.state.speculation is not None:
             self.stats.speculation.add(run.state.speculation)
+        if run.probe is not None:
+            self.stats.watched_bytes += run.probe.kept_bytes
         failed = run.state is not None and run.state.error is not None
         for name, live in run.live.items():
             cache = self.runners[name].cache

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from ..batch import TokenSequence, common_prefix
 from ..cache import PagedCache
-from ..decoding.continuation import Continuation
 from ..decoding.event import Event, FinishReason
 from ..decoding.hooks import Watched
 from ..decoding.prompt_scores import PromptScores
@@ -150,15 +149,20 @@ class Run:
             if (event := result.take()) is not None:
                 events.append(self.addressed(event))
                 if self.probe is not None:
-                    event.watched = self._watched(result)
+                    event.watched = self._watched(result.index, result.token_ids)
         return events
 
-    def _watched(self, result: Continuation) -> Watched | None:
-        """Rows of a result that were watched since the last call; with the first, those of the encoder's text."""
+    def _watched(self, index: int, token_ids: Sequence[int] = ()) -> Watched | None:
+        """Rows of a result that were watched since the last call; with the first, those of the encoder's text.
+
+        Args:
+            index: of the result
+            token_ids: its tokens so far
+        """
         assert self.probe is not None
-        ids = [*self.request.prompt_ids, *result.token_ids]
-        watched = self.probe.take(result.index, ids[: max(len(self.request.prompt_ids), len(ids) - 1)])
-        source = self.probe.take(result.index, self.request.source_ids or (), "encoder.")
+        ids = [*self.request.prompt_ids, *token_ids]
+        watched = self.probe.take(index, ids[: max(len(self.request.prompt_ids), len(ids) - 1)])
+        source = self.probe.take(index, self.request.source_ids or (), "encoder.")
         return watched if source is None else {**source, **(watched or {})}
 
     def last_events(self, reason: FinishReason, error: Exception | None = None) -> list[Event]:
@@ -174,7 +178,11 @@ class Run:
                 continuation.cut_off(reason)
         events = self.events()
         missing = set(self.request.indices) - {continuation.index for continuation in results}
-        events += [self.addressed(Event(self.id, i, "", (), finish_reason=reason)) for i in sorted(missing)]
+        for i in sorted(missing):
+            event = self.addressed(Event(self.id, i, "", (), finish_reason=reason))
+            if self.probe is not None:
+                event.watched = self._watched(i)  # of the prompt, as far as it was computed
+            events.append(event)
         for event in events:
             event.error = error if event.finish_reason == "error" else None
         return events

@@ -49,6 +49,8 @@ class Probe:
         """Begin. `request_id` is what `Place.request` says."""
         self.hooks, self.watched = hooks, frozenset(hooks.watched)
         self.request_id = request_id
+        self.kept_bytes = 0
+        """Bytes of the rows that are kept until the request ends"""
         self.error: Exception | None = None
         """The first error of a function, which ends the request"""
         self._roots = {"": _Node(), "encoder.": _Node()}
@@ -142,9 +144,12 @@ class View:
         return replace(self, rows=np.array(places, np.intp), positions=self.positions[own], nodes=nodes)
 
     def keep(self, name: str, rows: NDArray[np.float32]) -> None:
-        """Keep the rows of a point."""
+        """Keep the rows of a point; of attention patterns each row with its own keys alone."""
+        assert self.probe is not None
         for i, (node, row) in enumerate(zip(self.nodes, rows, strict=True)):
-            node.rows[name] = row if self.keys is None else row[..., self.keys[i]]
+            own = row if self.keys is None else row[..., self.keys[i]].copy()
+            self.probe.kept_bytes += own.nbytes if name not in node.rows else 0  # else it was computed anew
+            node.rows[name] = own
 
 
 def _check(answer: Any, rows: Any, hook: str, name: str) -> None:

@@ -250,7 +250,8 @@ def convert(body: Mapping[str, Any], kind: type[S]) -> S:
 
 def _unknown(name: str, own: set[str]) -> ApiError:
     if name in FUNCTIONS:
-        return ApiError(f"{name} takes functions, which cannot be sent", param=name, code="unsupported_parameter")
+        reason = "it takes functions, which cannot be sent; their names neither, which calls in Python take"
+        return ApiError(f"{name} is not offered: {reason}", param=name, code="unsupported_parameter")
     known = [*own, *foreign.renamed(API), *(field for field in FIELDS if field not in FUNCTIONS)]
     nearest = difflib.get_close_matches(name[:100], known, n=1)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {listed(known)}"

@@ -11,6 +11,7 @@ from minillm import Engine
 from minillm.engine import continuations
 from minillm.engine.inspect import score_tokens
 from minillm.errors import ParameterError, PromptError
+from minillm.reference.softmax import log_softmax
 
 from ..adapters import write_adapter
 from ..families import CONFIGS
@@ -84,6 +85,15 @@ def test_keys_that_change_with_the_length_are_not_shared(case: tuple[str, str]) 
     for score, ending in zip(scores, endings, strict=True):
         whole = score_tokens(runner, [*prefix, *ending])[len(prefix) :]
         np.testing.assert_allclose(score.logprobs, whole, atol=1e-4)
+
+
+def test_the_last_token_needs_no_place_in_the_context(engine: Engine) -> None:
+    ids = np.random.default_rng(3).integers(3, 2000, 513).tolist()
+    [score] = engine.score_continuations(ids[:500], [ids[500:]])
+    logs = log_softmax(engine.forward(ids[:512])[499:], np)
+    np.testing.assert_allclose(score.logprobs, logs[np.arange(13), ids[500:]], atol=1e-3)
+    with pytest.raises(PromptError, match="513 tokens; the context holds 512"):
+        engine.score_continuations(ids[:500], [[*ids[500:], 7]])
 
 
 def test_an_adapter_computes_prefix_and_continuations(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from minillm.decoding.hooks import join_watched
 from minillm.decoding.strategy import Request
 from minillm.engine.loop import StepLoop
 from minillm.errors import EngineStateError, NumericalError, ParameterError
+from minillm.measure.accounting import watched_bytes
 from minillm.reference.softmax import log_softmax
 
 from ..families import CONFIGS
@@ -390,6 +391,52 @@ def test_a_request_that_is_cut_off_has_what_was_computed(engine: Engine) -> None
         assert len(answer.watched["final"]) == answer.prompt_tokens + len(answer.token_ids) - 1
 
 
+@pytest.mark.parametrize("fields", [{}, {"use_cache": False}, {"prompt_lookup_num_tokens": 3}])
+def test_the_bytes_of_watched_rows_are_those_predicted(engine: Engine, fields: dict[str, Any]) -> None:
+    for watch in (["**"], ["blocks.*.residual", "blocks.2.attention.pattern"], "final"):
+        before = engine.stats.watched_bytes
+        answer = engine.generate(PROMPT, max_new_tokens=6, watch=watch, eos_token_id=[], **fields)
+        tokens = answer.prompt_tokens + len(answer.token_ids) - 1
+        predicted = watched_bytes(engine.config, [watch] if isinstance(watch, str) else watch, tokens)
+        kept = engine.stats.watched_bytes - before
+        guesses = fields.get("prompt_lookup_num_tokens", 0)  # rows of wrong ones are kept too
+        assert kept == predicted if not guesses else kept >= predicted
+        returned = {name: rows.nbytes for name, rows in answer.watched.items() if "pattern" not in name}
+        assert sum(returned.values()) == watched_bytes(engine.config, returned, tokens)
+    with pytest.raises(ParameterError, match="names no point"):
+        watched_bytes(engine.config, ["nowhere"], 3)
+
+
+def test_the_bytes_of_an_encoder_s_watched_rows_are_those_predicted(tmp_path: Path) -> None:
+    with Engine(write_checkpoint(tmp_path / "t5"), max_batch_size=2) as engine:
+        answer = engine.generate([5, 6, 7, 8, 9], max_new_tokens=4, watch=["**"], eos_token_id=[])
+        tokens = 1 + len(answer.token_ids) - 1
+        assert engine.stats.watched_bytes == watched_bytes(engine.config, ["**"], tokens, source=5)
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}])
+def test_an_aborted_request_has_the_rows_of_the_tokens_that_were_computed(fields: dict[str, Any]) -> None:
+    ids = [*range(40, 61)]
+    with Engine(backend="numpy", max_batch_size=4, max_batched_tokens=8) as engine:
+        whole = engine.generate(ids, max_new_tokens=1, watch=["final"]).watched["final"]
+        for steps, computed in ((0, 0), (2, 14), (4, 21)):  # 7 tokens a step beside the other request, which decodes
+            engine.add(IDS, max_new_tokens=9)
+            engine.step()
+            number = engine.add(ids, max_new_tokens=9, watch=["final"], **fields)
+            events = [event for _ in range(steps) for event in engine.step()]
+            engine.abort(number)
+            while engine.busy:
+                events += engine.step()
+            mine = [event for event in events if event.request_id == number]
+            assert {event.index for event in mine if event.finish_reason == "abort"} == {
+                *range(len({e.index for e in mine}))
+            }
+            rows = join_watched([event.watched for event in mine if event.index == 0 and event.watched])
+            assert len(() if rows is None else rows["final"]) in (computed, computed + 1)
+            if rows is not None:
+                np.testing.assert_allclose(rows["final"][: len(ids)], whole[:computed], atol=1e-4)
+
+
 def test_an_async_engine_offers_the_same() -> None:
     async def main() -> Any:
         async with AsyncEngine(Engine()) as engine:
@@ -399,3 +446,35 @@ def test_an_async_engine_offers_the_same() -> None:
 
     streamed, whole = asyncio.run(main())
     np.testing.assert_allclose(streamed["final"], whole["final"], atol=1e-4)
+
+
+def test_an_async_engine_has_hooks_for_all_requests() -> None:
+    functions = {"blocks.1.mlp.out": silent}
+
+    async def main() -> Any:
+        async with AsyncEngine(Engine()) as engine:
+            names = engine.names()
+            async with engine.hooks(functions):
+                inside = await engine.generate(PROMPT, max_new_tokens=4, watch=["final"])
+            with pytest.raises(ParameterError, match="nowhere"):
+                async with engine.hooks({"nowhere": silent}):
+                    pass
+            task = asyncio.ensure_future(_with_hooks(engine))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return names, inside, await engine.generate(PROMPT, max_new_tokens=4, watch=["final"])
+
+    async def _with_hooks(engine: AsyncEngine) -> None:
+        async with engine.hooks(functions):
+            await asyncio.sleep(60)
+
+    names, inside, after = asyncio.run(main())
+    with Engine() as engine:
+        assert names == engine.names()
+        plain = engine.generate(PROMPT, max_new_tokens=4, watch=["final"])
+        with engine.hooks(functions):
+            changed = engine.generate(PROMPT, max_new_tokens=4, watch=["final"])
+    np.testing.assert_allclose(inside.watched["final"], changed.watched["final"], atol=1e-4)
+    np.testing.assert_allclose(after.watched["final"], plain.watched["final"], atol=1e-4)
+    assert abs(changed.watched["final"] - plain.watched["final"])[: plain.prompt_tokens].max() > 0.1

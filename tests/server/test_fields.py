@@ -176,6 +176,20 @@ def test_what_is_not_done_is_refused_by_name(app: Starlette, path: str, name: st
     assert error["param"] == name and (name in error["message"]) and error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ({"watch": ["final"]}, "calls in Python, as Engine.generate"),
+        ({"hooks": {"final": "f"}}, "functions, which cannot be sent"),
+        ({"logits_processor": "even"}, "their names neither"),
+    ],
+)
+def test_what_only_python_offers_is_refused_with_its_reason(app: Starlette, field: dict[str, Any], reason: str) -> None:
+    error = error_of(post(app, "/v1/completions", PLAIN | field))
+    assert error["message"].startswith(f"{min(field)} is not offered: ") and reason in error["message"]
+    assert error["code"] == "unsupported_parameter"
+
+
 NOTHING: list[tuple[str, Any]] = [
     (name, value) for name, word in (WORDS[API] | WORDS[RESPONSES]).items() for value in word.neutral
 ]

@@ -20,6 +20,7 @@ from .memory import (
     experts_read,
     looked_up,
     parameter_count,
+    watched_bytes,
     weights_bytes,
 )
 from .schedule import Part, Step, generation, recording
@@ -42,6 +43,7 @@ __all__ = [
     "parameter_count",
     "recording",
     "step_flops",
+    "watched_bytes",
     "weights_bytes",
 ]
 

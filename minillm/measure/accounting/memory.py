@@ -1,7 +1,7 @@
 """A model's memory: weights by place, K/V cache, activations; the largest batch and context that fit."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from ...backends.weights import Experts
 from ...config import ModelConfig
 from ...models import shape_model
 from ...models.base import weight_paths
+from ...models.points import encoder_points, names_matching, points_of
 from ...reference.experts import expected_experts
 from .costs import place_of, run, shape_backend
 from .schedule import Part, Step
@@ -109,6 +110,39 @@ def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> i
         backend.memory.arena.restart()
         run(model, backend, Step((Part(T, T),), 0))
     return backend.memory.arena.nbytes
+
+
+def watched_bytes(config: ModelConfig, watch: Iterable[str], tokens: int, source: int = 0) -> int:
+    """Bytes of the rows that a request with `watch` keeps until it ends, float32; result and events come besides.
+
+    A row of a causal attention pattern has the keys up to its own. Of several texts of one request those with a common
+    beginning share its rows.
+
+    Args:
+        config: the model
+        watch: patterns of names of points, as of `Engine.generate`
+        tokens: of the prompt and of the answer but its last, which is not computed
+        source: tokens that the encoder of an encoder-decoder reads
+
+    Raises:
+        ParameterError: a pattern names no point.
+
+    Example:
+        >>> watched_bytes(engine.config, ["blocks.*.residual"], tokens=100)
+        460800
+    """
+    model = shape_model(config, shape_backend(Storage()))
+    encoder = encoder_points(model)
+    shapes = points_of(model).shapes | (encoder.shapes if encoder is not None else {})
+    rows = 0
+    for name in {name for pattern in watch for name in names_matching(pattern, shapes, "watch")}:
+        T = source if name.startswith("encoder.") else tokens
+        everything = config.bidirectional or name.startswith("encoder.") or ".cross." in name
+        keys = T * (source if ".cross." in name else T) if everything else T * (T + 1) // 2  # of all rows together
+        _, *sizes = shapes[name]
+        numbers = math.prod(size for size in sizes if isinstance(size, int))
+        rows += numbers * (keys if "S" in sizes else T)
+    return 4 * rows
 
 
 def needed(config: ModelConfig, storage: Storage, batch: int, context: int) -> int:
