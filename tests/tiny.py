@@ -205,10 +205,12 @@ def loop_of(
     return StepLoop(runners, Limits(max_batch_size, chunk, chunk, headroom))
 
 
-def request_for(prompt: Sequence[int], *, vocab_size: int = 96, max_new_tokens: int = 20, **fields: Any) -> Request:
-    """A request without text; nothing ends it but `eos_token_id`."""
+def request_for(
+    prompt: Sequence[int], *, vocab_size: int = 96, max_new_tokens: int = 20, models: Sequence[str] = (), **fields: Any
+) -> Request:
+    """A request without text; nothing ends it but `eos_token_id`. `models` are the helpers that there are."""
     config = GenerationConfig(max_new_tokens=max_new_tokens, **fields)
-    settings = resolve(config, {}, vocab_size=vocab_size, eos_token_id=None)
+    settings = resolve(config, {}, vocab_size=vocab_size, eos_token_id=None, models=models)
     settings = replace(settings, max_length=None)
     return Request(list(prompt), settings, strategy_for(settings))
 

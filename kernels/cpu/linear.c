@@ -9,15 +9,15 @@
  *
  * Order of summation. Floats: the inputs are divided into blocks of DEPTH, at fixed places; a block is summed by lane
  * and then across lanes, and the blocks by ascending place. So an output has the same bits in any batch and with any
- * number of workers; with vectors of 8 within `linear_few`, and within `linear_many`. Integers: likewise, by ascending
- * groups, and the same in both.
+ * number of workers; with vectors of 8 within `linear_few`, and within `linear_many`, unless `one_order` makes these
+ * equal. Integers: likewise, by ascending groups, and the same in both.
  *
  * Versions:
  * - `linear_few`, floats: a register tile multiplies several rows by 4 rows of W as they are stored; lanes along the
  *   inputs. Integers: as `linear_many`.
  * - `linear_many`, floats: FLOAT_OUTPUTS outputs by DEPTH inputs of W are expanded to float, stay in the L2 cache and
  *   meet all rows, with the same tile; DEPTH inputs of a tile's rows stay in the L1 cache. With vectors of 8 they are
- *   transposed instead, and lanes are along the outputs.
+ *   transposed instead, and lanes are along the outputs, without `one_order`.
  * - `linear_many`, integers: some INTEGER_OUTPUTS outputs by DEPTH inputs are packed with the lanes along the outputs.
  *   Sums are integers until a group ends, and then need no sum across lanes. A few rows meet W as it is stored.
  */

@@ -36,6 +36,8 @@ typedef struct {
     int64_t rows, inputs, outputs, format, group, activation;
     int64_t zeros;          /* whether the offsets are zero points */
     int64_t wide;           /* whether the integers are int16: for int8, wide_rows() rows or more */
+    int64_t one_order;      /* whether floats are summed in the order of `linear_few` for any number of rows; with
+                               vectors of 16 or 4 they always are */
 } linear;
 
 /* Bias, activation and residual for some rows and outputs while they are in the cache. */

@@ -3,7 +3,8 @@
  * Bytes and floor: as in linear.c.
  *
  * Order of summation: a block of DEPTH inputs is summed by lane and then across lanes, and the blocks by ascending
- * place. In `floats_across` PANEL_DEPTH inputs are summed by ascending place, and these sums likewise.
+ * place. In `floats_across` PANEL_DEPTH inputs are summed by ascending place, and these sums likewise; `one_order` does
+ * without it.
  *
  * Versions:
  * - `floats_few` and `floats_many`, which linear.c describes, with one register tile: up to ROWS rows by 4 outputs, or
@@ -358,7 +359,12 @@ static void floats_across(const linear *a, int64_t first, int64_t last, float *p
 void floats_many(const linear *a, int64_t first, int64_t last, char *scratch) {
     float *block = (float *)scratch;
     int64_t k = 0;
-    if (ACROSS) {
+    if (ACROSS && a->one_order && a->rows < SET_ROWS) { /* expanding W would take longer */
+        floats_few(a, first, last);
+        finish(a, 0, a->rows, first, last);
+        return;
+    }
+    if (ACROSS && !a->one_order) {
         const int64_t size = a->rows < SET_ROWS ? PANEL : FLOAT_OUTPUTS;
         for (int64_t o = first; o < last; o += size) floats_across(a, o, smaller(o + size, last), block);
         return;

@@ -23,6 +23,7 @@ class Placement:
     backend: str = "auto"
     cache_dtype: str = "auto"
     threads: int | None = None
+    deterministic: bool = False
 
 
 def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
@@ -70,6 +71,11 @@ def _numpy(placement: Placement, max_batch_size: int) -> Backend:
     """
     if placement.cache_dtype not in ("auto", "float32"):
         raise DeviceError(f"cache_dtype {placement.cache_dtype!r} needs backend 'cpu', that is, a C compiler")
+    if placement.deterministic:
+        raise DeviceError(
+            "deterministic=True needs backend 'cpu', that is, a C compiler: a row of NumPy's products has other bits "
+            "with other rows beside it"
+        )
     return NumpyBackend(weights=placement.dtype, weight_order="C" if max_batch_size == 1 else "F")
 
 
@@ -81,7 +87,7 @@ def _cpu(placement: Placement) -> Backend:
     if placement.threads is not None:
         set_threads(placement.threads)
     cache_dtype = "float32" if placement.cache_dtype == "auto" else placement.cache_dtype
-    return CpuBackend(weights=placement.dtype, cache=cache_dtype)
+    return CpuBackend(weights=placement.dtype, cache=cache_dtype, deterministic=placement.deterministic)
 
 
 def _cuda(placement: Placement, max_batch_size: int) -> Backend:
@@ -98,6 +104,11 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
         raise DeviceError(
             f"cache_dtype {placement.cache_dtype!r} is for a CPU: on 'cuda' the K/V cache has the type of activations, "
             "which dtype says"
+        )
+    if placement.deterministic:
+        raise DeviceError(
+            "deterministic=True is for a CPU: on 'cuda' few and many rows have kernels that sum in different orders, "
+            "and the stopwatch chooses among those for many"
         )
     from .cuda.backend import CudaBackend
     from .cuda.compiling import CupyLauncher

@@ -233,6 +233,7 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     "--backend numpy": {"backend": "numpy"},
     "--cache-dtype int8": {"cache_dtype": "int8"},
     "--threads 2": {"threads": 2},
+    "--deterministic": {"deterministic": True},
     "--max-batch-size 3": {"max_batch_size": 3},
     "--max-batched-tokens 64": {"max_batched_tokens": 64},
     "--prefix-store F": {"prefix_store": "F"},

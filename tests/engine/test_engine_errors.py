@@ -121,6 +121,8 @@ def test_a_bad_field_is_named_before_anything_runs(engine: Engine, fields: dict[
         ({"dtype": "float99"}, DeviceError, "dtype 'float99' is not known: expected 'auto', 'float32'"),
         ({"backend": "abacus"}, DeviceError, "backend 'abacus' is not known: expected 'auto', 'cpu', 'numpy'"),
         ({"backend": "numpy", "cache_dtype": "int8"}, DeviceError, "cache_dtype 'int8' needs backend 'cpu'"),
+        ({"backend": "numpy", "deterministic": True}, DeviceError, "deterministic=True needs backend 'cpu'"),
+        ({"device": "cuda", "deterministic": True}, DeviceError, "deterministic=True is for a CPU"),
         ({"cache_dtype": "int3"}, DeviceError, "cache_dtype 'int3' is not known"),
         ({"threads": 0}, ParameterError, "threads should be a whole number of at least 1, found 0"),
         ({"max_batch_size": 0}, ParameterError, "max_batch_size should be a whole number of at least 1, found 0"),

@@ -71,13 +71,18 @@ class CpuBackend(Recordable, Backend):
     name = "cpu"
     memory: CpuMemory
 
-    def __init__(self, *, weights: str | WeightFormats = "auto", cache: str | Format = "float32") -> None:
+    def __init__(
+        self, *, weights: str | WeightFormats = "auto", cache: str | Format = "float32", deterministic: bool = False
+    ) -> None:
         """Set the formats of weights and of the K/V cache, or their names; activations are float32.
+
+        If `deterministic`, a row of a product has the same bits whatever other rows there are, also with AVX2.
 
         Raises:
             DeviceError: the kernels cannot be compiled.
         """
         kernels()
+        self._deterministic = deterministic
         memory = CpuMemory(cache)
         super().__init__(Loader(weights, empty=HugePages().empty), memory, CpuSampler(memory))
         self._experts: WeakKeyDictionary[Weight, _ExpertTable] = WeakKeyDictionary()
@@ -129,7 +134,8 @@ class CpuBackend(Recordable, Backend):
         (values, scales, offsets), group = _matrix(matrix)
         arguments = filled(
             Linear, weight=values, scales=scales, offsets=offsets, x=_contiguous(x), out=out, rows=T, inputs=inputs,
-            outputs=outputs, format=_CODES[values.dtype], group=group, zeros=_are_zeros(offsets), **fields,
+            outputs=outputs, format=_CODES[values.dtype], group=group, zeros=_are_zeros(offsets),
+            one_order=self._deterministic, **fields,
         )  # fmt: skip
         if scales is not None:
             groups = scales.shape[1] * group // 32

@@ -59,7 +59,7 @@ Attention = _structure(
 Linear = _structure(
     "Linear",
     ("p", "weight scales offsets bias residual x out integers x_scales x_sums scratch"),
-    ("i", "rows inputs outputs format group activation zeros wide"),
+    ("i", "rows inputs outputs format group activation zeros wide one_order"),
 )
 Route = _structure("Route", ("p", "logits experts weights rows tokens starts"), ("i", "T X k normalised"))
 LinearExperts = _structure(

@@ -94,12 +94,18 @@ def _products(rng: np.random.Generator) -> Iterator[Case]:
         for inputs, outputs in ((100, 37), (1701, 19)):
             values = rng.standard_normal((outputs, inputs), np.float32)
             weight = Weight("", _stored(values, form), rng.standard_normal(outputs, np.float32))
-            for rows in (1, 2, 3, 16, 17, 40):
+            for rows in (1, 2, 3, 16, 17, 70):
                 x = rng.integers(-127, 128, (rows, inputs)).astype(np.float32)
                 x[:, ::32] = 127
                 residual = rng.standard_normal((rows, outputs), np.float32)
                 compute = methodcaller("linear", x, weight, activation=next(activations), residual=residual)
                 yield f"linear, {form.name}, {rows} rows", compute
+                if rows > 16 and not form.scale_bits:
+                    yield f"linear, {form.name}, {rows} rows, deterministic", partial(_deterministic, compute)
+
+
+def _deterministic(compute: Callable[[Backend], Any], on: Backend) -> Any:
+    return compute(CpuBackend(deterministic=True) if on.name == "cpu" else on)
 
 
 def _attention(rng: np.random.Generator) -> Iterator[Case]:

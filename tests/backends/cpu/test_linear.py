@@ -32,7 +32,7 @@ class Product:
 
     def __init__(
         self, kernel: str, x: Any, weight: Any, bias: Any = None, activation: str | None = None, residual: Any = None,
-        workers: int = 1,
+        workers: int = 1, one_order: bool = False,
     ) -> None:  # fmt: skip
         rows, inputs = x.shape
         self.kernel, self.workers = kernel, workers
@@ -56,7 +56,7 @@ class Product:
         self.arguments = kernels.fill(
             kernels.LinearArguments, **dict(zip(names, arrays, strict=True)), rows=rows, inputs=inputs, outputs=outputs,
             format=kernels.FORMATS[form], group=group, activation=kernels.ACTIVATIONS[activation], wide=wide,
-            zeros=int(isinstance(weight, Quantized) and weight.has_zeros),
+            zeros=int(isinstance(weight, Quantized) and weight.has_zeros), one_order=one_order,
         )  # fmt: skip
 
     def launches(self, shares: int) -> list[tuple[str, int]]:
@@ -74,8 +74,10 @@ def program(products: list[Product], shares: int, workers: int) -> Any:
     return run
 
 
-def linear(kernel: str, x: Any, weight: Any, *extras: Any, shares: int = 1, workers: int = 1) -> np.ndarray:
-    product = Product(kernel, x, weight, *extras, workers=workers)
+def linear(
+    kernel: str, x: Any, weight: Any, *extras: Any, shares: int = 1, workers: int = 1, one_order: bool = False
+) -> np.ndarray:
+    product = Product(kernel, x, weight, *extras, workers=workers, one_order=one_order)
     program([product], shares, workers)()
     return product.out
 
@@ -213,6 +215,56 @@ def test_the_same_bits_for_any_number_of_rows_shares_and_threads(form: str) -> N
             np.testing.assert_allclose(results[FEW], results[MANY], rtol=1e-5, atol=1e-5)
         else:
             np.testing.assert_array_equal(results[FEW], results[MANY])
+
+
+class Rows:
+    """Rows of x with all else of their product, in one order of summation; some of them are multiplied at a time."""
+
+    def __init__(self, form: str, inputs: int, outputs: int) -> None:
+        rng, self.count = RNG(5), 200
+        self.x, self.weight = case(form, self.count, inputs, outputs, 5)
+        self.bias = rng.standard_normal(outputs).astype(np.float32)
+        self.residual = rng.standard_normal((self.count, outputs)).astype(np.float32)
+
+    def multiplied(self, rows: Any, **launch: Any) -> np.ndarray:
+        arguments = self.x[rows], self.weight, self.bias, "gelu", self.residual[rows]
+        return linear(FEW if len(rows) <= 16 else MANY, *arguments, one_order=True, **launch)
+
+    def compare(self, companies: int) -> int:
+        """Hold rows in random companies, shares and threads against each row alone; the number of rows compared."""
+        rng, compared = RNG(6), 0
+        alone = np.concatenate([self.multiplied([row]) for row in range(self.count)])
+        for _ in range(companies):
+            rows = rng.choice(self.count, rng.choice([2, 5, 16, 17, 40, 64, 65, 150]), replace=False)
+            together = self.multiplied(rows, shares=int(rng.integers(1, 9)), workers=int(rng.integers(1, 4)))
+            np.testing.assert_array_equal(together, alone[rows])
+            compared += len(rows)
+        return compared
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_row_has_the_same_bits_in_any_company(form: str) -> None:
+    assert sum(Rows(form, *size).compare(8) for size in ((20, 7), (1601, 33))) > 400
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMATS)
+def test_ten_thousand_rows_have_the_same_bits_in_any_company(form: str) -> None:
+    """10^5 rows of all forms, each with all its outputs."""
+    sizes = ((20, 7), (96, 50), (768, 64), (800, 210), (1601, 33))
+    assert sum(Rows(form, *size).compare(45) for size in sizes) > 9_100
+
+
+@pytest.mark.parametrize("form", FLOATS)
+def test_another_order_of_summation_is_seen(form: str) -> None:
+    x, weight = case(form, 40, 1000, 33)
+    first, second = (
+        linear(MANY, *(np.ascontiguousarray(part) for part in (x[:, half], weight[:, half])), one_order=True)
+        for half in (slice(500), slice(500, None))
+    )
+    whole = linear(MANY, x, weight, one_order=True)
+    np.testing.assert_allclose(first + second, whole, rtol=1e-4, atol=1e-4)
+    assert (first + second != whole).mean() > 0.1
 
 
 @pytest.mark.sampled(8)
