@@ -128,7 +128,7 @@ def test_what_it_does_not_go_with_is_refused(tmp_path: Path) -> None:
         ({"num_beams": 2}, "num_beams=2 and dola_layers=low each select a strategy"),
         ({"guidance_scale": 2.0}, "guidance_scale=2.0 and dola_layers=low each select a strategy"),
         ({"do_sample": True, "mirostat": 2}, "dola_layers='low' with mirostat=2"),
-        ({"guided_regex": "a"}, "guided_regex goes with greedy search, sampling and beam search, not with DoLa"),
+        ({"guided_regex": "a"}, "guided_regex goes with greedy search, sampling, beam search and particles"),
     ):
         with pytest.raises(ParameterError, match=message):
             engine.request("hello", dola_layers="low", **fields)  # type: ignore[arg-type]

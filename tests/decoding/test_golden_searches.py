@@ -1,4 +1,4 @@
-"""Diverse, constrained and contrastive search and DoLa against transformers 4.55.4 (scripts/make_golden_searches.py)."""
+"""Diverse and constrained beams, contrastive search, DoLa beside transformers 4.55.4 (make_golden_searches.py)."""
 
 import hashlib
 import json
