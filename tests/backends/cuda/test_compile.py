@@ -77,7 +77,7 @@ FEW |= {b for arch in ("80", "120") for b in one_of_each_kernel(arch) if b.modul
 
 
 @needs_cupy
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "build",
     thinned(
@@ -103,7 +103,7 @@ def test_kernels_take_what_their_table_says(build: Build) -> None:
 
 
 @needs_cupy
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("build", one_of_each_kernel("90"), ids=name)
 def test_kernels_that_check_their_indices_compile(build: Build) -> None:
     """As MINILLM_CUDA_DEBUG=1 builds them: with an index from a table they have the device's printf and trap."""
@@ -126,7 +126,7 @@ ON_TENSOR_CORES = [build for build in ALL if build.arch == "90" and wants_tensor
 
 
 @needs_cupy
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("build", thinned(ON_TENSOR_CORES, one_of_each_module(ON_TENSOR_CORES)), ids=name)
 def test_tensor_core_kernels_use_tensor_cores(build: Build) -> None:
     ptx, _ = compile_for(build.arch, build.path, build.options, "ptx")
@@ -135,7 +135,7 @@ def test_tensor_core_kernels_use_tensor_cores(build: Build) -> None:
 
 
 @needs_cupy
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("build", thinned(ON_TENSOR_CORES, one_of_each_module(ON_TENSOR_CORES)), ids=name)
 def test_tensor_core_kernels_run_hmma(build: Build, tmp_path: Path) -> None:
     assert re.search(r"\bHMMA\b", sass(build, tmp_path))
@@ -162,7 +162,7 @@ PREFETCHING = [
 
 
 @needs_cupy
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("build", thinned(PREFETCHING, one_of_each_module(PREFETCHING)), ids=name)
 def test_what_is_added_after_a_sum_is_loaded_before_it(build: Build, tmp_path: Path) -> None:
     """No load from global memory stands behind the first barrier of a reduction, where its latency would show."""
@@ -190,7 +190,7 @@ BEFORE_ITS_INSTRUCTION = re.compile(r"\b(LDG|LDGSTS|STG|ATOMG|RED)\b")
 
 
 @needs_cupy
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("build", thinned(DEPENDENT, FIRST - FULL), ids=name)
 def test_dependent_kernels_wait_before_they_touch_memory(build: Build, tmp_path: Path) -> None:
     """They let the next one begin first, and spill nothing; in PTX, and in instructions where nvdisasm is installed."""
@@ -210,7 +210,7 @@ def test_dependent_kernels_wait_before_they_touch_memory(build: Build, tmp_path:
 
 
 @needs_cupy
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("D", [64, 128])
 def test_a_split_of_keys_and_values_is_copied_before_a_score_is_taken(D: int, tmp_path: Path) -> None:
     build = next(
@@ -225,7 +225,7 @@ def test_a_split_of_keys_and_values_is_copied_before_a_score_is_taken(D: int, tm
 
 
 @needs_cupy
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_masses_are_added_in_shared_memory_without_a_loop() -> None:
     """An addition of 64 bits there is a loop of compare and swap; 32 bits are one instruction."""
     build = next(build for build in ALL if (build.module, build.arch) == ("sampling", "90"))
@@ -237,7 +237,7 @@ WARPGROUPS = [build for build in ALL if build.module == "gemm_wgmma"]
 
 
 @needs_cupy
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("build", thinned(WARPGROUPS, one_of_each_module(WARPGROUPS)), ids=name)
 def test_products_of_warpgroups_are_not_put_in_a_row(build: Build) -> None:
     """The assembler does so, and says it, where registers of a product under way might be used."""
