@@ -1,11 +1,10 @@
 """Configurations of watermarks, as transformers' `watermarking_config` has them."""
 
-from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from ..errors import listed, shown
-from .values import LARGE, RefusedError, flag, number, reader, sequence, whole
+from .values import LARGE, Reader, RefusedError, flag, number, reader, sequence, whole
 
 KEY = 2**63
 """Keys are below this"""
@@ -49,7 +48,7 @@ def _scheme(value: object) -> str:
     return value
 
 
-READERS: dict[str, Callable[[object], Any]] = {
+READERS: dict[str, Reader[Any]] = {
     "greenlist_ratio": number(0, 1, above=True),
     "bias": number(-LARGE, LARGE),
     "hashing_key": whole(0, KEY),
@@ -84,7 +83,7 @@ def watermarking(value: object) -> GreenList | SynthId:
         try:
             read[name] = READERS[name](member)
         except ValueError:
-            raise RefusedError(f"{name}={shown(member)} is none of its values") from None
+            raise RefusedError(f"{name} should be {READERS[name].expected}, found {shown(member)}") from None
     lacking = [field.name for field in fields(kind) if field.default is MISSING and field.name not in read]
     if lacking:
         raise RefusedError(f"{lacking[0]} is missing: SynthID needs ngram_len and keys")
