@@ -21,14 +21,16 @@ EMULATED = {"emulator", "device", "checking_emulator", "any_emulator"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of emulated kernels are slow, since most compile one; those of the whole engine are not.
+    """Tests of emulated kernels are slow, since most compile one, as do those of the emulator; those of the whole engine
+    are not.
 
     Of a test with bfloat16, which is one more build of what float16 tests already, all cases but the last are
     exhaustive.
     """
     mine = [i for i in items if i.path.parent == Path(__file__).parent and isinstance(i, pytest.Function)]
     for item in mine if not ON_GPU else []:
-        if item.path.name != "test_whole_engine.py" and not EMULATED.isdisjoint(item.fixturenames):
+        compiles = item.path.name == "test_emulator.py" or not EMULATED.isdisjoint(item.fixturenames)
+        if compiles and item.path.name != "test_whole_engine.py":
             item.add_marker(pytest.mark.slow)
     cases: dict[Any, dict[str, list[pytest.Item]]] = {}
     for item in mine if not ON_GPU else []:
