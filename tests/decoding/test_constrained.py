@@ -158,7 +158,10 @@ def test_the_same_beside_others(engine: Engine, fields: dict[str, Any]) -> None:
     prompts = [PROMPT, PROMPT[:1], list(range(50, 60))]
     fields = {"num_beams": 3, "eos_token_id": [5, 9], "force_words_ids": [[77, 78], [[50], [52]]]} | fields
     alone = [engine.generate(prompt, **fields) for prompt in prompts]
-    assert engine.generate(prompts, **fields) == alone
+    for together, one in zip(engine.generate(prompts, **fields), alone, strict=True):
+        for ours, theirs in zip(together.completions, one.completions, strict=True):
+            assert (ours.token_ids, ours.finish_reason) == (theirs.token_ids, theirs.finish_reason)
+            assert ours.score == pytest.approx(theirs.score, abs=1e-4)
     plain = engine.generate(PROMPT)
     ids = [engine.add(PROMPT), *(engine.add(prompt, **fields) for prompt in prompts)]
     events: dict[Any, list[int]] = {request_id: [] for request_id in ids}

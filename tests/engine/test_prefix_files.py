@@ -74,8 +74,8 @@ def content(path: Path) -> tuple[dict[str, str], dict[str, bytes]]:
         ("packaged", {"backend": "numpy"}, 140),
         *(("llama", {"backend": backend}, length) for backend in ("cpu", "numpy") for length in (300, 256, 1)),
         ("llama", {"dtype": "int4"}, 300),
-        ("opt", {"cache_dtype": "int8"}, 300),
-        ("opt", {"cache_dtype": "bfloat16"}, 300),
+        ("opt", {"backend": "cpu", "cache_dtype": "int8"}, 300),
+        ("opt", {"backend": "cpu", "cache_dtype": "bfloat16"}, 300),
     ],
 )
 def test_a_text_goes_on_with_the_bits_that_the_saving_process_has(
@@ -230,9 +230,12 @@ def test_a_file_of_another_origin_is_refused_by_what_differs(folder: Path, saved
 
 def test_another_format_of_the_cache_is_refused(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "line.safetensors"
-    with Engine(folder, cache_dtype="int8") as engine:
+    with Engine(folder, backend="cpu", cache_dtype="int8") as engine:
         engine.save_prefix(path, LINE)
-    with Engine(folder) as engine, pytest.raises(UsageError, match="a K/V cache in 'int8', and this engine has a K/V"):
+    with (
+        Engine(folder, backend="cpu") as engine,
+        pytest.raises(UsageError, match="a K/V cache in 'int8', and this engine has a K/V"),
+    ):
         engine.load_prefix(path)
 
 

@@ -21,8 +21,7 @@ EMULATED = {"emulator", "device", "checking_emulator", "any_emulator"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of emulated kernels are slow, since most compile one, as do those of the emulator; those of the whole engine
-    are not.
+    """Tests of emulated kernels and of the emulator are slow: most compile one. Those of the whole engine are not.
 
     Of a test with bfloat16, which is one more build of what float16 tests already, all cases but the last are
     exhaustive.
