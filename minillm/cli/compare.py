@@ -1,4 +1,4 @@
-"""minillm compare: one prompt under every decoding strategy."""
+"""minillm compare: one prompt under 13 decoding strategies."""
 
 import argparse
 import math
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..measure.comparison import BeamTree, Outcome
     from ..text.tokenizer import Tokenizer
 
-DESCRIPTION = """Continue one prompt under every decoding strategy.
+DESCRIPTION = """Continue one prompt under 13 decoding strategies.
 
 log p is the natural logarithm of the continuation's probability under the
 model: the closer to zero, the likelier. Greedy search takes the likeliest token

@@ -20,7 +20,7 @@ COMMANDS = {
     "chat": "chat with the model, turn by turn",
     "serve": "serve models over HTTP, with OpenAI's API",
     "batch": "run a file of requests",
-    "compare": "one prompt under every decoding strategy",
+    "compare": "one prompt under 13 decoding strategies",
     "translate": "translate texts",
     "summarize": "summarize texts",
     "classify": "label texts",

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from ..backends.observe import WrappedBackend
 from ..backends.operations import Backend
+from ..backends.weights import Weight
+from ..reference.experts import Routing
 
 
 class EarlyExits:
@@ -76,3 +78,11 @@ class ExitingBackend(WrappedBackend):
             states = self._head.states(backend, states)  # [R, E] -> [R, W]
             logits = backend.linear(states, self._head.weight)  # [R, W] -> [R, V]
             self._exits.keep(layer, np.array(self.sampler.to_host(logits), np.float32))
+
+    def linear_reduced(self, x: Any, weight: Weight, residual: Any | None) -> Any:
+        """As the wrapped backend, which hooks may look at."""
+        return self.inner.linear_reduced(x, weight, residual)
+
+    def combine_reduced(self, y: Any, routing: Routing, residual: Any) -> Any:
+        """As the wrapped backend, which hooks may look at."""
+        return self.inner.combine_reduced(y, routing, residual)

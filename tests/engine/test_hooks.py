@@ -175,6 +175,20 @@ def test_a_change_reaches_what_follows_and_nothing_before(engine: Engine) -> Non
         assert different or changed == "logits", changed
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"dola_layers": "low"}, {"guidance_scale": 1.5}, {"guidance_scale": 1.5, "num_beams": 2}],
+    ids=["dola", "guidance", "guided beams"],
+)
+def test_a_change_reaches_passes_with_early_exits_or_two_texts(engine: Engine, fields: dict[str, Any]) -> None:
+    plain = engine.generate(PROMPT, max_new_tokens=5, **fields)
+    changed = engine.generate(
+        PROMPT, max_new_tokens=5, watch="blocks.*.mlp.out", hooks={"blocks.*.mlp.out": silent}, **fields
+    )
+    assert len(changed.watched) == engine.config.num_layers and changed.token_ids != plain.token_ids
+    assert all(not rows.any() for rows in changed.watched.values())
+
+
 def test_experts_read_what_the_router_reads() -> None:
     runner = runner_of(model_of(CONFIGS["mixtral"]["two of four"]), pages=64)
     request = request_for(IDS, max_new_tokens=1)
