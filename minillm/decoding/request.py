@@ -124,14 +124,6 @@ class RequestMaker:
         settings = self._settle(generation_config, len(ids))
         if settings.do_sample and batch_id:
             settings = replace(settings, seed=fold_in(settings.seed, batch_id))
-        if settings.dry_multiplier:
-            from .dry import with_breakers  # seldom needed
-
-            settings = with_breakers(settings, self.tokenizer)
-        if settings.max_thinking_tokens is not None:
-            from .thinking import with_markers  # seldom needed
-
-            settings = with_markers(settings, self.tokenizer, self.config.vocab_size)
         spelled: dict[int, str] = {}
         functions: dict[str, Any] = {}
         if self.tokenizer is not None:
@@ -143,13 +135,8 @@ class RequestMaker:
                 "token_bytes": self.tokenizer.token_bytes,
                 "guide": self._guide_maker(settings),
             }
-            if settings.force_words:
-                from .constraints import phrases_of
-
-                phrases = phrases_of(settings.force_words, self.tokenizer, self.config.vocab_size)
-                settings = replace(settings, force_words_ids=(*settings.force_words_ids, *phrases))
-        elif settings.stop_strings or settings.guide or settings.force_words:
-            needy = "stop_strings" if settings.stop_strings else settings.guide[0] if settings.guide else "force_words"
+        elif settings.stop_strings or settings.guide:
+            needy = "stop_strings" if settings.stop_strings or settings.guide is None else settings.guide[0]
             raise ParameterError(
                 f"{needy} needs a tokenizer, and this model has none: name one by Engine(tokenizer=...)"
             )
@@ -261,17 +248,13 @@ class RequestMaker:
                 " tokens, only on a prompt of one: leave it out"
             )
         check_lora(settings.lora, self.adapters)
-        limit, longest = new_token_limit(settings, prompt_length), prompt_length
-        if settings.negative_prompt is not None:
-            from .classifier_free import negative_ids
+        named = settings.dry_multiplier or settings.force_words or settings.dola_layers
+        if named or settings.max_thinking_tokens is not None or settings.negative_prompt is not None:
+            from .model_settings import in_terms_of  # seldom needed
 
-            negative = negative_ids(settings.negative_prompt, self.tokenizer, self.config)
-            settings, longest = replace(settings, negative_prompt=negative), max(prompt_length, len(negative))
-        if settings.dola_layers:
-            from .dola import premature_layers
-
-            settings = replace(settings, dola_layers=premature_layers(settings.dola_layers, self.config))
-        room = self.config.max_positions - longest
+            settings = in_terms_of(settings, self.tokenizer, self.config)
+        limit = new_token_limit(settings, prompt_length)
+        room = self.config.max_positions - max(prompt_length, len(settings.negative_prompt or ()))
         if limit > room:
             context = self.config.max_positions
             logger.warning("%d new tokens exceed the context of %d: %d fit after the prompt", limit, context, room)

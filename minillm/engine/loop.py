@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..backends import compile_seconds, working_time
 from ..backends.token_sampler import TokenSampler
@@ -31,9 +31,6 @@ from ..runner.runner import Runner, Slice
 from .async_decode import DEVICE_ERRORS, PendingStep, can_run_ahead, hand_back, launch_first, launch_next
 from .run import Chunk, Run
 from .scheduler import Limits, Load, Scheduler
-
-if TYPE_CHECKING:
-    from ..runner.early_exits import EarlyExits
 
 
 class StepLoop:
@@ -242,8 +239,9 @@ class StepLoop:
                 rows += range(stop - height, stop)
                 draws += [None] * (height - 1) + [feed.draw]
         sequences, counts = [chunk.sequence for chunk in chunks], [chunk.tokens for chunk in chunks]
-        exits = early_exits(completed, rows)
-        more = {} if exits is None else {"exits": exits}
+        layers = {rows[its.stop - 1]: own for run, i, its in completed if (own := run.feeds[i].exits)}
+        exits = _early_exits(layers) if layers else None
+        more = {"exits": exits} if layers else {}
         output = self.runners[name].forward(sequences, counts, rows, draws, **more)
         for scores, its_rows in scored:
             scores.add(self.runners[name].backend.sampler, output.logits[its_rows])
@@ -590,17 +588,9 @@ def gather(group: Sequence[Run], sampler: TokenSampler, place: TokenSampler) -> 
     return Rows(logits if place is sampler else sampler.to_host(logits), starts, hidden, exits)
 
 
-def early_exits(completed: Sequence[tuple[Run, int, slice]], rows: Sequence[int]) -> "EarlyExits | None":
-    """The early exits of a pass, if a feed asks for some.
-
-    Args:
-        completed: runs, each with the index of a feed, and the places of its rows among `rows`
-        rows: of the batch, whose logits are computed
-    """
-    layers = {rows[places.stop - 1]: exits for run, i, places in completed if (exits := run.feeds[i].exits)}
-    if not layers:
-        return None
-    from ..runner.early_exits import EarlyExits
+def _early_exits(layers: dict[int, tuple[int, ...]]) -> Any:
+    """The early exits of a pass. `layers`: row of the batch -> the layers after which it exits"""
+    from ..runner.early_exits import EarlyExits  # seldom needed
 
     return EarlyExits(layers)
 
