@@ -280,7 +280,7 @@ class MinillmLM(TemplateLM):  # type: ignore[misc]  # mypy reads no lm-eval
 
         The end of the text, up to which it is decoded, is never shorter than the longest stop string.
         """
-        reach = max(len(stop.encode()) for stop in stops) + 2
+        reach = max((len(stop.encode()) for stop in stops), default=0) + 2
 
         def stop_string(input_ids: Any, _: Any) -> bool:
             end = input_ids[0, max(prompt_tokens, input_ids.shape[1] - reach) :].tolist()

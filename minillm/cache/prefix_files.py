@@ -28,6 +28,7 @@ ORIGIN = {
     "weights": "weights in {}",
     "cache": "a K/V cache in {}",
     "page_size": "pages of {} positions",
+    "deterministic": "deterministic={}",
     "model": "another model, or other weights of this one",
     "adapter": "a LoRA adapter that this engine has not",
 }

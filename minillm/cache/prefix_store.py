@@ -14,6 +14,7 @@ import os
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ import numpy as np
 
 from ..backends.pages import Pages
 from ..batch import TokenSequence
-from ..errors import CacheFullError, ParameterError, UsageError, one_line
+from ..errors import CacheFullError, ParameterError, UsageError, one_line, shown
 from ..output_files import replace_file, why_unusable
 from .prefix import PrefixCache
 from .prefix_files import Origin, PrefixPages, read_file, to_file
@@ -62,7 +63,13 @@ def trusted_folder(name: str) -> Path:
     """
     if os.name != "posix":  # whose owners and modes tell whom to trust
         raise ParameterError("prefix_store needs Linux or macOS: leave it out")
-    folder = Path(name).expanduser().absolute()
+    try:
+        folder = Path(name).expanduser().absolute()
+        folder.lstat()
+    except FileNotFoundError:
+        pass
+    except (RuntimeError, ValueError, OSError) as error:  # no such user; NUL in the name; too long
+        raise ParameterError(f"prefix_store: {shown(name)} is no folder's name ({error})") from None
     if why := why_unusable(folder):
         raise ParameterError(f"prefix_store: {why}: name a folder of your own that nobody else may write to")
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
@@ -81,18 +88,15 @@ class PrefixStore:
             page_bytes: of a page
 
         Raises:
-            ParameterError: the bytes are less than a page.
+            ParameterError: the bytes are less than two pages.
         """
-        if max_bytes < page_bytes:
-            raise ParameterError(f"prefix_store_bytes should be at least {page_bytes} (one page), found {max_bytes}")
-        self._folder, self._max_bytes, self._origins = folder, max_bytes, origins
-        self._page_bytes = page_bytes
-        self._queue: SimpleQueue[_Writing | Sequence[str] | None] = SimpleQueue()
-        self._waiting: set[str] = set()
-        """Names of the pages in the queue"""
-        self._thread: threading.Thread | None = None
-        self._failing = False
-        """True if the last file could not be written, which was told"""
+        if max_bytes < 2 * page_bytes:  # a file is a page and its header
+            raise ParameterError(
+                f"prefix_store_bytes should be at least {2 * page_bytes} (two pages), found {max_bytes}"
+            )
+        self._folder, self._origins, self._page_bytes = folder, origins, page_bytes
+        self._writer = _Writer(folder, max_bytes)
+        weakref.finalize(self, self._writer.close)  # when the engine is dropped, or the program ends
 
     def pages_of(self, token_ids: Sequence[int], adapter: str | None, page_size: int) -> Iterator[StoredPage]:
         """The full pages of a text, from the first on."""
@@ -108,7 +112,7 @@ class PrefixStore:
 
     def has(self, name: str) -> bool:
         """Whether a page is stored, or will be."""
-        return name in self._waiting or (self._folder / name).exists()
+        return name in self._writer.waiting or (self._folder / name).exists()
 
     def read(self, page: StoredPage, adapter: str | None, like: Pages) -> PrefixPages | None:
         """A page; None if it is not there any more. A damaged one is removed."""
@@ -133,36 +137,66 @@ class PrefixStore:
     @property
     def takes_more(self) -> bool:
         """Whether further pages may wait to be written."""
-        return len(self._waiting) * self._page_bytes < WAITING_BYTES
+        return len(self._writer.waiting) * self._page_bytes < WAITING_BYTES
 
     def write_soon(self, page: StoredPage, adapter: str | None, copy: Callable[[], PrefixPages | None]) -> None:
         """Queue a page that the thread writes. `copy` is called there: the page, or None if it is lost meanwhile."""
-        self._waiting.add(page.name)
-        self._queue.put(_Writing(page, self._origins[adapter], copy))
+        self._writer.waiting.add(page.name)
+        self._writer.do(_Writing(page, self._origins[adapter], copy))
 
     def use(self, names: Sequence[str]) -> None:
         """Note that a text's pages have been used, once those that wait are written; then remove the oldest ones."""
-        if self._thread is None:
+        self._writer.do(names)
+
+    def close(self) -> None:
+        """Write what waits, and end the thread until there is more."""
+        self._writer.close()
+
+
+class _Writing(NamedTuple):
+    """A page to be written."""
+
+    page: StoredPage
+    origin: Origin
+    copy: Callable[[], PrefixPages | None]
+
+
+class _Writer:
+    """Writes the pages of a store in a thread of its own, which does not keep the store alive."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
+        self._queue: SimpleQueue[_Writing | Sequence[str] | None] = SimpleQueue()
+        self.waiting: set[str] = set()
+        """Names of the pages in the queue"""
+        self._thread: threading.Thread | None = None
+        self._failing = False
+        """True if the last file could not be written, which was told"""
+
+    def do(self, task: "_Writing | Sequence[str]") -> None:
+        """Queue a page to write, or the names of the pages that a text has used, which come last."""
+        self._queue.put(task)
+        if self._thread is None and not isinstance(task, _Writing):
             self._thread = threading.Thread(target=self._run, name="minillm-prefix-store", daemon=True)
             self._thread.start()
-        self._queue.put(names)
 
     def close(self) -> None:
         """Write what waits, and end the thread."""
-        if self._thread is not None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
             self._queue.put(None)
-            self._thread.join()
-            self._thread = None
+            if thread is not threading.current_thread():  # a collected store's last reference may be there
+                thread.join()
 
     def _run(self) -> None:
         while (task := self._queue.get()) is not None:
             try:
                 if isinstance(task, _Writing):
                     self._write(task)
+                    self._failing = False
                 else:
                     self._touch(task)
                     self._prune()
-                self._failing = False
             except (OSError, MemoryError) as error:
                 if not self._failing:
                     reason = getattr(error, "strerror", None) or error or "no memory is left"
@@ -175,7 +209,7 @@ class PrefixStore:
             if (pages := copy()) is not None:
                 replace_file(self._folder / page.name, to_file(pages, origin, {"before": page.before}), mode=0o600)
         finally:
-            self._waiting.discard(page.name)
+            self.waiting.discard(page.name)
 
     def _touch(self, names: Sequence[str]) -> None:
         """Set the time of a text's files, the first page's last: without it those after it are of no use."""
@@ -205,14 +239,6 @@ class PrefixStore:
             with contextlib.suppress(OSError):
                 Path(path).unlink()
             excess -= size
-
-
-class _Writing(NamedTuple):
-    """A page to be written."""
-
-    page: StoredPage
-    origin: Origin
-    copy: Callable[[], PrefixPages | None]
 
 
 class StoringPrefixCache(PrefixCache):

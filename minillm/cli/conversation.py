@@ -269,7 +269,9 @@ class Conversation:
         saved = self._read_with_cache(path) if path.suffix == WITH_CACHE else _read_json(path)
         entries: Any = saved.get("messages") if isinstance(saved, dict) else saved
         system = saved.get("system") if isinstance(saved, dict) else None
-        if not _is_conversation(entries) or not isinstance(system, str | None) or (self.raw and system):
+        if self.raw and isinstance(system, str) and system:
+            raise UsageError(f"{path} has a system message, and this model has no chat template to say it with")
+        if not _is_conversation(entries) or not isinstance(system, str | None):
             raise UsageError(
                 f'{path}: expected {{"system": ..., "messages": [...]}} as /save writes it: a message of the user, '
                 "then an answer, in turns"
@@ -278,19 +280,37 @@ class Conversation:
         for i, message in enumerate(messages):
             text = f"\n{message.content}" if i and message.role == "user" else message.content
             message.token_ids = self._encode(text, begin=not i)
-        self.clear()
-        self.messages, self.system = messages, system
+        forgotten = 0
         if path.suffix == WITH_CACHE:
-            self.forgotten = saved["forgotten"]
-            for message, token_ids in zip(messages, saved["token_ids"], strict=True):
-                message.token_ids = token_ids  # to which the keys and values belong
+            forgotten, ids = saved.get("forgotten"), saved.get("token_ids")
+            if (
+                not isinstance(forgotten, int)
+                or not 0 <= forgotten <= len(messages)
+                or not self._are_ids(ids, messages)
+            ):
+                raise UsageError(f"{path} has keys and values, and no conversation as /save writes it")
+            for message, token_ids in zip(messages, ids, strict=True):
+                message.token_ids = token_ids or message.token_ids  # none of a model with a chat template
+        self.clear()
+        self.messages, self.system, self.forgotten = messages, system, forgotten
         self._count()
+
+    def _are_ids(self, saved: Any, messages: list[Message]) -> bool:
+        """True for a list of token ids of each message."""
+        V = self.engine.config.vocab_size
+        return (
+            isinstance(saved, list)
+            and len(saved) == len(messages)
+            and all(isinstance(ids, list) and all(type(i) is int and 0 <= i < V for i in ids) for ids in saved)
+        )
 
     def _read_with_cache(self, path: Path) -> Any:
         """The conversation of a file with keys and values, which are in the cache then."""
         notes = self.engine.load_prefix(path).notes
         try:
             saved = json.loads(notes[CONVERSATION])
+            if not isinstance(saved, dict):
+                raise ValueError
         except (KeyError, ValueError, RecursionError):
             raise UsageError(
                 f"{path} has the keys and values of a text, and no conversation: name a file of /save"

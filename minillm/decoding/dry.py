@@ -84,17 +84,24 @@ def in_tokens(pieces: Sequence[bytes], encode: Callable[[str], Sequence[int]], t
         texts: the breakers
     """
     tails: dict[int, set[tuple[int, ...]]] = {}
+    holding: dict[int, list[int]] = {}
+    for token, piece in enumerate(pieces):
+        for byte in set(piece):
+            holding.setdefault(byte, []).append(token)
     for text in texts:
         whole = text.encode()[:MOST_BYTES]
         beginnings = [(whole[:i], whole[i:]) for i in range(1, len(whole)) if whole[i] & 0xC0 != 0x80]
         ends = {begin: tuple(encode(end.decode(errors="ignore"))[:MOST_TOKENS]) for begin, end in beginnings}
-        for token, piece in enumerate(pieces):
+        for token in holding.get(whole[0], ()):
+            piece = pieces[token]
             if whole in piece:
                 tails.setdefault(token, set()).add(())
                 continue
-            for begin, end in ends.items():
-                if piece.endswith(begin):
-                    tails.setdefault(token, set()).add(end)
+            at = piece.find(whole[:1], max(0, len(piece) - len(whole) + 1))
+            while at >= 0:
+                if piece[at:] in ends:
+                    tails.setdefault(token, set()).add(ends[piece[at:]])
+                at = piece.find(whole[:1], at + 1)
     return Breakers(tails)
 
 

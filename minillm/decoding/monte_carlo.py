@@ -145,10 +145,10 @@ class MonteCarlo(Strategy):
                 if raw is not None:
                     [report] = reports(sampler, raw[row : row + 1], [token], [self.settings.top_logprobs])
                 self._push(state.request, particle, token, report)
-        if any(particle.running for particle in state.particles):
-            return self._next_feeds(state, position)
-        self._return_particles(state)
-        return []
+        feeds = self._next_feeds(state, position) if any(particle.running for particle in state.particles) else []
+        if not feeds:  # none has gone on, or those that did were not drawn again
+            self._return_particles(state)
+        return feeds
 
     def _next_feeds(self, state: MonteCarloState, position: int) -> list[Feed]:
         """Resample the particles if few have most of the weight, and feed each its newest token."""

@@ -91,7 +91,9 @@ def _check_contrastive_search(given: Mapping[str, object], resolved: Mapping[str
 def _check_exclusive(resolved: Mapping[str, Any]) -> None:
     """At most one strategy that excludes others. The engine's models win over the checkpoint's fields."""
     names = _searches(resolved)
-    if len(names) > 1 and names != ["num_beams", "guidance_scale"]:
+    if {"num_beams", "guidance_scale"} <= {*names}:  # beams by the scores of guidance
+        names.remove("num_beams" if len(names) > 2 else "guidance_scale")
+    if len(names) > 1:
         both = " and ".join(f"{name}={resolved[name]}" for name in names[:2])
         leave = ", or ".join(SEARCHES[name] for name in names[:2])
         raise ContradictionError(f"{both} each select a strategy, and a request has one: {leave}", *names)

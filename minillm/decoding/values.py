@@ -105,9 +105,9 @@ def text(value: object) -> str:
 
 
 def sequence(
-    expected: str, read_one: Reader[T], *, least: int = 0, single: type | None = None
+    expected: str, read_one: Reader[T], *, least: int = 0, most: int = LONGEST, single: type | None = None
 ) -> Reader[tuple[T, ...]]:
-    """A reader of sequences of at least `least` members.
+    """A reader of sequences of `least` to `most` members.
 
     With `single`, one value of that type stands for a sequence of one; duplicates are dropped.
     """
@@ -118,7 +118,7 @@ def sequence(
         if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray | memoryview):
             raise ValueError
         try:
-            fits = least <= len(value) <= LONGEST
+            fits = least <= len(value) <= most
         except OverflowError:
             fits = False
         if not fits:

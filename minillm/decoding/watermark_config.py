@@ -8,6 +8,8 @@ from .values import LARGE, Reader, RefusedError, flag, number, reader, sequence,
 
 KEY = 2**63
 """Keys are below this"""
+MOST_KEYS = 64
+"""Layers of a tournament; each takes a bit of every token of the vocabulary, in every step"""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ READERS: dict[str, Reader[Any]] = {
     "seeding_scheme": _scheme,
     "context_width": whole(1),
     "ngram_len": whole(2),
-    "keys": sequence("a sequence of whole numbers, at least one", whole(0, KEY), least=1),
+    "keys": sequence(f"a sequence of 1 to {MOST_KEYS} whole numbers", whole(0, KEY), least=1, most=MOST_KEYS),
     "context_history_size": whole(1, 2**20),
     "sampling_table_seed": whole(0, KEY),
     "sampling_table_size": whole(1, 2**24 + 1),

@@ -57,6 +57,10 @@ class EngineOptions:
         if store is None and store_bytes is not None:
             raise ParameterError("prefix_store_bytes is for prefix_store: name its folder, or leave it out")
         ranks = joined(values["parallel"], values["communicator"], values["device"])
+        if values["deterministic"] and ranks is not None:
+            raise ParameterError(
+                "deterministic=True is not offered where several processes share the model: leave it out"
+            )
         if store is not None and ranks is not None:
             raise ParameterError("prefix_store is not offered where several processes share the model: leave it out")
         return cls(

@@ -54,6 +54,15 @@ class _Case(NamedTuple):
         longest = len(self.prefix) + max(map(len, self.continuations), default=0)
         return (len(self.continuations) + 1) * -(-longest // page_size) * page_size
 
+    def parts(self, page_size: int) -> "list[_Case]":
+        """The case in parts of so few continuations that each fits into the cache, if one continuation does."""
+        each = self.positions(page_size) // (len(self.continuations) + 1)
+        count = max(1, POSITIONS // each - 1)
+        return [
+            _Case(self.prefix, self.continuations[first : first + count])
+            for first in range(0, max(1, len(self.continuations)), count)
+        ]
+
 
 def score_continuations(
     runner: Runner,
@@ -72,7 +81,9 @@ def score_continuations(
     Raises:
         NumericalError: NaN or infinity among the logits.
     """
-    P, left = runner.backend.memory.page_size, [_Case(*case) for case in cases]
+    P = runner.backend.memory.page_size
+    parts = [_Case(*case).parts(P) for case in cases]
+    left = [part for its_parts in parts for part in its_parts]
     scores: list[list[ContinuationScore]] = []
     total = sum(len(case.continuations) for case in left)
     with work("scoring", total, "continuations") as progress:
@@ -85,7 +96,8 @@ def score_continuations(
             cache = PagedCache(runner.model.config, runner.backend, positions // P, layers=runner.layers)
             scores += _scored(runner.apart(cache), group, turn, lora)
             progress.advance(sum(len(case.continuations) for case in group))
-    return scores
+    of_parts = iter(scores)
+    return [[score for _ in its_parts for score in next(of_parts)] for its_parts in parts]
 
 
 def _scored(runner: Runner, group: Sequence[_Case], turn: Turn, lora: str | None) -> list[list[ContinuationScore]]:

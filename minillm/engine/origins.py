@@ -30,6 +30,7 @@ def origins_of(runner: Runner) -> dict[str | None, Origin]:
         "weights": stored_format(model).name,
         "cache": memory.cache.name,
         "page_size": str(runner.cache.page_size),
+        "deterministic": str(getattr(runner.backend, "deterministic", False)),
         "model": _digest(repr(model.config), {str(i): weight for i, weight in enumerate(weights_of(model))}),
     }
     adapters = {

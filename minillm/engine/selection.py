@@ -81,11 +81,14 @@ def vote(
         choice = answer(completion.text)
         if choice is None:
             continue
-        if not isinstance(choice, Hashable):
-            raise ParameterError(f"answer should return something hashable, such as a text, found {shown(choice)}")
+        try:
+            hash(choice)
+        except TypeError:
+            message = f"answer should return something hashable, such as a text, found {shown(choice)}"
+            raise ParameterError(message) from None
         count = 1.0 if weight is None else _number("weight", weight, completion)
-        if count < 0:
-            raise ParameterError(f"weight should return a number of at least 0, found {count:g}")
+        if not 0 <= count < math.inf:
+            raise ParameterError(f"weight should return a finite number of at least 0, found {count:g}")
         weights[choice] = weights.get(choice, 0.0) + count
         voters.setdefault(choice, []).append(completion)
     if not weights:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ..decoding.field_values import phrase
 from ..decoding.resolving import read_field
+from ..decoding.values import whole
 from ..decoding.watermark import context_hashes, fresh_contexts, g_values, is_green
 from ..decoding.watermark_config import GreenList, SynthId
-from ..errors import ParameterError
+from ..errors import ParameterError, shown
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,23 @@ def detect(
         ignore_repeated_ngrams: count equal sequences of tokens once (green lists)
 
     Raises:
-        ParameterError: the settings are invalid, or the text is too short for them.
+        ParameterError: the settings are invalid, or the text is too short for them; an id is outside the vocabulary.
     """
     config = read_field("watermarking_config", watermarking_config)
-    line = np.asarray(token_ids, np.int64)
+    try:
+        tokens, V = phrase(token_ids), whole(1)(vocab_size)
+    except ValueError:
+        raise ParameterError(
+            f"detect takes token ids and the size of their vocabulary, found {shown(token_ids)} and {shown(vocab_size)}"
+        ) from None
+    if max(tokens) >= V:
+        raise ParameterError(
+            f"token {max(tokens)} is not among the vocabulary's {V} tokens: give the model's vocab_size"
+        )
+    line = np.asarray(tokens, np.int64)
     if isinstance(config, SynthId):
         return _bits(config, line)
-    return _green_tokens(config, line, vocab_size, ignore_repeated_ngrams)
+    return _green_tokens(config, line, V, ignore_repeated_ngrams)
 
 
 def _need(tokens: int, line: Sequence[int]) -> None:

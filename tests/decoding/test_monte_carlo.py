@@ -18,6 +18,7 @@ from minillm.backends.token_sampler import TokenSampler
 from minillm.decoding import monte_carlo
 from minillm.decoding.monte_carlo import MonteCarlo, draw_allowed, effective_number, systematic
 from minillm.decoding.strategy import Rows, State
+from minillm.errors import ParameterError
 from minillm.reference.philox import uniform
 from minillm.reference.softmax import log_softmax
 
@@ -369,3 +370,16 @@ def test_what_cannot_be_is_one_line(engine: Engine, fields: dict[str, Any], mess
     with pytest.raises(MinillmError, match=message) as error:
         engine.generate(PROMPT, **SAMPLED | fields)
     assert "\n" not in str(error.value)
+
+
+def test_texts_that_have_ended_come_back_if_resampling_leaves_no_other() -> None:
+    with Engine(backend="numpy") as engine:
+        fields: Any = {"max_new_tokens": 8, "do_sample": True, "num_particles": 4, "ess_threshold": 1}
+        fields |= {"stop_strings": ["e"], "potential": lambda ids, text: "e" not in text}
+        for seed in range(60, 100):
+            try:
+                generation = engine.generate("x", seed=seed, **fields)
+            except ParameterError as error:  # none is left, and it says so
+                assert "leaves none of 4 particles" in str(error)
+                continue
+            assert len(generation.completions) == 1 and generation.completions[0].finish_reason is not None

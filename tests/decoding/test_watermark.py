@@ -67,10 +67,17 @@ def test_watermarked_requests_are_the_same_beside_others(engine: Engine) -> None
     assert [*tokens.values()] == [engine.generate([40, 41], **fields).token_ids for fields in each]
 
 
-def test_texts_that_are_too_short_and_mirostat_are_refused() -> None:
+def test_texts_and_settings_that_fit_no_watermark_are_refused() -> None:
     with pytest.raises(ParameterError, match="the text has 1 tokens: its watermark needs at least 2"):
         detect([5], {}, V)
     with pytest.raises(ParameterError, match=r"watermarking_config=.*'a' is none of its settings"):
         detect([5], {"a": 1}, V)
     with pytest.raises(ParameterError, match=r"watermarking_config=.*bias should be a number .*, found 'x'"):
         detect([5, 6], {"bias": "x"}, V)
+    with pytest.raises(ParameterError, match=r"keys should be a sequence of 1 to 64 whole numbers"):
+        detect([5, 6], {"ngram_len": 2, "keys": list(range(65))}, V)
+    for ids, size in (("hello", V), ([[1, 2]], V), ([1.5, 2], V), ([-1, 2], V), ([1, 2], "x"), ([1, 2], 0)):
+        with pytest.raises(ParameterError, match="detect takes token ids and the size of their vocabulary"):
+            detect(ids, {}, size)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="token 9000 is not among the vocabulary's 512 tokens"):
+        detect([5, 9000], {}, V)

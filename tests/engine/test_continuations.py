@@ -68,6 +68,27 @@ def test_the_prefix_is_computed_once(engine: Engine, monkeypatch: pytest.MonkeyP
     assert sum(passes) == 99 + 2 + 1 + 3
 
 
+def test_many_continuations_of_one_prefix_take_bounded_memory(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    class Counted(continuations.PagedCache):
+        def __init__(self, config: object, backend: object, pages: int, **more: object) -> None:
+            sizes.append(pages * engine.runner.backend.memory.page_size)
+            super().__init__(config, backend, pages, **more)
+
+    rng = np.random.default_rng(4)
+    cases = [([5, 6], rng.integers(5, 200, (9, 3)).tolist()), ([7], []), ([8], rng.integers(5, 200, (2, 3)).tolist())]
+    expected = [engine.score_continuations(*case) for case in cases]
+    monkeypatch.setattr(continuations, "POSITIONS", 4 * engine.runner.backend.memory.page_size)
+    monkeypatch.setattr(continuations, "PagedCache", Counted)
+    scores = engine.score_continuations([prefix for prefix, _ in cases], [endings for _, endings in cases])
+    assert len(sizes) > 3 and max(sizes) <= continuations.POSITIONS
+    for ours, theirs in zip(scores, expected, strict=True):
+        assert [score.token_ids for score in ours] == [score.token_ids for score in theirs]
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+
+
 def test_token_ids_one_token_and_nothing(engine: Engine) -> None:
     for prefix, endings in (([5], [[7, 8], [9]]), ([5, 6, 7], [[7]]), ([5, 6], [])):
         assert_scores(engine, engine.score_continuations(prefix, endings), prefix, endings)

@@ -67,7 +67,7 @@ def number(text: str) -> str | None:
         (lambda g: g.ranked(lambda one: math.nan), "scorer should return a number, found nan"),
         (lambda g: g.vote("a"), "answer should be a function of a text, found 'a'"),
         (lambda g: g.vote(list), r"answer should return something hashable, such as a text, found \['a'\]"),
-        (lambda g: g.vote(str, lambda one: -1), "weight should return a number of at least 0, found -1"),
+        (lambda g: g.vote(str, lambda one: -1), "weight should return a finite number of at least 0, found -1"),
         (lambda g: g.vote(str, lambda one: None), "weight should return a number, found None"),
     ],
 )

@@ -82,7 +82,7 @@ class CpuBackend(Recordable, Backend):
             DeviceError: the kernels cannot be compiled.
         """
         kernels()
-        self._deterministic = deterministic
+        self.deterministic = deterministic
         memory = CpuMemory(cache)
         super().__init__(Loader(weights, empty=HugePages().empty), memory, CpuSampler(memory))
         self._experts: WeakKeyDictionary[Weight, _ExpertTable] = WeakKeyDictionary()
@@ -135,7 +135,7 @@ class CpuBackend(Recordable, Backend):
         arguments = filled(
             Linear, weight=values, scales=scales, offsets=offsets, x=_contiguous(x), out=out, rows=T, inputs=inputs,
             outputs=outputs, format=_CODES[values.dtype], group=group, zeros=_are_zeros(offsets),
-            one_order=self._deterministic, **fields,
+            one_order=self.deterministic, **fields,
         )  # fmt: skip
         if scales is not None:
             groups = scales.shape[1] * group // 32
