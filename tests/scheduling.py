@@ -149,9 +149,9 @@ def counted(runner: Runner) -> list[list[int]]:
     passes: list[list[int]] = []
     forward = runner.forward
 
-    def counting(sequences: Any, counts: Any, *more: Any) -> Any:
+    def counting(sequences: Any, counts: Any, *more: Any, **others: Any) -> Any:
         passes.append(list(counts))
-        return forward(sequences, counts, *more)
+        return forward(sequences, counts, *more, **others)
 
     runner.forward = counting  # type: ignore[method-assign]
     return passes

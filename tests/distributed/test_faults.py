@@ -36,9 +36,9 @@ def load(*arguments, **options):
     here("load")
     return load_model(*arguments, **options)
 
-def compute_part(self, backend, parts):
+def compute_part(self, backend, parts, views=()):
     here("prefill" if parts[0].batch.num_tokens > 1 else "decode")
-    return compute(self, backend, parts)
+    return compute(self, backend, parts, views)
 
 loading.load_model, RankRunner.compute = load, compute_part
 sys.exit(run(["generate", "A list of colors: red,", "-n", "400", "--backend", "numpy", "--threads", "1",

@@ -275,7 +275,8 @@ def random_works(engine: Engine, rng: np.random.Generator, kinds: list[str], cou
     for i in range(count):
         kind = kinds[int(rng.integers(len(kinds)))]
         prompt = (common if rng.random() < 0.5 else []) + rng.integers(3, 500, rng.integers(1, 14)).tolist()
-        request = requests_of(engine, kind, prompt, max_new_tokens=int(rng.integers(1, 22)), seed=i)
+        least = 2 if kind == "constrained" else 1  # the tokens of its phrases
+        request = requests_of(engine, kind, prompt, max_new_tokens=max(least, int(rng.integers(1, 22))), seed=i)
         cut = {0: "aborted", 1: "overdue"}.get(int(rng.integers(10)))
         at = int(rng.integers(12, 60))
         works.append(

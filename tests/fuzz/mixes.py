@@ -64,7 +64,7 @@ def strategy(rng: Random, kind: str) -> dict[str, Any]:
         },
         {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
         {"num_beams": 3, "force_words_ids": [[5, 6], [[7], [8]]], "max_new_tokens": 6},
-        {"do_sample": True, "num_particles": 3, "potential": lambda ids: len(set(ids)) / 2},
+        {"do_sample": True, "seed": 7, "num_particles": 3, "potential": lambda ids: len(set(ids)) / 2},
         {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
         {"use_cache": False},
     ]

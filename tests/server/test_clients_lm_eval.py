@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the server needs the extra serve")
 pytest.importorskip("lm_eval", reason="the client is in the extra clients")
+pytest.importorskip("tenacity", reason="lm-eval's client of servers is in the extra clients")
 
 from minillm import Engine
 from minillm.server import make_app
