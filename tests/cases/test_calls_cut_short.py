@@ -108,7 +108,8 @@ TOOL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
     pytest.importorskip("llguidance", reason="needs the extra `guided`")
-    with calling_engine(tmp_path_factory.mktemp("cut")) as engine:
+    # Without shared pages each request computes the same rows at once: random weights are full of near ties.
+    with calling_engine(tmp_path_factory.mktemp("cut"), prefix_cache=False) as engine:
         yield engine
 
 

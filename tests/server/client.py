@@ -30,9 +30,9 @@ TEMPLATE = ChatTemplate(
 
 
 @contextlib.contextmanager
-def calling_engine(folder: Path, positions: int = 1024) -> Iterator[Engine]:
+def calling_engine(folder: Path, positions: int = 1024, **options: Any) -> Iterator[Engine]:
     """A model of random weights with a template like Qwen's, which takes tools."""
-    with Engine(write_checkpoint(folder, max_position_embeddings=positions), max_batch_size=4) as engine:
+    with Engine(write_checkpoint(folder, max_position_embeddings=positions), max_batch_size=4, **options) as engine:
         engine.chat_template = template("hermes")
         yield engine
 
