@@ -29,8 +29,7 @@ ASKED = {"messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 60
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    # Without shared pages each request computes the same rows at once: random weights are full of near ties.
-    with calling_engine(tmp_path_factory.mktemp("forms"), prefix_cache=False) as engine:
+    with calling_engine(tmp_path_factory.mktemp("forms")) as engine:
         yield make_app(engine)
 
 
