@@ -24,7 +24,7 @@ FORMS: list[dict[str, Any]] = [
     {"type": "json_object", "schema": SCHEMA},
     {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}},
 ]
-ASKED = {"messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 60, "temperature": 0}
+ASKED = {"messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 400, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
