@@ -161,7 +161,7 @@ def write(name: str, variants: tuple[str, ...], count: int, draw: Any, prompts_b
 
 
 def outcomes(model: transformers.OPTForCausalLM, prompt: list[int], fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """What it finds, and what it would without each of its slips."""
+    """The results of transformers, and those that it would have without each of its slips."""
     pad, other = padding(fields)
     results = [run(model, prompt, fields, pad), run(model, prompt, fields, other)]
     shared = DisjunctiveConstraint.copy

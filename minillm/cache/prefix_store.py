@@ -254,10 +254,10 @@ class StoringPrefixCache(PrefixCache):
 
     def retire(self, sequence: TokenSequence) -> None:
         """As `PrefixCache.retire`; the full pages of a long text are stored."""
-        kept = self.store is not None and sequence.line >= WORTH_STORING and self._shares(sequence)
-        tokens, pages = (sequence.token_ids[: sequence.line], [*sequence.pages]) if kept else ([], [])
+        stores = self.store is not None and sequence.line >= WORTH_STORING and self._shares(sequence)
+        tokens, pages = (sequence.token_ids[: sequence.line], [*sequence.pages]) if stores else ([], [])
         super().retire(sequence)
-        if self.store is not None and kept:
+        if self.store is not None and stores:
             self._keep(tokens, pages, sequence.adapter, self.store)
 
     def _shares(self, sequence: TokenSequence) -> bool:

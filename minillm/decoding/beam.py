@@ -265,7 +265,7 @@ class BeamSearch(Strategy):
         self.add_results(state, extensions, self.ended(extensions, "stop", "length"))
 
     def ended(self, extensions: Extensions, *reasons: str) -> list[int]:
-        """Those of the first num_beams candidates that ended for one of these reasons."""
+        """Ranks among the first num_beams candidates of those that ended for one of these reasons."""
         return [i for i, beam in enumerate(extensions.beams[: self.num_beams]) if beam.finish_reason in reasons]
 
     def add_results(self, state: BeamState, extensions: Extensions, ranks: list[int]) -> None:

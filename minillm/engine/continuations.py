@@ -56,8 +56,8 @@ class _Case(NamedTuple):
 
     def parts(self, page_size: int) -> "list[_Case]":
         """The case in parts of so few continuations that each fits into the cache, if one continuation does."""
-        each = self.positions(page_size) // (len(self.continuations) + 1)
-        count = max(1, POSITIONS // each - 1)
+        per_sequence = self.positions(page_size) // (len(self.continuations) + 1)
+        count = max(1, POSITIONS // per_sequence - 1)
         return [
             _Case(self.prefix, self.continuations[first : first + count])
             for first in range(0, max(1, len(self.continuations)), count)

@@ -342,10 +342,10 @@ class StepLoop:
         sequences, headroom = strategy.max_sequences, limits.headroom
         parts = [(request, sequences)]
         if sequences > limits.max_batch_size:
-            each = strategy.sequences_per_result
-            size = limits.max_batch_size // each
-            groups = [request.indices[i : i + size] for i in range(0, sequences // each, size)]
-            parts = [(replace(request, part=group), each * len(group)) for group in groups]
+            width = strategy.sequences_per_result
+            size = limits.max_batch_size // width
+            groups = [request.indices[i : i + size] for i in range(0, sequences // width, size)]
+            parts = [(replace(request, part=group), width * len(group)) for group in groups]
         soon = request.max_new_tokens if headroom is None else min(headroom, request.max_new_tokens)
         runs = []
         for part, its_sequences in parts:
@@ -375,10 +375,10 @@ class StepLoop:
         of pages, and no model uses more of them than the target.
         """
         cache, beginnings = self.runners["target"].cache, request.beginnings
-        pages, each = cache.pages_for(len(request.source_ids or ())), max(1, sequences // len(beginnings))
+        pages, forks = cache.pages_for(len(request.source_ids or ())), max(1, sequences // len(beginnings))
         for token_ids in beginnings:
             shared = self._shared_pages(request, token_ids)
-            pages += shared + each * (cache.pages_for(len(token_ids) + positions) - shared)
+            pages += shared + forks * (cache.pages_for(len(token_ids) + positions) - shared)
         return pages
 
     def _shared_pages(self, request: Request, token_ids: Sequence[int]) -> int:

@@ -24,7 +24,7 @@ class Vote:
     weights: dict[Any, float]
     """Answer -> the weight of the completions that gave it, the largest first"""
     completions: "list[Completion]"
-    """Those that gave the answer"""
+    """The completions that gave the answer"""
 
 
 def mean_log_prob(completion: "Completion") -> float:
