@@ -1,4 +1,4 @@
-"""Seconds to the first token of a long prompt that was computed before, restored against computed.
+"""What does a long prompt cost that was computed before? Seconds to its first token, restored against computed.
 
 A small Llama of random weights gets one prompt again and again, each time with an empty cache: it computes the prompt,
 reads its keys and values from a file of `save_prefix`, or from the folder of a prefix store. The ways take turns, round
