@@ -220,4 +220,4 @@ def test_the_command_is_lm_eval_s_with_one_model_more(engine: Engine, model: Any
     assert {name: figures[name] for name in expected} == pytest.approx(expected)
     assert results["config"]["model_num_parameters"] == engine.summary()["parameters"]
     assert wrong.returncode == 1 and "Traceback" not in wrong.stderr
-    assert wrong.stderr.splitlines()[-1].startswith("minillm.lm_eval: nowhere/at/all")
+    assert wrong.stderr.splitlines()[-1].startswith("minillm.lm_eval: there is no folder 'nowhere/at/all'")

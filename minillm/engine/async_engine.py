@@ -462,8 +462,8 @@ class AsyncEventStream(AsyncIterator[Event]):
     def __del__(self) -> None:
         self.close()
 
-    def _take(self) -> list[Event]:
-        """The events that came since the last call, merged, up to an error. Nobody waits for them here."""
+    def _take(self, *, merge: bool = True) -> list[Event]:
+        """The events that came since the last call, up to an error. Nobody waits for them here."""
         live, unread = self._live, self._live.unread
         if len(unread) == 1 and (event := unread[0]).error is None:
             unread.popleft()
@@ -476,7 +476,7 @@ class AsyncEventStream(AsyncIterator[Event]):
             live.read += len(event.token_ids)
             self._done = self._done or event.request_finished
             events.append(event)
-        return events if len(events) < 2 else merged(events)
+        return merged(events) if merge and len(events) > 1 else events
 
     def _check(self) -> None:
         """Close it and raise its request's error, if that comes next."""
@@ -486,11 +486,11 @@ class AsyncEventStream(AsyncIterator[Event]):
             raise error
 
 
-def take_any(streams: Sequence[AsyncEventStream]) -> list[tuple[int, Event]] | None:
+def take_any(streams: Sequence[AsyncEventStream], *, merge: bool = True) -> list[tuple[int, Event]] | None:
     """All events of several streams since the last call, each with its stream's index; None: there are none yet.
 
-    At most one for each sequence. Empty at the end of all streams. Neither this nor `arrival` is a coroutine: they run
-    for every token.
+    At most one for each sequence, unless `merge` is false: then one for each step. Empty at the end of all streams.
+    Neither this nor `arrival` is a coroutine: they run for every token.
 
     Raises:
         EngineStateError, SlowReaderError, Exception: as `AsyncEventStream.read`, for any stream.
@@ -501,7 +501,7 @@ def take_any(streams: Sequence[AsyncEventStream]) -> list[tuple[int, Event]] | N
         if not stream._done:
             ended = False
             if stream._live.unread:
-                events += [(i, event) for event in stream._take()]
+                events += [(i, event) for event in stream._take(merge=merge)]
     if events or ended:
         return events
     for stream in streams:

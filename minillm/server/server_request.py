@@ -214,7 +214,7 @@ class ServerRequest(Generic[R]):
             ApiError: the request failed.
         """
         try:
-            events = take_any(self._streams)
+            events = take_any(self._streams, merge=self._first_calls is None)
         except Exception as error:
             for metrics in self._metrics:
                 metrics.cut_off("error")

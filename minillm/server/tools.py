@@ -67,17 +67,23 @@ class FirstCalls:
         return len(self._ended) == len(self._parsers)
 
     def until_complete(self, events: Sequence[tuple[int, Event]]) -> list[tuple[int, Event]]:
-        """The events, up to that which completes its answer's call and becomes its last one."""
-        going_on = [(prompt, event) for prompt, event in events if event.index not in self._ended]
-        for _, event in going_on:
+        """The events, up to that which completes its answer's call and becomes its last one.
+
+        `events` are those of single steps: the engine may be some steps ahead, and how many depends on the clock.
+        """
+        wanted: list[tuple[int, Event]] = []
+        for prompt, event in events:
+            if event.index in self._ended:
+                continue
+            wanted.append((prompt, event))
             parser = self._parsers[event.index]
             parser.push(event.text)
-            if parser.done and event.finish_reason is None:
-                event.finish_reason = "stop"
+            if parser.done:
+                event.finish_reason, event.stop_reason = "stop", None
             if event.finish_reason is not None:
                 self._ended.add(event.index)
                 event.request_finished = self.all_ended
-        return going_on
+        return wanted
 
 
 def tool_use(asked: Translated[Any], model: ServedModel) -> ToolUse | None:

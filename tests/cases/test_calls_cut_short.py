@@ -6,7 +6,9 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from minillm.decoding.event import Event
 from minillm.server import make_app
+from minillm.server.tools import FirstCalls, ToolUse
 from minillm.text.chat import FORMATS, Answer, CallFormat, CallParser, read_calls
 
 from ..server.client import calling_engine, chunks_of, post
@@ -108,8 +110,7 @@ TOOL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
     pytest.importorskip("llguidance", reason="needs the extra `guided`")
-    # Without shared pages each request computes the same rows at once: random weights are full of near ties.
-    with calling_engine(tmp_path_factory.mktemp("cut"), prefix_cache=False) as engine:
+    with calling_engine(tmp_path_factory.mktemp("cut")) as engine:
         yield engine
 
 
@@ -153,6 +154,29 @@ def test_a_required_call_cut_at_any_token_is_the_same_streamed_and_no_content(na
         assert '{"city": "Paris"}'.startswith(arguments)
         assert streamed(post(app, CHAT, body | {"max_tokens": most, "stream": True})) == (content, arguments, reason)
     assert (arguments, reason) == ('{"city": "Paris"}', "tool_calls")
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 5])
+def test_tokens_after_a_required_call_are_not_told_however_far_the_engine_is_ahead(ahead: int) -> None:
+    use = ToolUse([], FORMATS["hermes"], OFFERED, single=True)
+    call, after = '<tool_call>{"name": "get-time", "arguments": {}}', "</tool_call>"[:ahead]
+    events = [Event(0, 0, text, (i,)) for i, text in enumerate(call + after)]
+    events[-1].finish_reason = "length"
+    first = FirstCalls(use, 1)
+    told = first.until_complete([(0, event) for event in events])
+    assert "".join(event.text for _, event in told) == call
+    assert [event.finish_reason for _, event in told] == [None] * (len(call) - 1) + ["stop"]
+    assert told[-1][1].request_finished and first.all_ended
+    assert first.until_complete([(0, event) for event in events]) == []
+
+
+def test_equal_required_calls_have_equal_usage(engine: Any) -> None:
+    app = make_app(engine)
+    body = {"messages": [{"role": "user", "content": "Weather?"}], "tools": [TOOL], "tool_choice": "required"}
+    body |= {"parallel_tool_calls": False, "temperature": 0, "max_tokens": 300}
+    answers = [post(app, CHAT, body).json() for _ in range(8)]
+    assert {answer["choices"][0]["finish_reason"] for answer in answers} == {"tool_calls"}
+    assert len({answer["usage"]["completion_tokens"] for answer in answers}) == 1
 
 
 def test_a_cut_call_is_no_content_in_the_other_apis(engine: Any) -> None:
