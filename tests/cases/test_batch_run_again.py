@@ -29,6 +29,7 @@ def again(source: Path, target: Path) -> Done:
     return run_batch(Engine(backend="numpy"), source, target)
 
 
+@pytest.mark.slow
 def test_failed_requests_are_computed_again_counted_and_told_by_the_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -170,6 +170,7 @@ def test_tokens_after_a_required_call_are_not_told_however_far_the_engine_is_ahe
     assert first.until_complete([(0, event) for event in events]) == []
 
 
+@pytest.mark.slow
 def test_equal_required_calls_have_equal_usage(engine: Any) -> None:
     app = make_app(engine)
     body = {"messages": [{"role": "user", "content": "Weather?"}], "tools": [TOOL], "tool_choice": "required"}

@@ -127,6 +127,7 @@ def test_a_stream_is_not_silent_while_its_prompt_is_computed(held: tuple[Engine,
         ) in read or b"response.incomplete" in read
 
 
+@pytest.mark.slow
 def test_clients_read_streams_with_comments(held: tuple[Engine, threading.Event]) -> None:
     openai = pytest.importorskip("openai", reason="the official client needs the reference extra")
     ollama = pytest.importorskip("ollama", reason="the official client is not installed")

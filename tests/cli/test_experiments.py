@@ -13,6 +13,7 @@ from minillm.measure.inside import ablate_heads, logit_lens, patch
 PROMPT, SOURCE = "Count: 3, 4, 5,", "Count: 6, 7, 8,"
 
 
+@pytest.mark.slow
 def test_each_figure_is_written_and_json_has_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     files = {"lens": tmp_path / "lens.svg", "ablate": tmp_path / "heads.png", "patch": tmp_path / "patch.svg"}

@@ -126,7 +126,7 @@ def fields_of(kind: str) -> dict[str, Any]:
     return {"guidance_scale": 2.5, "negative_prompt": "once upon a time"} | LENGTH | ends | KINDS[kind]
 
 
-@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+@pytest.mark.parametrize("backend", [pytest.param("numpy", marks=pytest.mark.slow), "cpu"])
 def test_a_request_gives_the_same_alone_and_beside_others_that_stay_the_same(checkpoint: Path, backend: str) -> None:
     engine = Engine(checkpoint, backend=backend, max_batch_size=9, cache_bytes=700_000)  # too small for all at once
     asked = [("a list of colors", fields_of(kind)) for kind in KINDS]

@@ -105,7 +105,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+@pytest.mark.parametrize("backend", [pytest.param("numpy", marks=pytest.mark.slow), "cpu"])
 def test_a_request_gives_the_same_alone_and_beside_others_that_stay_the_same(tmp_path: Path, backend: str) -> None:
     folder = write_checkpoint(tmp_path / "model", seed=3)
     adapters = {"one": write_adapter(tmp_path / "one")}

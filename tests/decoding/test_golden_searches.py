@@ -99,6 +99,7 @@ def test_the_cases_cover_what_they_should() -> None:
     assert sum(isinstance(word[0], list) for forced in words for word in forced) > 50
 
 
+@pytest.mark.slow
 def test_ours_give_the_texts_with_all_phrases_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of transformers come in the same order; where it gives none, or fewer, some were displaced by others."""
     monkeypatch.undo()

@@ -145,6 +145,7 @@ def test_tokens_are_asked_for_as_they_are_drawn() -> None:
     assert draw_allowed(scores, lambda i: False, iter(uniforms[0])) == (None, 0.0)
 
 
+@pytest.mark.slow
 def test_every_text_has_its_exact_weight_on_average() -> None:
     """Particles that are never resampled are independent of each other."""
     count = 1500
@@ -372,6 +373,7 @@ def test_what_cannot_be_is_one_line(engine: Engine, fields: dict[str, Any], mess
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_texts_that_have_ended_come_back_if_resampling_leaves_no_other() -> None:
     with Engine(backend="numpy") as engine:
         fields: Any = {"max_new_tokens": 8, "do_sample": True, "num_particles": 4, "ess_threshold": 1}

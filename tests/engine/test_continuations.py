@@ -22,7 +22,7 @@ PREFIXES = ["A list of colors: red,", "Monday,", "Once upon a time there was a f
 ENDINGS = [[" orange, yellow", " pink", " seven and a half"], [" Tuesday", " 3"], [" The owl", " The", " Q"]]
 
 
-@pytest.fixture(scope="module", params=["numpy", "cpu"])
+@pytest.fixture(scope="module", params=[pytest.param("numpy", marks=pytest.mark.slow), "cpu"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     with Engine(backend=request.param) as engine:
         yield engine

@@ -30,7 +30,7 @@ QUICK = ("beams", "samples", "lookahead", "draft samples", "naive", "adapter")
 WATCHED = ("blocks.1.residual", "blocks.0.attention.pattern", "final")
 
 
-@pytest.fixture(scope="module", params=["numpy", "cpu"])
+@pytest.fixture(scope="module", params=[pytest.param("numpy", marks=pytest.mark.slow), "cpu"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     with Engine(backend=request.param, prefix_cache=True) as engine:
         yield engine

@@ -16,7 +16,7 @@ from minillm.runner.runner import Runner
 from ..comparing import assert_same_results
 from ..tiny import write_checkpoint
 
-BACKENDS = ["numpy", "cpu"]
+BACKENDS = [pytest.param("numpy", marks=pytest.mark.slow), "cpu"]
 LENGTH = {"max_new_tokens": 12, "eos_token_id": []}
 BAD_POSITION = 12
 """Of the poisoned model: who gets that far reads NaN."""

@@ -14,7 +14,7 @@ from minillm.reference.low_rank import low_rank_cost
 from ..adapters import write_adapter
 from ..tiny import NO_REPEATS, write_checkpoint
 
-BACKENDS = ["numpy", "cpu"]
+BACKENDS = [pytest.param("numpy", marks=pytest.mark.slow), "cpu"]
 PROMPTS = [[40, 41, 42, 43], list(range(50, 67)), [7], [90, 80, 70, 60, 50, 40]]
 NAMES = ["one", "two", None, "three"]
 GREEDY: dict[str, Any] = {"max_new_tokens": 16, "eos_token_id": [], **NO_REPEATS}

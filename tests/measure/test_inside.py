@@ -19,7 +19,7 @@ from ..tiny import write_checkpoint
 PROMPT = "Count: 3, 4, 5,"
 
 
-@pytest.fixture(scope="module", params=["numpy", "cpu"])
+@pytest.fixture(scope="module", params=[pytest.param("numpy", marks=pytest.mark.slow), "cpu"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     with Engine(backend=request.param) as engine:
         yield engine

@@ -124,6 +124,7 @@ def test_records_say_what_their_sentence_says(training: list[Document]) -> None:
             assert all(re.search(rf"\b{word}\b", sentence) for word in said), text
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "combination"),

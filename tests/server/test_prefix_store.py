@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 
 from minillm import Engine
 from minillm.server import make_app
@@ -38,6 +39,7 @@ def test_a_server_finds_after_a_restart_what_it_has_computed(tmp_path: Path) -> 
     assert counts == [0, 384] and texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_two_servers_on_one_folder_answer_as_each_does_alone(tmp_path: Path) -> None:
     prompts = [LONG, [*LONG[:300], 9], LONG[:280], [7, *LONG]]
     with Engine() as engine:

@@ -93,7 +93,7 @@ def close(a: Any, b: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["numpy", "cpu"])
+@pytest.mark.parametrize("name", [pytest.param("numpy", marks=pytest.mark.slow), "cpu"])
 def test_many_texts_in_packed_passes_have_the_vectors_that_they_have_alone(encoder: Path, name: str) -> None:
     ids = texts(40, seed=1)
     with Engine(encoder, backend=name) as engine:

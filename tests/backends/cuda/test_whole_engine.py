@@ -34,14 +34,15 @@ def on_device(device: RecordingDevice, monkeypatch: pytest.MonkeyPatch) -> Itera
     yield engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompts", "fields"),
     [
         (PROMPTS[:1], {}),
-        pytest.param(PROMPTS[:1], {"do_sample": True, "seed": 3}, marks=pytest.mark.slow),
-        pytest.param(PROMPTS, {}, marks=pytest.mark.slow),
-        pytest.param(PROMPTS, {"do_sample": True, "seed": 3, "top_p": 0.9}, marks=pytest.mark.slow),
-        pytest.param(PROMPTS[:1], {"num_beams": 3}, marks=pytest.mark.slow),
+        (PROMPTS[:1], {"do_sample": True, "seed": 3}),
+        (PROMPTS, {}),
+        (PROMPTS, {"do_sample": True, "seed": 3, "top_p": 0.9}),
+        (PROMPTS[:1], {"num_beams": 3}),
     ],
     ids=["greedy", "sampled", "ragged", "ragged and sampled", "beams"],
 )
@@ -53,6 +54,7 @@ def test_the_demo_model(prompts: list[str], fields: dict[str, Any], on_device: C
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_what_is_watched_and_changed_inside_is_as_on_a_cpu(on_device: Callable[..., Engine]) -> None:
     def less(array: Any, place: Any) -> Any:
         return 0.5 * array
