@@ -17,7 +17,7 @@ from ..decoding.fields import FIELDS
 from ..decoding.settings import is_on
 from ..errors import MinillmError, ParameterError, PromptError, UsageError, listed, printable
 from ..progress import showing
-from .conversation import Conversation
+from .conversation import Conversation, Thought
 from .options import (
     COMMON,
     add_generation_options,
@@ -201,8 +201,7 @@ class Chat:
             began = working_time()
             with showing(False):
                 try:
-                    for piece in answer:
-                        show(piece, end="")
+                    show_answer(answer)
                 finally:
                     print(flush=True)
                     elapsed, tokens = working_time() - began, conversation.answer_tokens
@@ -283,6 +282,22 @@ COMMANDS: tuple[tuple[str, Callable[[Chat, str], bool | None], str, str], ...] =
     ("quit exit bye", Chat._quit, "", "end the chat; so does Ctrl-D"),
 )
 """Names of a command, its method, its arguments, its help."""
+
+
+def show_answer(pieces: Iterator[str]) -> None:
+    """Print an answer piece by piece; thoughts dim and apart on a terminal, on standard error if only that is one."""
+    terminal, thinking = sys.stdout.isatty(), False
+    dim = terminal and not os.environ.get("NO_COLOR")
+    for piece in pieces:
+        if isinstance(piece, Thought) and not terminal:
+            show(piece, end="", file=sys.stderr)
+            continue
+        if piece and isinstance(piece, Thought) != thinking:
+            thinking = not thinking
+            print(("\x1b[2m" if thinking else "\x1b[0m") if dim else "", end="" if thinking else "\n\n", flush=True)
+        show(piece, end="")
+    if thinking and dim:
+        print("\x1b[0m", end="", flush=True)
 
 
 def changed_fields(fields: dict[str, Any], name: str, value: str) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from ..errors import PromptError, UsageError
 from ..output_files import write_file
 
 if TYPE_CHECKING:
+    from ..decoding.event import Event
     from ..engine.engine import Engine
+    from ..text.chat.reasoning import ReasoningParser
 
 ANSWER_ROOM = 512
 """Tokens that are kept free for an answer, or a quarter of the context where that is less"""
@@ -32,6 +34,14 @@ class Message:
     content: str
     token_ids: list[int] = field(default_factory=list)
     """Raw text: the tokens that were typed or generated. A template writes a conversation anew each time"""
+    reasoning: str = ""
+    """The thoughts before an answer"""
+    parser: "ReasoningParser | None" = field(default=None, repr=False, compare=False)
+    """Reads an answer that may go on"""
+
+
+class Thought(str):
+    """A piece of a model's thoughts, not of its answer."""
 
 
 class Conversation:
@@ -62,6 +72,8 @@ class Conversation:
         self.answer_tokens = 0
         self.used_tokens = 0
         """Tokens of the messages that the model sees"""
+        self._opened = False
+        """True if the last prompt ends within thoughts"""
 
     @property
     def raw(self) -> bool:
@@ -125,8 +137,17 @@ class Conversation:
         if "max_new_tokens" not in fields and "max_length" not in fields:
             room = self.engine.context - len(prompt)
             limit = {"max_new_tokens": max(1, min(room, RAW_TOKENS) if self.raw else room)}
+        template = self.engine.chat_template
+        form = None if template is None else template.reasoning_format
+        if form is not None and not answer.content:
+            from ..text.chat.reasoning import Thoughts
+
+            answer.parser = answer.parser or form.parser(opened=self._opened)
+            limit["thoughts"] = Thoughts(form, answer.parser.thinking)
+            if form.hidden_by(self.engine.tokenizer):
+                limit["skip_special_tokens"] = fields.get("skip_special_tokens", False)
         defaults = None if self.raw else self.engine.chat_defaults
-        stream = self.engine.stream(prompt, defaults=defaults, **limit, **fields)
+        stream = self.engine.stream(prompt, defaults=defaults, **{**fields, **limit})
         self.messages.append(answer)
         before, computed = len(answer.token_ids), self.engine.stats.prefill_tokens
         self.finish_reason, self.prompt_tokens, self.answer_tokens = "abort", len(prompt), 0
@@ -136,11 +157,11 @@ class Conversation:
             for event in stream:
                 self.cached_tokens = event.cached_tokens
                 answer.token_ids += event.token_ids
-                answer.content += event.text
+                pieces = _read(answer, event)
                 self.answer_tokens = len(answer.token_ids) - before
                 self.used_tokens = len(prompt) + self.answer_tokens
                 self.finish_reason = event.finish_reason or "abort"
-                yield event.text
+                yield from pieces
         finally:
             stream.close()
             self.computed_tokens = self.engine.stats.prefill_tokens - computed
@@ -173,7 +194,14 @@ class Conversation:
         if self.raw:
             return [token for message in messages for token in message.token_ids]
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
-        text = self.engine.render_chat(first + _as_dicts(messages), chat_template_kwargs=self.variables)
+        from ..text.chat.template import REASONING_KEYS
+
+        template = self.engine.chat_template
+        assert template is not None
+        key = next((key for key in REASONING_KEYS if key in template.names), None)
+        turns = [_as_dict(message, key) for message in messages]
+        text = self.engine.render_chat(first + turns, chat_template_kwargs=self.variables)
+        self._opened = template.reasoning_format is not None and template.reasoning_format.opened_by(text)
         return self._encode(text, begin=False)
 
     def _next_prefix(self) -> list[int]:
@@ -250,7 +278,8 @@ class Conversation:
             UsageError: it cannot be written; or nothing was said that has keys and values.
             MinillmError: as `Engine.save_prefix`.
         """
-        saved: dict[str, Any] = {"system": self.system, "messages": _as_dicts(self.messages)}
+        messages = [_as_dict(message, "reasoning_content") for message in self.messages]
+        saved: dict[str, Any] = {"system": self.system, "messages": messages}
         if path.suffix != WITH_CACHE:
             write_file(path, json.dumps(saved, ensure_ascii=False, indent=1) + "\n")
             return
@@ -276,7 +305,10 @@ class Conversation:
                 f'{path}: expected {{"system": ..., "messages": [...]}} as /save writes it: a message of the user, '
                 "then an answer, in turns"
             )
-        messages = [Message(entry["role"], entry["content"]) for entry in entries]
+        messages = [
+            Message(entry["role"], entry["content"], reasoning=entry.get("reasoning_content") or "")
+            for entry in entries
+        ]
         for i, message in enumerate(messages):
             text = f"\n{message.content}" if i and message.role == "user" else message.content
             message.token_ids = self._encode(text, begin=not i)
@@ -341,8 +373,29 @@ def _read_json(path: Path) -> Any:
         raise UsageError(f"{path} is not a conversation in JSON, as /save writes it") from None
 
 
-def _as_dicts(messages: list[Message]) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in messages]
+def _as_dict(message: Message, reasoning: str | None) -> dict[str, str]:
+    """A message for a template or a file; `reasoning`: its key of thoughts, if it has one."""
+    thoughts = {} if reasoning is None or not message.reasoning else {reasoning: message.reasoning}
+    return {"role": message.role, "content": message.content} | thoughts
+
+
+def _read(answer: Message, event: "Event") -> list[str]:
+    """Add an event's text to an answer. Returns the pieces that are new, those of thoughts as `Thought`."""
+    from ..text.chat.calls import ReasoningDelta
+
+    if answer.parser is None:
+        answer.content += event.text
+        return [event.text]
+    deltas = answer.parser.push(event.text)
+    if event.finish_reason == "stop":
+        deltas += answer.parser.finish()
+    pieces = [Thought(delta.text) if isinstance(delta, ReasoningDelta) else delta.text for delta in deltas]
+    for piece in pieces:
+        if isinstance(piece, Thought):
+            answer.reasoning += piece
+        else:
+            answer.content += piece
+    return pieces or [""]
 
 
 def _is_conversation(messages: Any) -> bool:
@@ -351,5 +404,6 @@ def _is_conversation(messages: Any) -> bool:
         isinstance(message, dict)
         and message.get("role") == ("assistant" if i % 2 else "user")
         and isinstance(message.get("content"), str)
+        and isinstance(message.get("reasoning_content"), str | None)
         for i, message in enumerate(messages)
     )

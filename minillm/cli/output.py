@@ -27,13 +27,14 @@ T = TypeVar("T")
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
-def show(text: str, end: str = "\n") -> None:
-    r"""Print generated text at once.
+def show(text: str, end: str = "\n", file: TextIO | None = None) -> None:
+    r"""Print generated text at once, by default on standard output.
 
     Generated text must not control the terminal: there, control characters other than line breaks and tabs are shown
     as escapes (`\x1b`). A file or a pipe gets the text unchanged.
     """
-    print(text.translate(_CONTROLS) if sys.stdout.isatty() else text, end=end, flush=True)
+    file = sys.stdout if file is None else file
+    print(text.translate(_CONTROLS) if file.isatty() else text, end=end, file=file, flush=True)
 
 
 @contextmanager

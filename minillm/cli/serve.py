@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..engine.options import HELPERS
 from ..errors import MinillmError, ParameterError, UsageError, install
-from ..text.chat import FORMATS
+from ..text.chat import FORMATS, REASONING_FORMATS
 from . import logs
 from .options import add_engine_flag, add_model_options, decode, has_ranks, leads, make_engine
 from .parser import Parser
@@ -97,6 +97,14 @@ def add_options(parser: Parser) -> None:
         metavar="FORMAT",
         help=f"how the models write tool calls: {', '.join(FORMATS)} (default: as each model's chat template says)",
     )
+    group.add_argument(
+        "--reasoning-format",
+        choices=("auto", "none", *REASONING_FORMATS),
+        default="auto",
+        metavar="FORMAT",
+        help=f"how the models write thoughts, which are told from answers: {', '.join(REASONING_FORMATS)}, or none, "
+        "which leaves them in the content (default: as each model's chat template says)",
+    )
     group = parser.add_argument_group("address")
     group.add_argument("--host", default="127.0.0.1", help="address to listen at (default: this machine alone)")
     group.add_argument("--port", type=int, default=8000, help="port (default: %(default)s; 0: a free one)")
@@ -177,6 +185,7 @@ def run(args: argparse.Namespace) -> None:
             keys=keys,
             cors_origins=args.cors_origin or (),
             tool_parser=args.tool_parser,
+            reasoning_format=args.reasoning_format,
         )
         url = binding.url(bound)
 

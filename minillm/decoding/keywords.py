@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
+from ..text.chat.reasoning import Thoughts
 from .fields import GenerationFields
 from .hooks import Hook
 
@@ -18,6 +19,7 @@ class RequestFields(GenerationFields, total=False):
     defaults: Mapping[str, Any] | None
     watch: Sequence[str] | None
     hooks: Mapping[str, Hook] | None
+    thoughts: Thoughts | None
 
 
 class ChatFields(RequestFields, total=False):

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import ModelConfig
 from ..errors import ParameterError, PromptError, listed, shown
@@ -19,6 +19,9 @@ from .resolving import new_token_limit, resolve, strategy_for
 from .settings import GenerationConfig, Settings
 from .stop_strings import StopStrings
 from .strategy import Request
+
+if TYPE_CHECKING:
+    from ..text.chat.reasoning import Thoughts
 
 logger = logging.getLogger("minillm")
 
@@ -99,6 +102,7 @@ class RequestMaker:
         priority: int = 0,
         timeout: float | None = None,
         hooks: Hooks | None = None,
+        thoughts: "Thoughts | None" = None,
     ) -> Request:
         """Encode the prompt and resolve every field.
 
@@ -109,6 +113,7 @@ class RequestMaker:
             priority: as in `Request`; likewise `timeout`
             timeout: in seconds
             hooks: as in `Request`
+            thoughts: likewise; a guide begins after them
 
         Raises:
             PromptError: the prompt is empty, too long, or has ids outside the vocabulary.
@@ -133,7 +138,7 @@ class RequestMaker:
             functions = {
                 "text_stream": _stream_maker(self.tokenizer, ids, settings),
                 "token_bytes": self.tokenizer.token_bytes,
-                "guide": self._guide_maker(settings),
+                "guide": self._guide_maker(settings, thoughts),
             }
         elif settings.stop_strings or settings.guide:
             needy = "stop_strings" if settings.stop_strings or settings.guide is None else settings.guide[0]
@@ -149,6 +154,7 @@ class RequestMaker:
             priority=priority,
             timeout=timeout,
             hooks=hooks,
+            thoughts=thoughts,
             source_ids=source,
             **functions,
         )
@@ -217,11 +223,18 @@ class RequestMaker:
         assert self.tokenizer is not None
         return GuideMaker(self.tokenizer.to_json(), self.tokenizer.vocab_size)
 
-    def _guide_maker(self, settings: Settings) -> Callable[[], Guide] | None:
+    def _guide_maker(self, settings: Settings, thoughts: "Thoughts | None") -> Callable[[], Guide] | None:
         """A factory of guides for continuations; None without a guide."""
         if settings.guide is None:
             return None
-        return self._guides.maker(*settings.guide, settings.eos_token_ids, self.config.vocab_size)
+        make = self._guides.maker(*settings.guide, settings.eos_token_ids, self.config.vocab_size)
+        markers = None if thoughts is None or self.tokenizer is None else thoughts.markers(self.tokenizer)
+        if thoughts is None or markers is None:
+            return make
+        from .thinking import GuideAfterThoughts  # seldom needed
+
+        (begin, end), opened = markers, thoughts.opened
+        return lambda: GuideAfterThoughts(make(), begin, end, opened=opened)
 
     def _resolve(self, generation_config: GenerationConfig) -> Settings:
         """Every field, as it is set by the user, the checkpoint or by default."""

@@ -29,6 +29,7 @@ from .prompt_scores import PromptScores
 from .settings import Settings
 
 if TYPE_CHECKING:
+    from ..text.chat.reasoning import Thoughts
     from .history import TokenCounts
     from .row_pipeline import RowPipeline
 
@@ -112,6 +113,8 @@ class Request:
     """Seconds from `created` after which it ends with what there is; None: never"""
     hooks: Hooks | None = None
     """Its hooks inside the model, if it has any"""
+    thoughts: "Thoughts | None" = None
+    """How it tells its thoughts, if it answers a conversation with a model that thinks"""
     source_ids: list[int] | None = None
     """The encoder's text; `prompt_ids` are then what the decoder's text begins with. None without an encoder"""
 

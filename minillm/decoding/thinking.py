@@ -5,6 +5,8 @@ text; a chat template may have opened it. Its tokens count wherever they come fr
 budget, the end marker is forced, token by token; what the text already has of its beginning is not repeated. A further
 section has a budget of its own. The markers' texts are tokenized as they are alone.
 
+A guide begins after the thoughts of an answer to a conversation (`GuideAfterThoughts`).
+
 Which token is forced follows from the tokens so far alone, so that searches may branch and requests may be taken up
 again anywhere.
 """
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..errors import ParameterError
 from ..text.tokenizer import Tokenizer
+from .guided import Guide
 from .history import History
 from .processors import InPlace
 from .settings import Settings
@@ -105,6 +108,59 @@ class ThinkingBudget(InPlace):
         last = thoughts[-len(self.end) :].tolist()
         present = (n for n in range(len(self.end) - 1, 0, -1) if last[-n:] == [*self.end[:n]])
         return self.end[next(present, 0)]
+
+
+class GuideAfterThoughts(Guide):
+    """A guide that begins after a model's thoughts, in which any token is allowed but one that ends the text.
+
+    Unless the prompt has begun them the text may, with their marker, or it begins with what the guide allows.
+    """
+
+    def __init__(self, guide: Guide, begin: int, end: Sequence[int], *, opened: bool) -> None:
+        """Args:
+        guide: follows the text after the thoughts
+        begin: token of their begin marker
+        end: tokens of their end marker
+        opened: the prompt has begun them
+        """
+        self._guide, self._begin, self._end = guide, begin, tuple(end)
+        self._last: tuple[int, ...] | None = () if opened else None
+        """Within thoughts, their last tokens"""
+        self._begun = opened
+
+    @property
+    def words(self) -> int:
+        """W, the number of words of 32 bits in a mask."""
+        return self._guide.words
+
+    def fill(self, mask: NDArray[np.uint32]) -> None:
+        """As `Guide.fill`."""
+        if self._last is not None:
+            mask[:] = ~np.uint32(0)
+            for token in self._guide._eos_token_ids:
+                mask[token // 32] &= ~np.uint32(1 << token % 32)
+            return
+        self._guide.fill(mask)
+        if not self._begun:
+            mask[self._begin // 32] |= np.uint32(1 << self._begin % 32)
+
+    def push(self, token_id: int) -> None:
+        """As `Guide.push`."""
+        if self._last is not None:
+            self._last = (*self._last, token_id)[-len(self._end) :]
+            if self._last == self._end:
+                self._last = None
+        elif not self._begun and token_id == self._begin:
+            self._last = ()
+        else:
+            self._guide.push(token_id)
+        self._begun = True
+
+    def fork(self) -> "GuideAfterThoughts":
+        """As `Guide.fork`."""
+        twin = GuideAfterThoughts(self._guide.fork(), self._begin, self._end, opened=False)
+        twin._last, twin._begun = self._last, self._begun
+        return twin
 
 
 def _after(line: NDArray[np.int64], sequence: Sequence[int]) -> NDArray[np.int64]:

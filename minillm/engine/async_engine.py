@@ -445,7 +445,8 @@ class AsyncEventStream(AsyncIterator[Event]):
             EngineStateError, SlowReaderError, Exception: as `__anext__`.
         """
         async with aclosing(self):
-            return Generation.of(self.prompt_token_ids, [event async for event in self], self._engine.engine.tokenizer)
+            events, request = [event async for event in self], self._live.request
+            return Generation.of(request.given_ids, events, self._engine.engine.tokenizer, request.thoughts)
 
     def close(self) -> None:
         """Abort the request, if it is not done. From any thread."""

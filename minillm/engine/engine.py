@@ -14,6 +14,7 @@ from ..decoding.strategy import Request
 from ..errors import PromptError
 from ..progress import showing
 from ..text.chat import RENDER_ARGUMENTS, Messages, refuse_documents
+from ..text.chat.reasoning import Thoughts
 from .arguments import read, refuse_task
 from .prefixes import EnginePrefixes
 from .results import Generation
@@ -79,6 +80,7 @@ class Engine(EnginePrefixes):
                 priority: requests with a smaller one are served first, those with the same (0) in order of arrival
                 timeout: seconds from now after which a request ends with what there is, for the reason "timeout"
                 defaults: fields in the place of `generation_defaults`
+                thoughts: how the answer tells its thoughts, of a conversation that you have rendered yourself
                 watch: names of points inside the model (`names`), whose rows come with the result as `watched`
                 hooks: names of points and functions that change their rows: see `hooks`
 
@@ -146,6 +148,9 @@ class Engine(EnginePrefixes):
             >>> messages = [{"role": "user", "content": "A list of colors: red,"}]
             >>> engine.chat(messages, max_new_tokens=4).text
             ' orange, yellow,'
+
+        A model that thinks has its thoughts in `Generation.reasoning`, and what follows them in `answer`; a guide
+        begins after them.
         """
         request = self.chat_request(messages, config, **fields)
         with showing(read("progress", progress)):
@@ -248,7 +253,7 @@ class Engine(EnginePrefixes):
             [' Tuesday', ' Tuesday,']
         """
         mail = zip(requests, self._driver.run(requests), strict=True)
-        return [Generation.of(request.given_ids, events, self.tokenizer) for request, events in mail]
+        return [Generation.of(request.given_ids, events, self.tokenizer, request.thoughts) for request, events in mail]
 
     def request(
         self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Unpack[RequestFields]
@@ -272,6 +277,7 @@ class Engine(EnginePrefixes):
         defaults: Mapping[str, Any] | None = None,
         watch: Sequence[str] | None = None,
         hooks: Mapping[str, Hook] | None = None,
+        thoughts: Thoughts | None = None,
         **fields: Unpack[GenerationFields],
     ) -> list[Request]:
         """The requests that `generate` would run for a list of prompts; as `request`."""
@@ -281,7 +287,7 @@ class Engine(EnginePrefixes):
         config = GenerationConfig.from_dict(fields) if config is None else config.merged(**fields)
         maker = self._maker if defaults is None else replace(self._maker, defaults=read("defaults", defaults))
         return [
-            maker.make(prompt, config, batch_id=i, priority=priority, timeout=timeout, hooks=inside)
+            maker.make(prompt, config, batch_id=i, priority=priority, timeout=timeout, hooks=inside, thoughts=thoughts)
             for i, prompt in enumerate(prompts)
         ]
 
@@ -295,7 +301,7 @@ class Engine(EnginePrefixes):
         """
         prompt, rest = self._chat_prompt(messages, fields)
         rest["defaults"] = self._maker.chat_defaults(read("defaults", rest.get("defaults")))
-        return self.request(prompt, config, **rest)
+        return self.requests([prompt], config, **rest)[0]
 
     def fitted(self, request: Request) -> Request:
         """A request, with no more new tokens than the K/V cache holds for it alone; unchanged if it asks for fewer.
@@ -351,5 +357,10 @@ class Engine(EnginePrefixes):
         form = None if self.chat_template is None else self.chat_template.call_format
         if options.get("tools") and form is not None and form.hidden_by(self.tokenizer):
             arguments.setdefault("skip_special_tokens", False)
+        reasoning = None if self.chat_template is None else self.chat_template.reasoning_format
+        if reasoning is not None:
+            arguments["thoughts"] = Thoughts(reasoning, reasoning.opened_by(text))
+            if reasoning.hidden_by(self.tokenizer):
+                arguments.setdefault("skip_special_tokens", False)
         # the template has written the special tokens
         return encode_text(text, self.tokenizer, self.config, add_special_tokens=False), arguments

@@ -12,6 +12,7 @@ from ..text.display import TokenView, brief, results_html, view_tokens
 from ..text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from ..text.chat.reasoning import Thoughts
     from .selection import Scorer, Vote
 
 
@@ -32,6 +33,10 @@ class Completion:
     score: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    reasoning: str | None = None
+    """The thoughts in an answer to a conversation, "" if there are none; None where they are not told from the text"""
+    answer: str | None = None
+    """The text after them"""
     watched: Watched | None = field(default=None, compare=False)
     """With `watch`: name of a point -> its rows, of prompt and answer but the last token. [tokens, ...]"""
 
@@ -129,9 +134,19 @@ class Generation:
 
     @classmethod
     def of(
-        cls, prompt_token_ids: list[int], events: Iterable[Event], tokenizer: Tokenizer | None = None
+        cls,
+        prompt_token_ids: list[int],
+        events: Iterable[Event],
+        tokenizer: Tokenizer | None = None,
+        thoughts: "Thoughts | None" = None,
     ) -> "Generation":
-        """All events of a finished request, merged; `tokenizer` names the alternatives of tokens in a notebook.
+        """All events of a finished request, merged.
+
+        Args:
+            prompt_token_ids: the prompt
+            events: of the request
+            tokenizer: names the alternatives of tokens in a notebook
+            thoughts: how the texts tell their thoughts, if they do
 
         Raises:
             Exception: the error that ended it.
@@ -151,6 +166,10 @@ class Generation:
         generation.completions = [ended[index] for index in sorted(ended)]
         for index, chunks in watched.items():
             completions[index].watched = join_watched(chunks)
+        if thoughts is not None:
+            for completion in generation.completions:
+                cut = completion.finish_reason != "stop" or isinstance(completion.stop_reason, str)
+                completion.reasoning, completion.answer = thoughts.split(completion.text, cut=cut)
         return generation
 
     def _add(self, event: Event) -> None:
@@ -183,6 +202,17 @@ class Generation:
     def text(self) -> str:
         """The first completion's text."""
         return self.completions[0].text
+
+    @property
+    def reasoning(self) -> str | None:
+        """The first completion's thoughts."""
+        return self.completions[0].reasoning
+
+    @property
+    def answer(self) -> str:
+        """The first completion's text after its thoughts."""
+        first = self.completions[0]
+        return first.text if first.answer is None else first.answer
 
     @property
     def token_ids(self) -> list[int]:

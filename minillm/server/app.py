@@ -1,6 +1,6 @@
 """The application: its models and routes, and errors in OpenAI's shape."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from ..decoding.checkpoint_fields import chat_sampling
 from ..engine.async_engine import AsyncEngine
 from ..engine.engine import Engine
 from ..errors import shown
-from ..text.chat import FORMATS, CallFormat
+from ..text.chat import FORMATS, REASONING_FORMATS
 from . import ollama
 from .embeddings import embeddings
 from .http_json import ApiError, json_response
@@ -43,6 +43,7 @@ def make_app(
     keys: Sequence[str] = (),
     cors_origins: Sequence[str] = (),
     tool_parser: str | None = None,
+    reasoning_format: str = "auto",
     routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The application, for uvicorn or another ASGI server. It closes the engines when it ends.
@@ -57,11 +58,15 @@ def make_app(
         keys: API keys; a request needs one; none: open to all
         cors_origins: sites whose pages may use the server in a browser; "*" for all
         tool_parser: format of tool calls, one of `minillm.text.chat.FORMATS`; by default each model's template's
+        reasoning_format: format of thoughts, one of `minillm.text.chat.REASONING_FORMATS`; "auto": each model's
+            template's; "none": thoughts stay in the content
         routes: further ones
     """
     named = engines if isinstance(engines, Mapping) else {"minillm": engines}
-    form = None if tool_parser is None else FORMATS[tool_parser]
-    server = Server(_models(named, max_waiting, sampling, form), limits or Limits())
+    forms: dict[str, Any] = {"tool_parser": None if tool_parser is None else FORMATS[tool_parser]}
+    if reasoning_format != "auto":
+        forms["reasoning_format"] = None if reasoning_format == "none" else REASONING_FORMATS[reasoning_format]
+    server = Server(_models(named, max_waiting, sampling, forms), limits or Limits())
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -95,14 +100,16 @@ def _models(
     engines: Mapping[str, Engine | AsyncEngine],
     max_waiting: int,
     sampling: Literal["openai", "checkpoint"],
-    form: CallFormat | None,
+    forms: Mapping[str, Any],
 ) -> dict[str, ServedModel]:
     models: dict[str, ServedModel] = {}
     for name, engine in engines.items():
         aio = engine if isinstance(engine, AsyncEngine) else AsyncEngine(engine, max_waiting=max_waiting)
         own = chat_sampling(aio.engine.generation_defaults)
         aio.engine.generation_defaults = server_defaults(aio.engine.generation_defaults, sampling)
-        make = partial(ServedModel, aio=aio, tool_parser=form, max_waiting=max_waiting, chat_sampling=own)
+        make: Callable[..., ServedModel] = partial(
+            ServedModel, aio=aio, max_waiting=max_waiting, chat_sampling=own, **forms
+        )
         models[name] = base = make(name)
         for adapter in aio.engine.adapters:
             tuned = make(adapter, parent=name, lora=adapter)

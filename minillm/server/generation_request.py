@@ -101,6 +101,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """A variable of the template, like the next two, if it uses them"""
     verbosity: str | None = None
     enable_thinking: bool | None = None
+    include_reasoning: Any = None
+    """vLLM and OpenRouter: false leaves the thoughts out of the answer"""
+    reasoning_format: Any = None
+    """llama.cpp and Groq: "none" or "raw" leaves thoughts in the content, "hidden" leaves them out"""
 
 
 # --- the fields of an endpoint ----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from ..decoding.foreign import OLLAMA, OLLAMA_OPTIONS, WORDS, ignored, refused, 
 from ..decoding.searches import NO_FILTER
 from ..engine.results import Completion, Generation
 from ..errors import printable, shown
-from ..text.chat import Answer, CallParser, ToolCall
+from ..text.chat import Answer, AnswerParser, ToolCall
 from .embeddings import embed, embed_one
 from .generation_request import CHAT, ChatRequest, Translated, translate
 from .http_json import ApiError, encode, json_response
@@ -76,7 +76,7 @@ async def chat(http: Request) -> Response:
 
 async def _answered(http: Request, kind: str) -> Response:
     """The answer of either endpoint."""
-    server = Server.of(http)
+    server, began = Server.of(http), time.monotonic_ns()
     body = await server.read_json(http)
     model = server.model(model_name(body.get("model")))
     _check(body, kind)
@@ -86,8 +86,8 @@ async def _answered(http: Request, kind: str) -> Response:
         return JSONResponse(load | {"done_reason": "load"})  # a client asks to load the model, which it is
     request = ServerRequest(server, model, _translated(body, kind, model), "ollama", http)
     use = request.tool_use()
-    answer = _Answer(request, kind, use)
     await request.submit(partial(_prompt, request, body, kind, use), 1, _length(body.get("options"), model))
+    answer = _Answer(request, kind, began)
     if body.get("stream") is not False:
         return StreamResponse(request, answer, media_type="application/x-ndjson")
     return json_response(answer.whole(*await request.results()))
@@ -193,13 +193,17 @@ def _log_once(message: str) -> None:
 
 
 def _thinking(think: Any, model: ServedModel) -> dict[str, Any]:
-    """The template's variable for `think: false`."""
-    if think not in (None, False):
-        raise ApiError("think is not offered: thoughts are not told from the answer")
-    template = model.engine.chat_template
-    if think is None or template is None or "enable_thinking" not in template.source:
-        return {}
-    return {"chat_template_kwargs": {"enable_thinking": False}}
+    """The template's variables for `think`, which may be a level.
+
+    Raises:
+        ApiError: it is none of its values, or asks a model to think that does not.
+    """
+    if think not in (None, True, False, "low", "medium", "high"):
+        raise ApiError(f'think={shown(think)}: expected true, false, "low", "medium" or "high"')
+    if think and model.reasoning_format is None:
+        raise ApiError(f"think: {shown(model.name)} does not support thinking: leave it out")
+    effort = {"reasoning_effort": think} if isinstance(think, str) else {}
+    return {} if think is None else {"enable_thinking": bool(think)} | effort
 
 
 def _messages(body: Mapping[str, Any], kind: str) -> Any:
@@ -238,11 +242,12 @@ def _prompt(
 # --- answering --------------------------------------------------------------------------------------------------------
 
 
-def _said(kind: str, text: str, calls: list[ToolCall] | None = None) -> dict[str, Any]:
-    """The part of an answer that holds text and calls."""
+def _said(kind: str, text: str, calls: list[ToolCall] | None = None, thinking: str = "") -> dict[str, Any]:
+    """The part of an answer that holds text, thoughts and calls."""
+    thoughts = {"thinking": thinking} if thinking else {}
     if kind == "generate":
-        return {"response": text}
-    message: dict[str, Any] = {"role": "assistant", "content": text}
+        return {"response": text, **thoughts}
+    message: dict[str, Any] = {"role": "assistant", "content": text, **thoughts}
     if calls:
         message["tool_calls"] = [
             {"id": call.id, "function": {"name": call.name, "arguments": _arguments(call)}} for call in calls
@@ -267,20 +272,21 @@ class _Answer(AnswerWriter):
     silence = b" "
     """Before a line of JSON; clients that read lines of JSON take no empty ones"""
 
-    def __init__(self, request: ServerRequest[ChatRequest], kind: str, use: ToolUse | None) -> None:
+    def __init__(self, request: ServerRequest[ChatRequest], kind: str, began: int) -> None:
+        """`began`: when the request came, in nanoseconds of `time.monotonic_ns`."""
         self._request, self._kind = request, kind
-        self._began = time.monotonic_ns()
-        self._reading = _Reading(use)
+        self._began = began
+        self._reading = _Reading(request.parser())
         self._last: Event | None = None
 
     def write(self, prompt: int, event: Event) -> bytes:
         """The line of an event."""
         self._last = event
-        text, calls = self._reading.add(event.text, last=event.finish_reason is not None, cut=is_cut(event))
+        new = self._reading.add(event.text, last=event.finish_reason is not None, cut=is_cut(event))
         logprobs = self._logprobs(event)
-        if not (text or calls or logprobs):
+        if not (any(new) or logprobs):
             return b""
-        return self._line(_said(self._kind, text, calls) | logprobs | {"done": False})
+        return self._line(_said(self._kind, *new) | logprobs | {"done": False})
 
     def end(self) -> bytes:
         """The last line."""
@@ -296,9 +302,9 @@ class _Answer(AnswerWriter):
     def whole(self, generation: Generation) -> dict[str, Any]:
         """The answer in one object."""
         [completion] = generation.completions
-        text, calls = self._reading.add(completion.text, last=True, cut=is_cut(completion))
+        new = self._reading.add(completion.text, last=True, cut=is_cut(completion))
         end = self._end(completion.finish_reason, generation.prefill_seconds, generation.decode_seconds)
-        return self._head() | _said(self._kind, text, calls) | self._logprobs(completion) | end
+        return self._head() | _said(self._kind, *new) | self._logprobs(completion) | end
 
     def _logprobs(self, piece: Event | Completion) -> dict[str, Any]:
         """The log-probabilities of new tokens, if they are asked for."""
@@ -328,21 +334,19 @@ class _Answer(AnswerWriter):
 
 
 class _Reading:
-    """Text and complete calls of an answer that comes in pieces."""
+    """Text, complete calls and thoughts of an answer that comes in pieces."""
 
-    def __init__(self, use: ToolUse | None) -> None:
-        self._parser: CallParser | None = None if use is None else use.parser()
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
         self._answer = Answer()
         self._given = 0
 
-    def add(self, text: str, *, last: bool, cut: bool = False) -> tuple[str, list[ToolCall]]:
-        """Add text; returns new content, and the calls that it completed."""
-        if self._parser is None:
-            return text, []
+    def add(self, text: str, *, last: bool, cut: bool = False) -> tuple[str, list[ToolCall], str]:
+        """Add text; returns new content, the calls that it completed, and new thoughts."""
         deltas = self._parser.push(text) + (self._parser.finish(cut=cut) if last else [])
-        before = len(self._answer.content)
+        before, thought = len(self._answer.content), len(self._answer.reasoning)
         self._answer.add(deltas)
         complete = max(self._given, len(self._answer.calls) - (not last))  # more of the newest may come
         calls = self._answer.calls[self._given : complete]
         self._given = complete
-        return self._answer.content[before:], calls
+        return self._answer.content[before:], calls, self._answer.reasoning[thought:]

@@ -44,6 +44,7 @@ async def show(http: Request) -> Response:
     template = "" if engine.chat_template is None else engine.chat_template.source
     capabilities = [name for name, path in CAPABILITIES.items() if path in model.endpoints]
     capabilities += ["tools"] if engine.chat_template is not None else []
+    capabilities += ["thinking"] if model.reasoning_format is not None else []
     family, config = about["details"]["family"], engine.config
     sizes = {
         "context_length": model.engine.context,

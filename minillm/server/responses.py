@@ -20,8 +20,8 @@ from ..decoding import foreign
 from ..decoding.event import Event
 from ..engine.results import Completion
 from ..errors import listed, printable, shown
-from ..text.chat.call_parser import CallParser
-from ..text.chat.calls import ArgumentsDelta, CallBegin, ContentDelta, Delta
+from ..text.chat import AnswerParser
+from ..text.chat.calls import AnswerDelta, ArgumentsDelta, CallBegin, ReasoningDelta
 from .generation_request import (
     NAMES,
     ChatRequest,
@@ -38,7 +38,6 @@ from .messages import ROLES, TEXT_PARTS, custom_call, is_text, read_parts
 from .server_request import ServerRequest
 from .state import Server
 from .streaming import AnswerWriter, StreamResponse
-from .tools import ToolUse
 
 logger = logging.getLogger("minillm.server")
 
@@ -52,13 +51,13 @@ INCLUDED = frozenset(
 """Values of `include` about items that no response has here"""
 
 SKIPPED = frozenset(
-    {"reasoning", "compaction", "compaction_trigger", "configuration_update", "additional_tools", "program"}
+    {"compaction", "compaction_trigger", "configuration_update", "additional_tools", "program"}
     | {"file_search_call", "web_search_call", "image_generation_call", "code_interpreter_call", "computer_call"}
     | {"computer_call_output", "tool_search_call", "tool_search_output", "local_shell_call", "local_shell_call_output"}
     | {"shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output", "program_output"}
     | {"mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "mcp_call"}
 )
-"""Types of items that belong to tools, thoughts and contexts of other servers"""
+"""Types of items that belong to tools and contexts of other servers"""
 
 
 class ResponsesRequest(GenerationRequest, kw_only=True):
@@ -90,7 +89,7 @@ async def responses(http: Request) -> Response:
     request.id = f"resp_{uuid.uuid4().hex}"
     use = request.tool_use()
     await request.submit(partial(request.render, use), 1, None)
-    answer = _Answer(request, given, use)
+    answer = _Answer(request, given)
     if given.stream:
         return StreamResponse(request, answer)
     [generation] = await request.results()
@@ -147,9 +146,27 @@ def _messages(given: ResponsesRequest) -> list[dict[str, Any]]:
     items = [{"role": "user", "content": given.input}] if isinstance(given.input, str) else given.input
     if not isinstance(items, list) or not items:
         raise ApiError("input: expected a text, or a list of messages, calls and their results", param="input")
+    thoughts = ""
     for i, item in enumerate(items):
+        if isinstance(item, dict) and item.get("type") == "reasoning":
+            thoughts = _thoughts(item)
+            continue
+        known = len(chat)
         _append(chat, f"input[{i}]", item)
+        if thoughts and len(chat) > known and chat[-1]["role"] == "assistant":
+            chat[-1]["reasoning_content"] = thoughts  # they belong to the message, or the calls, after them
+        thoughts = ""
     return chat
+
+
+def _thoughts(item: Mapping[str, Any]) -> str:
+    """The text of an item of reasoning; of one without, its summary's."""
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        if any(texts):
+            return "\n".join(text for text in texts if isinstance(text, str))
+    return ""
 
 
 def _append(chat: list[dict[str, Any]], where: str, item: Any) -> None:
@@ -255,26 +272,26 @@ def _format(text: Mapping[str, Any] | None) -> ResponseFormat | None:
 class _Output:
     """The items of a response, and the events that report how they grow."""
 
-    def __init__(self, parser: CallParser | None) -> None:
+    def __init__(self, parser: AnswerParser) -> None:
         self.items: list[dict[str, Any]] = []
         self._parser = parser
         self._logprobs: list[Any] = []  # of text that has not been reported yet
 
     def add(self, text: str, logprobs: list[Any]) -> list[dict[str, Any]]:
         """Add generated text with its log-probabilities; returns what is new."""
-        self._logprobs += logprobs
-        if self._parser is not None:
-            return [*self._read(self._parser.push(text))]
-        return [*self._read([ContentDelta(text)] if text else [])]
+        deltas = self._parser.push(text)
+        if not (deltas and all(isinstance(delta, ReasoningDelta) for delta in deltas)):  # thoughts are given without
+            self._logprobs += logprobs
+        return [*self._read(deltas)]
 
     def finish(self, status: str) -> list[dict[str, Any]]:
         """End the last item with this status; returns what is new."""
-        events = [] if self._parser is None else [*self._read(self._parser.finish(cut=status != "completed"))]
+        events = [*self._read(self._parser.finish(cut=status != "completed"))]
         if not self.items:
             events += self._begin_text()
         return [*events, *self._end(status)]
 
-    def _read(self, deltas: Iterable[Delta]) -> Iterable[dict[str, Any]]:
+    def _read(self, deltas: Iterable[AnswerDelta]) -> Iterable[dict[str, Any]]:
         for delta in deltas:
             if isinstance(delta, CallBegin):
                 yield from self._end()
@@ -284,6 +301,12 @@ class _Output:
             elif isinstance(delta, ArgumentsDelta):
                 self.items[-1]["arguments"] += delta.text
                 yield {"type": "response.function_call_arguments.delta", **self._place(), "delta": delta.text}
+            elif isinstance(delta, ReasoningDelta):
+                if not self.items:
+                    yield from self._begin_thoughts()
+                self.items[-1]["content"][0]["text"] += delta.text
+                place = {**self._place(), "content_index": 0}
+                yield {"type": "response.reasoning_text.delta", **place, "delta": delta.text}
             else:
                 if not self.items or self.items[-1]["type"] != "message":
                     yield from self._end()
@@ -306,6 +329,13 @@ class _Output:
         yield {"type": "response.content_part.added", **self._place(), "content_index": 0, "part": _copy(part)}
         self.items[-1]["content"].append(part)
 
+    def _begin_thoughts(self) -> Iterable[dict[str, Any]]:
+        item = {"type": "reasoning", "id": f"rs_{uuid.uuid4().hex}", "status": "in_progress", "summary": []}
+        yield from self._begin(item | {"content": []})
+        part = {"type": "reasoning_text", "text": ""}
+        yield {"type": "response.content_part.added", **self._place(), "content_index": 0, "part": _copy(part)}
+        self.items[-1]["content"].append(part)
+
     def _end(self, status: str = "completed") -> Iterable[dict[str, Any]]:
         """End the last item, if one is unfinished."""
         if not self.items or self.items[-1]["status"] != "in_progress":
@@ -315,6 +345,10 @@ class _Output:
             [part] = item["content"]
             done = {"text": part["text"], "logprobs": part["logprobs"]}
             yield {"type": "response.output_text.done", **place, "content_index": 0, **done}
+            yield {"type": "response.content_part.done", **place, "content_index": 0, "part": _copy(part)}
+        elif item["type"] == "reasoning":
+            [part] = item["content"]
+            yield {"type": "response.reasoning_text.done", **place, "content_index": 0, "text": part["text"]}
             yield {"type": "response.content_part.done", **place, "content_index": 0, "part": _copy(part)}
         else:
             done = {"name": item["name"], "arguments": item["arguments"]}
@@ -334,14 +368,13 @@ def _copy(value: dict[str, Any]) -> dict[str, Any]:
 class _Answer(AnswerWriter):
     """The response object; as a stream what is new of its items, between the response at its beginning and its end."""
 
-    def __init__(self, request: ServerRequest[ChatRequest], given: ResponsesRequest, use: ToolUse | None) -> None:
+    def __init__(self, request: ServerRequest[ChatRequest], given: ResponsesRequest) -> None:
         """Args:
         request: the chat that is answered
         given: the request as it came
-        use: the tools that it offers its model
         """
         self._request = request
-        self._output = _Output(None if use is None else use.parser())
+        self._output = _Output(request.parser())
         self._reason: str | None = None
         self._events = 0
         fields = request.asked.fields
@@ -374,7 +407,8 @@ class _Answer(AnswerWriter):
     def whole(self, completion: Completion) -> dict[str, Any]:
         """The response in one object."""
         self._reason = completion.finish_reason
-        self._output.add(completion.text, self._logprobs(completion))
+        thinking = self._request.usage().reasoning_tokens
+        self._output.add(completion.text, self._logprobs(completion)[thinking:])
         self._output.finish(self._status)
         return self._ended()
 
@@ -420,7 +454,7 @@ class _Answer(AnswerWriter):
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": usage.prompt_tokens - cached},
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
             "total_tokens": usage.total_tokens,
         }
 

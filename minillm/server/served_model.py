@@ -12,7 +12,7 @@ from ..decoding.prompts import encode_prompt, encode_text, source_config
 from ..engine.async_engine import AsyncEngine
 from ..engine.engine import Engine
 from ..errors import PromptError, shown
-from ..text.chat import CallFormat
+from ..text.chat import CallFormat, ReasoningFormat
 from .http_json import ApiError
 from .logprobs import TokenTexts
 from .messages import conversation, template_variables
@@ -50,6 +50,7 @@ class ServedModel:
         parent: str | None = None,
         lora: str | None = None,
         tool_parser: CallFormat | None = None,
+        reasoning_format: ReasoningFormat | Literal["auto"] | None = "auto",
         max_waiting: int = 1024,
         chat_sampling: Mapping[str, Any] | None = None,
     ) -> None:
@@ -59,11 +60,13 @@ class ServedModel:
         parent: the model's name, if this is an adapter
         lora: the adapter's name in the engine, if this is one
         tool_parser: the format of tool calls; by default the chat template's
+        reasoning_format: the format of thoughts; by default the chat template's; None: thoughts stay in the content
         max_waiting: requests with texts to embed or classify that may wait
         chat_sampling: generation fields with which the page samples
         """
         self.name, self.aio, self.parent, self.lora = name, aio, parent, lora
         self.tool_parser, self.max_waiting, self.chat_sampling = tool_parser, max_waiting, dict(chat_sampling or {})
+        self._reasoning_format = reasoning_format
         self.created = int(time.time())
         self.queue = TextQueue(aio)
         self.texts = TokenTexts(self.engine.tokenizer)
@@ -72,6 +75,14 @@ class ServedModel:
     def engine(self) -> Engine:
         """The engine behind `aio`."""
         return self.aio.engine
+
+    @property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """The format of the model's thoughts, where they are told from its answers."""
+        if self._reasoning_format != "auto":
+            return self._reasoning_format
+        template = self.engine.chat_template
+        return None if template is None else template.reasoning_format
 
     @cached_property
     def endpoints(self) -> tuple[str, ...]:

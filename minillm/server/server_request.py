@@ -7,6 +7,7 @@ ends its request.
 import asyncio
 import time
 import uuid
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +22,8 @@ from ..decoding.thinking import markers_of
 from ..engine.async_engine import AsyncEventStream, arrival, take_any
 from ..engine.results import Generation
 from ..errors import MinillmError, QueueFullError
+from ..text.chat import AnswerParser
+from ..text.chat.reasoning import ReasoningParser, Thoughts
 from .generation_request import ChatRequest, Endpoint, R, Translated, translate
 from .http_json import ApiError, internal_error
 from .limits import queue_full
@@ -32,13 +35,15 @@ from .tools import FirstCalls, ToolUse, tool_use
 T = TypeVar("T")
 
 
-class Usage(Struct):
+class Usage(Struct, omit_defaults=True):
     """Counts of tokens."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int] | None = None
+    """"reasoning_tokens" of a model that thinks, markers included"""
 
     @classmethod
     def of(cls, prompt: int, completion: int, cached: int) -> "Usage":
@@ -49,6 +54,29 @@ class Usage(Struct):
     def cached_tokens(self) -> int:
         """Tokens of prompts that were found in the prefix cache."""
         return self.prompt_tokens_details["cached_tokens"]
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Generated tokens that are thoughts."""
+        return (self.completion_tokens_details or {}).get("reasoning_tokens", 0)
+
+
+class ThinkingTokens:
+    """Counts the tokens of an answer's thoughts, as its events come."""
+
+    def __init__(self, parser: ReasoningParser) -> None:
+        self.count = 0
+        """Tokens so far, markers included"""
+        self._parser, self._decoder = parser, getincrementaldecoder("utf-8")("replace")
+
+    def see(self, event: Event) -> None:
+        """Take an event's tokens."""
+        for token in event.token_bytes:
+            if self._parser.answering:
+                return
+            thought = self._parser.thinking
+            self._parser.push(self._decoder.decode(token))
+            self.count += thought or self._parser.thinking
 
 
 class ServerRequest(Generic[R]):
@@ -75,7 +103,12 @@ class ServerRequest(Generic[R]):
         self._arrived = time.monotonic()
         self._streams: list[AsyncEventStream] = []
         self._metrics: list[RequestMetrics] = []
+        self._use: ToolUse | None = None
         self._first_calls: FirstCalls | None = None
+        self._thoughts: Thoughts | None = None
+        """How the answer tells its thoughts; None where it does not"""
+        self._thinking: dict[tuple[int, int], ThinkingTokens] = {}
+        """By prompt and answer: the tokens of its thoughts"""
 
     @classmethod
     async def read(cls, http: Request, endpoint: Endpoint[R], prefix: str) -> "ServerRequest[R]":
@@ -110,8 +143,18 @@ class ServerRequest(Generic[R]):
             use = tool_use(self.asked, self.model)
         except MinillmError as error:
             raise self.asked.error(error) from None
-        self._first_calls = FirstCalls(use, self.asked.n) if use is not None and use.single else None
+        self._use = use
         return use
+
+    @property
+    def reads_answers(self) -> bool:
+        """True if an answer has thoughts or calls to be told from its content."""
+        return self._use is not None or self._thoughts is not None
+
+    def parser(self) -> AnswerParser:
+        """A parser of one answer; of use once the conversation is rendered."""
+        reasoning = None if self._thoughts is None else self._thoughts.parser()
+        return AnswerParser(reasoning, None if self._use is None else self._use.parser())
 
     def render(self, use: ToolUse | None) -> list[list[int]]:
         """Token ids of the conversation, the request's only prompt. `use`: the tools that the template is shown.
@@ -120,6 +163,9 @@ class ServerRequest(Generic[R]):
             MinillmError: it is malformed, too long, or not what the model's template takes.
         """
         text = self.model.render(self.body, None if use is None else use.offered)
+        form = self.model.reasoning_format
+        if form is not None and getattr(self.body, "reasoning_format", None) not in ("none", "raw"):
+            self._thoughts = Thoughts(form, form.opened_by(text))
         return self.model.encode([text], add_special_tokens=False)
 
     async def submit(self, encode: Callable[[], list[list[int]]], count: int, default: int | None) -> None:
@@ -144,6 +190,7 @@ class ServerRequest(Generic[R]):
                 priority=body.priority or 0,
                 timeout=self.limits.seconds(body.timeout),
                 defaults=engine.chat_defaults if isinstance(body, ChatRequest) else None,
+                thoughts=self._thoughts,
             )
             limited = {"max_new_tokens", "max_length"} & self.asked.fields.keys()
             return requests if limited else [*map(engine.fitted, requests)]
@@ -157,6 +204,8 @@ class ServerRequest(Generic[R]):
         except MinillmError as error:
             raise self.asked.error(error) from None
         self.prompts = [stream.prompt_token_ids for stream in self._streams]
+        if self._use is not None and self._use.single:
+            self._first_calls = FirstCalls([self.parser() for _ in range(self.asked.n)])
         self._metrics = [RequestMetrics(metrics, len(prompt), self._arrived) for prompt in self.prompts]
         self._http.scope["minillm.request"] = self  # the middleware logs its usage and closes it, however it ends
 
@@ -194,6 +243,8 @@ class ServerRequest(Generic[R]):
             own = fields.get("eos_token_id", self._end_ids())
             fields["eos_token_id"] = [*(own if isinstance(own, list | tuple) else [own]), *self.body.stop_token_ids]
             asked.names.setdefault("eos_token_id", "stop_token_ids")
+        if self._thoughts is not None and self._thoughts.form.hidden_by(self.model.engine.tokenizer):
+            fields["skip_special_tokens"] = False  # its markers are among them
         if "thinking_tokens" not in fields and markers_of(self.model.engine.tokenizer) is None:
             fields.pop("max_thinking_tokens", None)  # a model without thoughts keeps within any budget
         if self.model.lora is not None:
@@ -229,6 +280,11 @@ class ServerRequest(Generic[R]):
         now = time.monotonic()
         for i, event in events:
             self._metrics[i].see(event, now)
+            if self._thoughts is not None:
+                place = (i, event.index)
+                if place not in self._thinking:
+                    self._thinking[place] = ThinkingTokens(self._thoughts.parser())
+                self._thinking[place].see(event)
         return events
 
     def arrival(self) -> "asyncio.Future[None]":
@@ -273,11 +329,15 @@ class ServerRequest(Generic[R]):
 
     def usage(self) -> Usage:
         """Tokens so far."""
-        return Usage.of(
+        usage = Usage.of(
             sum(metrics.prompt_tokens for metrics in self._metrics),
             sum(metrics.generated for metrics in self._metrics),
             sum(metrics.cached for metrics in self._metrics),
         )
+        if self._thoughts is not None:
+            thinking = sum(tokens.count for tokens in self._thinking.values())
+            usage.completion_tokens_details = {"reasoning_tokens": thinking}
+        return usage
 
     def stop_reason(self, reason: str | int | None) -> str | int | None:
         """The reason of a text's end as vLLM tells it: the stop string or token that the request named, else None."""

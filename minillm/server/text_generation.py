@@ -21,14 +21,14 @@ from ..decoding.event import Event
 from ..decoding.prompt_scores import TopLogProbs
 from ..engine.results import Completion, Generation
 from ..errors import PromptError
-from ..text.chat import Answer
+from ..text.chat.calls import ReasoningDelta
 from .generation_request import CHAT, COMPLETIONS, ChatRequest, CompletionRequest, R
 from .http_json import ApiError, encode, json_response
 from .logprobs import LegacyLogprobs, chat_logprobs
 from .server_request import ServerRequest
 from .streaming import AnswerWriter, StreamResponse
 from .text_requests import listed_texts
-from .tools import ToolUse, delta_of, ended, is_cut, message_calls
+from .tools import delta_of, ended, is_cut, message_calls, thoughts
 
 MAX_TOKENS = 16
 """New tokens of a completion by default: OpenAI's"""
@@ -40,7 +40,7 @@ async def chat_completions(http: Request) -> Response:
     request = await ServerRequest.read(http, CHAT, "chatcmpl")
     use = request.tool_use()
     await request.submit(partial(request.render, use), 1, None)
-    answer = ChatAnswer(request, use)
+    answer = ChatAnswer(request)
     if request.body.stream:
         return StreamResponse(request, answer)
     return json_response(answer.whole(await request.results()))
@@ -134,21 +134,22 @@ def _choice(index: int, content: dict[str, Any], logprobs: Any, reason: str | No
 class ChatAnswer(ChoicesAnswer[ChatRequest]):
     """Messages; as a stream the role, then a chunk for each event, or each change of content and calls, and the end."""
 
-    def __init__(self, request: ServerRequest[ChatRequest], use: ToolUse | None) -> None:
-        """`use`: the tools that the request offers its model."""
+    def __init__(self, request: ServerRequest[ChatRequest]) -> None:
         super().__init__(request, "chat.completion.chunk")
-        self._use = use
         self._begun: set[int] = set()
-        self._parsers = None if use is None else [use.parser() for _ in range(request.asked.n)]
+        self._parsers = [request.parser() for _ in range(request.asked.n)] if request.reads_answers else None
+        self._with_thoughts = self._body.include_reasoning is not False and self._body.reasoning_format != "hidden"
 
     def whole(self, results: Sequence[Generation]) -> dict[str, Any]:
         """The answer in one object."""
         [generation] = results
         choices = []
         for index, completion in enumerate(generation.completions):
-            answer = Answer(completion.text) if self._use is None else self._use.read(completion)
+            answer = self._request.parser().read(completion.text, cut=is_cut(completion))
             content = None if answer.calls and not answer.content else answer.content
             message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+            if answer.reasoning and self._with_thoughts:
+                message |= thoughts(answer.reasoning)
             if answer.calls:
                 message["tool_calls"] = message_calls(answer)
             reason = ended(completion.finish_reason, called=bool(answer.calls))
@@ -172,7 +173,9 @@ class ChatAnswer(ChoicesAnswer[ChatRequest]):
             if reason is not None:
                 changes += parser.finish(cut=is_cut(event))
                 reason = ended(reason, called=parser.called)
-            deltas = [*map(delta_of, changes)]
+            deltas = [
+                delta_of(change) for change in changes if self._with_thoughts or not isinstance(change, ReasoningDelta)
+            ]
         logprobs, ids = self._logprobs(event), self._token_ids(event)
         if not deltas and (logprobs or ids.get("token_ids")):
             deltas = [{"content": ""}]

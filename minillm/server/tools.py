@@ -17,8 +17,8 @@ from ..decoding.event import Event
 from ..decoding.fields import GUIDES
 from ..engine.results import Completion
 from ..errors import listed, shown
-from ..text.chat import FORMATS, Answer, CallFormat, CallParser, call_grammar, read_calls, read_tools
-from ..text.chat.calls import ArgumentsDelta, CallBegin, Delta
+from ..text.chat import FORMATS, Answer, AnswerParser, CallFormat, CallParser, call_grammar, read_tools
+from ..text.chat.calls import AnswerDelta, ArgumentsDelta, CallBegin, ReasoningDelta
 from .generation_request import Translated
 from .http_json import ApiError
 from .served_model import ServedModel
@@ -48,17 +48,13 @@ class ToolUse:
         """A parser for one answer."""
         return CallParser(self.form, self.names, single=self.single, schemas=self.schemas)
 
-    def read(self, completion: Completion) -> Answer:
-        """Content and calls of a finished answer."""
-        cut = is_cut(completion)
-        return read_calls(completion.text, self.form, self.names, single=self.single, schemas=self.schemas, cut=cut)
-
 
 class FirstCalls:
     """Ends each of a request's answers with its first call."""
 
-    def __init__(self, use: ToolUse, n: int) -> None:
-        self._parsers = [use.parser() for _ in range(n)]
+    def __init__(self, parsers: Sequence[AnswerParser]) -> None:
+        """`parsers`: one for each answer."""
+        self._parsers = parsers
         self._ended: set[int] = set()
 
     @property
@@ -194,14 +190,21 @@ def message_calls(answer: Answer) -> list[dict[str, Any]]:
     ]
 
 
-def delta_of(change: Delta) -> dict[str, Any]:
+def delta_of(change: AnswerDelta) -> dict[str, Any]:
     """The "delta" of a chunk."""
+    if isinstance(change, ReasoningDelta):
+        return thoughts(change.text)
     if isinstance(change, CallBegin):
         function = {"name": change.name, "arguments": ""}
         return {"tool_calls": [{"index": change.index, "id": change.id, "type": "function", "function": function}]}
     if isinstance(change, ArgumentsDelta):
         return {"tool_calls": [{"index": change.index, "function": {"arguments": change.text}}]}
     return {"content": change.text}
+
+
+def thoughts(text: str) -> dict[str, Any]:
+    """Thoughts under the names that clients know, DeepSeek's and OpenRouter's."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def is_cut(piece: Completion | Event) -> bool:

@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from minillm.decoding.event import Event
 from minillm.server import make_app
 from minillm.server.tools import FirstCalls, ToolUse
-from minillm.text.chat import FORMATS, Answer, CallFormat, CallParser, read_calls
+from minillm.text.chat import FORMATS, Answer, AnswerParser, CallFormat, CallParser, read_calls
 
 from ..server.client import calling_engine, chunks_of, post
 from ..text.chat.test_call_grammar import TWO
@@ -162,7 +162,7 @@ def test_tokens_after_a_required_call_are_not_told_however_far_the_engine_is_ahe
     call, after = '<tool_call>{"name": "get-time", "arguments": {}}', "</tool_call>"[:ahead]
     events = [Event(0, 0, text, (i,)) for i, text in enumerate(call + after)]
     events[-1].finish_reason = "length"
-    first = FirstCalls(use, 1)
+    first = FirstCalls([AnswerParser(None, use.parser())])
     told = first.until_complete([(0, event) for event in events])
     assert "".join(event.text for _, event in told) == call
     assert [event.finish_reason for _, event in told] == [None] * (len(call) - 1) + ["stop"]

@@ -236,7 +236,14 @@ def test_every_item_of_openais_inputs_is_read_skipped_or_refused_by_decision() -
     from openai.types.responses.response_includable import ResponseIncludable
     from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
-    read = {"message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"}
+    read = {
+        "message",
+        "reasoning",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+    }
     types = {
         kind
         for item in typing.get_args(ResponseInputItemParam)

@@ -12,7 +12,7 @@ import pytest
 
 from minillm import Engine
 from minillm.cli import chat
-from minillm.cli.conversation import Conversation
+from minillm.cli.conversation import Conversation, Thought
 from minillm.cli.main import run
 from minillm.errors import PromptError, UsageError
 
@@ -301,6 +301,31 @@ def test_a_command_that_cannot_be_is_one_line(line, words, monkeypatch, capsys):
     captured = capsys.readouterr()
     assert words in captured.err.splitlines()[-1] and len(captured.err.splitlines()) == 2
     assert captured.out == ""
+
+
+def test_thoughts_are_no_part_of_the_answer_and_are_kept(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("llguidance", reason="needs the extra `guided`")
+    folder = write_checkpoint(tmp_path, max_position_embeddings=400)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content }}{{ m.content }}\n{% endfor %}<think>"
+    (folder / "chat_template.jinja").write_text(template + "{# </think> #}", encoding="utf-8")
+    with Engine(folder, prefix_cache=True) as engine:
+        talk, said = Conversation(engine), {"guided_regex": "Hm, so\\.</think>\nYes\\.", "max_new_tokens": 60}
+        pieces = [*talk.ask("Hi", said)]
+        thoughts = "".join(piece for piece in pieces if isinstance(piece, Thought))
+        assert (thoughts, "".join(pieces)) == ("Hm, so.", "Hm, so.Yes.")
+        assert (talk.messages[-1].reasoning, talk.messages[-1].content) == ("Hm, so.", "Yes.")
+        talk.save(tmp_path / "talk.json")
+        other = Conversation(engine)
+        other.load(tmp_path / "talk.json")
+        assert other._encode_all(other.messages) == talk._encode_all(talk.messages)
+        chat.show_answer(iter(pieces))
+        assert capsys.readouterr() == ("Yes.", "Hm, so.")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        chat.show_answer(iter(pieces))
+        assert capsys.readouterr() == ("\x1b[2mHm, so.\x1b[0m\n\nYes.", "")
+        parts = [*talk.ask("Hi", said | {"max_new_tokens": 8})]
+        parts += talk.more(said | {"guided_regex": "\\.</think>Yes\\."})
+        assert talk.messages[-1].content == "Yes." and talk.messages[-1].reasoning
 
 
 # --- a terminal -------------------------------------------------------------------------------------------------------

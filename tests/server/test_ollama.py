@@ -104,15 +104,15 @@ def test_tools_are_called_with_objects_as_arguments(app: Starlette) -> None:
 def test_calls_in_a_stream_come_whole() -> None:
     from minillm.server.ollama import _Reading, _said
     from minillm.server.tools import ToolUse
-    from minillm.text.chat import FORMATS
+    from minillm.text.chat import FORMATS, AnswerParser
 
     use = ToolUse([], FORMATS["hermes"], frozenset({"f", "g"}), False)
     text = 'a <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
     text += '<tool_call>{"name": "g", "arguments": {"y": [</tool_call>'
-    reading = _Reading(use)
+    reading = _Reading(AnswerParser(None, use.parser()))
     pieces = [reading.add(text[i : i + 3], last=i + 3 >= len(text)) for i in range(0, len(text), 3)]
-    assert "".join(piece for piece, _ in pieces) == "a"
-    calls = [call for _, found in pieces for call in found]
+    assert "".join(piece for piece, _, _ in pieces) == "a"
+    calls = [call for _, found, _ in pieces for call in found]
     assert [call.name for call in calls] == ["f", "g"]
     said = _said("chat", "", calls)["message"]["tool_calls"]
     assert [call["function"] for call in said] == [
@@ -188,7 +188,7 @@ def test_options_about_running_and_neutral_ones_change_nothing(app: Starlette) -
     ("more", "words"),
     [
         *(({name: ["x"]}, f"{name} is not offered") for name in refused(OLLAMA)),
-        ({"think": True}, "think is not offered"),
+        ({"think": True}, "does not support thinking"),
         ({"nonsense": 1}, "unknown field 'nonsense'"),
         ({"stream": "yes"}, "stream: expected true or false"),
         ({"format": "xml"}, "format='xml': expected"),

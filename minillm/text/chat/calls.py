@@ -127,6 +127,13 @@ class ContentDelta:
 
 
 @dataclass(frozen=True)
+class ReasoningDelta:
+    """More of the thoughts before the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class CallBegin:
     """The beginning of a call, whose arguments follow."""
 
@@ -144,6 +151,7 @@ class ArgumentsDelta:
 
 
 Delta = ContentDelta | CallBegin | ArgumentsDelta
+AnswerDelta = Delta | ReasoningDelta
 
 
 @dataclass
@@ -158,16 +166,19 @@ class ToolCall:
 
 @dataclass
 class Answer:
-    """Content and calls of an answer; the sum of a parser's deltas."""
+    """Thoughts, content and calls of an answer; the sum of a parser's deltas."""
 
     content: str = ""
     calls: list[ToolCall] = field(default_factory=list)
+    reasoning: str = ""
 
-    def add(self, deltas: Iterable[Delta]) -> None:
+    def add(self, deltas: Iterable[AnswerDelta]) -> None:
         """Append deltas."""
         for delta in deltas:
             if isinstance(delta, ContentDelta):
                 self.content += delta.text
+            elif isinstance(delta, ReasoningDelta):
+                self.reasoning += delta.text
             elif isinstance(delta, CallBegin):
                 self.calls.append(ToolCall(delta.id, delta.name))
             else:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import CheckpointError, ParameterError, PromptError, listed, shown
 from .calls import CallFormat, format_of, unread_format
+from .reasoning import ReasoningFormat, reasoning_format_of
 from .tools import described, plain, read_tool_calls, read_tools
 
 Message = Mapping[str, Any]
@@ -22,7 +23,7 @@ FORM = '{"role": ..., "content": ...}'
 _OLD_ROLES = {"function", "ipython"}
 _ALWAYS = {"role", "content", "tool_call_id"}
 """Keys of a message that may be there whether the template reads them or not"""
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message's reasoning text. transformers passes it to the template under the first two names."""
 
 _MARK = "MINILLM_CONTINUES_HERE "
@@ -118,6 +119,11 @@ class ChatTemplate:
     def call_format(self) -> CallFormat | None:
         """The form in which a model with this template writes tool calls; None if minillm does not read it."""
         return format_of(self._tools_source)
+
+    @cached_property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """The form of the thoughts of a model with this template; None if it has none."""
+        return reasoning_format_of(self.source)
 
     @property
     def unread_calls(self) -> str | None:
@@ -278,7 +284,7 @@ def _read_message(where: str, message: Any, names: frozenset[str]) -> dict[str, 
     _check_content(where, given["content"], names)
     for key in unread_keys(given, names):
         raise PromptError(f"{where}: {shown(key)} has no effect, since the chat template does not use it: leave it out")
-    reasoning = next((given[key] for key in _REASONING if key in given), None)
+    reasoning = next((given[key] for key in REASONING_KEYS if key in given), None)
     if reasoning is not None:
         given = {"thinking": reasoning} | given | {"reasoning_content": reasoning}
     try:
@@ -299,7 +305,7 @@ def unread_keys(message: Message, names: frozenset[str]) -> list[str]:
     return [
         key
         for key in message
-        if key not in known and not names.intersection(_REASONING if key in _REASONING else (key,))
+        if key not in known and not names.intersection(REASONING_KEYS if key in REASONING_KEYS else (key,))
     ]
 
 
