@@ -24,6 +24,8 @@ API = "api"
 """Fields of OpenAI's API, at every endpoint that generates text"""
 COMPLETIONS, CHAT, RESPONSES = "completions", "chat", "responses"
 """Fields of that API at one endpoint, before `API`'s"""
+MESSAGES = "messages"
+"""Fields of Anthropic's Messages API, before `API`'s"""
 OLLAMA, OLLAMA_OPTIONS = "ollama", "ollama options"
 """Fields of Ollama's API, and those within `options`"""
 COMMANDS = "commands"
@@ -186,6 +188,17 @@ TABLE = (
     Word(RESPONSES, "response_format", advice="its name here is text.format"),
     Word(RESPONSES, "echo", advice="/v1/completions has it"),
     Word(RESPONSES, "return_token_ids return_tokens_as_token_ids", advice="/v1/chat/completions has it"),
+    # --- Anthropic's Messages API
+    Word(MESSAGES, "stop_sequences", "stop_strings"),
+    Word(MESSAGES, "stop", advice="its name here is stop_sequences"),
+    Word(MESSAGES, "n num_return_sequences", advice="there is one message: ask several times", neutral=(1,)),
+    Word(MESSAGES, "use_beam_search", advice="set num_beams"),
+    Word(MESSAGES, "response_format", advice="its name here is output_config.format"),
+    Word(MESSAGES, "echo logprobs top_logprobs", advice="/v1/completions has it"),
+    Word(MESSAGES, "return_token_ids return_tokens_as_token_ids", advice="/v1/chat/completions has it"),
+    # ignored: how Anthropic runs, stores and bills
+    Word(MESSAGES, "cache_control container mcp_servers inference_geo speed diagnostics betas billing_policy"),
+    Word(MESSAGES, "user_profile_id workspace_id compaction fallbacks fallback_credit_token thread"),
     # --- Ollama's API
     Word(OLLAMA, "keep_alive truncate shift"),  # a model stays loaded; what is too long is refused
     Word(OLLAMA, "suffix", advice="minillm does not insert text"),

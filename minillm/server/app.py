@@ -19,7 +19,7 @@ from ..engine.async_engine import AsyncEngine
 from ..engine.engine import Engine
 from ..errors import shown
 from ..text.chat import FORMATS, REASONING_FORMATS
-from . import ollama
+from . import anthropic, ollama
 from .embeddings import embeddings
 from .http_json import ApiError, json_response
 from .inspection import inspection_routes
@@ -128,6 +128,8 @@ def _routes() -> list[BaseRoute]:
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/messages", anthropic.messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
         *ollama.routes(),
         Route("/v1/embeddings", embeddings, methods=["POST"]),
         Route("/classify", classify, methods=["POST"]),

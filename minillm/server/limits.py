@@ -55,6 +55,9 @@ def check_key(scope: Scope, keys: Sequence[str]) -> None:
         return
     header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
     kind, _, given = header.partition(b" ")
+    if not header:  # as Anthropic's clients send it
+        header = given = next((value for name, value in scope["headers"] if name == b"x-api-key"), b"")
+        kind = b"bearer"
     right = [hmac.compare_digest(given.strip(), key.encode()) for key in keys]  # all of them, always
     if kind.lower() != b"bearer" or not any(right):
         message = "the API key is wrong" if header else "an API key is needed: Authorization: Bearer KEY"

@@ -6,12 +6,16 @@ servers of this API do it; in Python the same key is refused (`chat.template.unr
 """
 
 import json
+import logging
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
-from ..errors import PromptError, listed, shown
+from ..errors import PromptError, listed, printable, shown
 from ..text.chat import ChatTemplate
 from ..text.chat.template import OWN_VARIABLES, unread_keys
+
+logger = logging.getLogger("minillm.server")
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles of messages; a template may have more"""
@@ -115,6 +119,12 @@ def _read_call(call: Any) -> Any:
         custom = read.pop("custom")
         read |= {"type": "function", "function": custom_call(custom.get("name"), custom.get("input"))}
     return read
+
+
+@lru_cache(64)
+def log_skipped(path: str, what: str, kind: str) -> None:
+    """Say once that something in requests to an endpoint has no effect."""
+    logger.warning("%s: %s of the type %s are skipped: minillm has no such tools", path, what, printable(kind))
 
 
 def custom_call(name: Any, text: Any) -> dict[str, Any]:

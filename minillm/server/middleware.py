@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import printable
+from . import anthropic
 from .http_json import ApiError
 from .limits import check_key
 from .server_request import Usage
@@ -39,10 +40,11 @@ class Counted(Protocol):
 
 
 def refusal(error: ApiError, path: str) -> Response:
-    """The answer to a request that is refused: Ollama's paths have its form, all others OpenAI's."""
+    """The answer to a request that is refused: Ollama's and Anthropic's paths have their forms, all others OpenAI's."""
     if path.startswith("/api/"):
         return JSONResponse({"error": str(error)}, status_code=error.status, headers=error.headers)
-    return Response(error.body(), error.status, error.headers, "application/json")
+    body = anthropic.error_body(error) if path.startswith(anthropic.PATH) else error.body()
+    return Response(body, error.status, error.headers, "application/json")
 
 
 class Application(Starlette):

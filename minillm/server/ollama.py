@@ -7,7 +7,6 @@ can only be done otherwise is said once in the log (`_log_once`). Sampling that 
 (`DEFAULTS`), but for its repetition penalty, which is off here.
 """
 
-import json
 import logging
 import time
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ from .served_model import ServedModel
 from .server_request import ServerRequest
 from .state import Server
 from .streaming import AnswerWriter, StreamResponse
-from .tools import ToolUse, is_cut
+from .tools import ToolUse, arguments_of, is_cut
 
 logger = logging.getLogger("minillm.server")
 
@@ -250,18 +249,10 @@ def _said(kind: str, text: str, calls: list[ToolCall] | None = None, thinking: s
     message: dict[str, Any] = {"role": "assistant", "content": text, **thoughts}
     if calls:
         message["tool_calls"] = [
-            {"id": call.id, "function": {"name": call.name, "arguments": _arguments(call)}} for call in calls
+            {"id": call.id, "function": {"name": call.name, "arguments": arguments_of(call.arguments)}}
+            for call in calls
         ]
     return {"message": message}
-
-
-def _arguments(call: ToolCall) -> dict[str, Any]:
-    """Arguments as an object; text of the model's that is none is the value of an empty key."""
-    try:
-        arguments = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        arguments = None
-    return arguments if isinstance(arguments, dict) else {"": call.arguments}
 
 
 class _Answer(AnswerWriter):

@@ -6,11 +6,10 @@ if it says so. Tools of other types, and what other servers' tools have left in 
 the log for each type. Generation fields of the engine are taken as in /v1/chat/completions.
 """
 
-import logging
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -19,7 +18,7 @@ from starlette.responses import Response
 from ..decoding import foreign
 from ..decoding.event import Event
 from ..engine.results import Completion
-from ..errors import listed, printable, shown
+from ..errors import listed, shown
 from ..text.chat import AnswerParser
 from ..text.chat.calls import AnswerDelta, ArgumentsDelta, CallBegin, ReasoningDelta
 from .generation_request import (
@@ -34,12 +33,10 @@ from .generation_request import (
 )
 from .http_json import ApiError, encode, json_response
 from .logprobs import chat_logprobs
-from .messages import ROLES, TEXT_PARTS, custom_call, is_text, read_parts
+from .messages import ROLES, TEXT_PARTS, custom_call, is_text, log_skipped, read_parts
 from .server_request import ServerRequest
 from .state import Server
 from .streaming import AnswerWriter, StreamResponse
-
-logger = logging.getLogger("minillm.server")
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that adds something here"""
@@ -185,7 +182,7 @@ def _append(chat: list[dict[str, Any]], where: str, item: Any) -> None:
         content = _content(where, item.get("output"))
         chat.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
     elif isinstance(kind, str) and kind in SKIPPED:
-        _log_skipped("items", kind)
+        log_skipped("/v1/responses", "items", kind)
     elif kind != "item_reference" or not str(item.get("id")).startswith("rs_"):  # of thoughts, no text is missed
         expected = "expected a message, a function_call or a function_call_output"
         advice = ": nothing is stored: send the item itself" if kind == "item_reference" else ""
@@ -204,12 +201,6 @@ def _append_call(chat: list[dict[str, Any]], where: str, item: dict[str, Any]) -
     if not chat or chat[-1]["role"] != "assistant":
         chat.append({"role": "assistant", "content": ""})
     chat[-1].setdefault("tool_calls", []).append(call)
-
-
-@lru_cache(64)
-def _log_skipped(what: str, kind: str) -> None:
-    """Say once that something in requests to this endpoint has no effect."""
-    logger.warning("/v1/responses: %s of the type %s are skipped: minillm has no such tools", what, printable(kind))
 
 
 def _content(where: str, content: Any) -> Any:
@@ -240,7 +231,7 @@ def _tools(tools: list[Any] | None) -> list[Any] | None:
             definition = {key: tool[key] for key in ("name", "description", "parameters", "strict") if key in tool}
             functions.append({"type": kind, "function": definition})
         else:
-            _log_skipped("tools", kind[:100])
+            log_skipped("/v1/responses", "tools", kind[:100])
     return functions
 
 

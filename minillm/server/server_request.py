@@ -168,6 +168,17 @@ class ServerRequest(Generic[R]):
             self._thoughts = Thoughts(form, form.opened_by(text))
         return self.model.encode([text], add_special_tokens=False)
 
+    def encoded(self, use: ToolUse | None) -> list[list[int]]:
+        """As `render`, for a request that is not submitted.
+
+        Raises:
+            ApiError: as `submit`, of the conversation.
+        """
+        try:
+            return self.render(use)
+        except MinillmError as error:
+            raise self.asked.error(error) from None
+
     async def submit(self, encode: Callable[[], list[list[int]]], count: int, default: int | None) -> None:
         """Queue the request: a stream of events for each prompt, once all are queued.
 

@@ -9,6 +9,7 @@ if its name and the beginning of its arguments are there, with the arguments so 
 shorter one is left out.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -188,6 +189,15 @@ def message_calls(answer: Answer) -> list[dict[str, Any]]:
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in answer.calls
     ]
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """Arguments as an object; text of the model's that is none is the value of an empty key."""
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {"": text}
 
 
 def delta_of(change: AnswerDelta) -> dict[str, Any]:

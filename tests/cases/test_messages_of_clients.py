@@ -16,8 +16,8 @@ from minillm.decoding.foreign import API, WORDS
 from minillm.errors import ParameterError, PromptError
 from minillm.server import make_app
 from minillm.server.generation_request import CHAT, COMPLETIONS, FUNCTIONS
-from minillm.server.messages import ROLES
-from minillm.server.responses import INCLUDED, LOGPROBS, RESPONSES, SKIPPED, _log_skipped
+from minillm.server.messages import ROLES, log_skipped
+from minillm.server.responses import INCLUDED, LOGPROBS, RESPONSES, SKIPPED
 from minillm.text.chat import ChatTemplate
 
 from ..server.client import calling_engine, error_of, post
@@ -455,7 +455,7 @@ def test_items_as_agents_send_them_back(app: Starlette) -> None:
 
 
 def test_tools_of_other_types_are_skipped_with_one_line(app: Starlette, caplog: pytest.LogCaptureFixture) -> None:
-    _log_skipped.cache_clear()
+    log_skipped.cache_clear()
     function = {"type": "function"} | WEATHER["function"]
     others: list[Any] = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch"}, {"type": "local_shell"}]
     alone = asked(app, [USER], tools=[function])
