@@ -81,6 +81,17 @@ INLINE octets low_nibbles(octets v) {
 }
 #endif
 
+#if HAS_AVX512 || HAS_AVX2
+/* Numbers of 8 bits, and what they are multiplied as. */
+INLINE halves as_factors(octets stored) {
+#if HAS_AVX512
+    return (halves){{stored, EXCESS8 ? _mm512_xor_si512(stored, _mm512_set1_epi8(-128)) : _mm512_abs_epi8(stored)}};
+#else
+    return (halves){{stored, _mm256_abs_epi8(stored)}};
+#endif
+}
+#endif
+
 /* The next groups of a row of W, of which `left` bytes exist. */
 INLINE halves load_row(const int format, const char *p, int64_t left) {
     halves w;
@@ -89,8 +100,7 @@ INLINE halves load_row(const int format, const char *p, int64_t left) {
     if (format == INT4) {
         w.v[0] = low_nibbles(stored), w.v[1] = low_nibbles(_mm512_srli_epi16(stored, 4));
     } else {
-        w.v[0] = stored;
-        w.v[1] = EXCESS8 ? _mm512_xor_si512(stored, _mm512_set1_epi8(-128)) : _mm512_abs_epi8(stored);
+        w = as_factors(stored);
     }
 #elif HAS_AVX2
     octets stored = load_octets(p, left);
@@ -98,7 +108,7 @@ INLINE halves load_row(const int format, const char *p, int64_t left) {
     if (format == INT4) {
         w.v[0] = low_nibbles(stored), w.v[1] = low_nibbles(_mm256_srli_epi16(stored, 4));
     } else {
-        w.v[0] = stored, w.v[1] = _mm256_abs_epi8(stored);
+        w = as_factors(stored);
     }
 #else
     (void)left;
@@ -172,6 +182,35 @@ INLINE ints dot(const int format, halves w, halves x) {
 #endif
 }
 
+/* The products of 16 numbers in each 16 bytes, w from 0 to 63, as `dot` has them: parts that may be added once if w is
+ * not above 31, and that `sum_fours` adds up as sums of BYTES. */
+INLINE ints dot_bytes(octets w, octets x) {
+#if HAS_VNNI
+    return (ints)_mm512_dpbusd_epi32(_mm512_setzero_si512(), w, x);
+#elif HAS_AVX512
+    return (ints)_mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1));
+#elif HAS_AVX2
+    return (ints)_mm256_maddubs_epi16(w, x);
+#elif HAS_NEON
+    return (ints)add_dot(vdupq_n_s32(0), w, x);
+#else
+    ints s = {0};
+    for (int i = 0; i < 16; i++) s[i % 4] += w.number[i] * x.number[i];
+    return s;
+#endif
+}
+
+/* The sums of two results of `dot_bytes`. */
+INLINE ints add_parts(ints a, ints b) {
+#if HAS_AVX2
+    return (ints)_mm256_add_epi16((__m256i)a, (__m256i)b);
+#else
+    return a + b;
+#endif
+}
+
+enum { BYTES = -1 }; /* sums of `dot_bytes`, in place of a format */
+
 /* The sums of each four neighbouring lanes, those of four vectors side by side. */
 INLINE ints sum_fours(const int format, const ints *v) {
 #if HAS_AVX512
@@ -188,6 +227,10 @@ INLINE ints sum_fours(const int format, const ints *v) {
     if (format == INT8) return (ints)PAIR(64, 32, PAIR(32, 32, v[0], v[1]), PAIR(32, 32, v[2], v[3]));
     __m256 low = (__m256)PAIR(64, 16, v[0], v[1]), high = (__m256)PAIR(64, 16, v[2], v[3]);
     __m256 even = _mm256_shuffle_ps(low, high, 0x88), odd = _mm256_shuffle_ps(low, high, 0xDD);
+    if (format == BYTES) { /* eight products of 31, or four of 63, fit into 16 bits */
+        __m256i ones = _mm256_set1_epi16(1);
+        return (ints)_mm256_add_epi32(_mm256_madd_epi16((__m256i)even, ones), _mm256_madd_epi16((__m256i)odd, ones));
+    }
     return (ints)_mm256_madd_epi16(_mm256_add_epi16((__m256i)even, (__m256i)odd), _mm256_set1_epi16(1));
 #undef PAIR
 #elif HAS_NEON
@@ -199,6 +242,38 @@ INLINE ints sum_fours(const int format, const ints *v) {
     (void)format;
     for (int i = 0; i < 4; i++) s[i] = v[i][0] + v[i][1] + v[i][2] + v[i][3];
     return s;
+#endif
+}
+
+/* sums[i] has group i of LANES rows; fours[o] are the sums of rows 4 o to 4 o + 3. */
+INLINE void arrange(const int format, const ints *fours, ints *sums) {
+#if HAS_AVX512 /* of two vectors of four parts: parts 0 and 2 of each, or 1 and 3 */
+#define EVEN_PARTS(A, B) _mm512_shuffle_i32x4((__m512i)A, (__m512i)B, 0x88)
+#define ODD_PARTS(A, B) _mm512_shuffle_i32x4((__m512i)A, (__m512i)B, 0xDD)
+    __m512i even[2], odd[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        even[i] = EVEN_PARTS(fours[2 * i], fours[2 * i + 1]);
+        odd[i] = ODD_PARTS(fours[2 * i], fours[2 * i + 1]);
+        if (format == INT8) even[i] = _mm512_add_epi32(even[i], odd[i]);
+    }
+    if (format == INT8) {
+        sums[0] = (ints)EVEN_PARTS(even[0], even[1]), sums[1] = (ints)ODD_PARTS(even[0], even[1]);
+    } else {
+        sums[0] = (ints)EVEN_PARTS(even[0], even[1]), sums[2] = (ints)ODD_PARTS(even[0], even[1]);
+        sums[1] = (ints)EVEN_PARTS(odd[0], odd[1]), sums[3] = (ints)ODD_PARTS(odd[0], odd[1]);
+    }
+#undef EVEN_PARTS
+#undef ODD_PARTS
+#elif HAS_AVX2
+    __m256i first = (__m256i)fours[0], second = (__m256i)fours[1];
+    sums[0] = (ints)_mm256_permute2x128_si256(first, second, 0x20);
+    sums[1] = (ints)_mm256_permute2x128_si256(first, second, 0x31);
+    if (format == INT8) sums[0] += sums[1];
+#else
+    ints all = {0};
+    for (int o = 0; o < LANES; o++) all[o] = fours[o / 4][o % 4];
+    sums[0] = all;
 #endif
 }
 
@@ -223,36 +298,7 @@ INLINE void dot_rows(const int format, const int R, const char *const *rows, int
         for (int r = 0; r < R; r++) fours[r][o / 4] = sum_fours(format, dots[r]);
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-#if HAS_AVX512 /* of two vectors of four parts: parts 0 and 2 of each, or 1 and 3 */
-#define EVEN_PARTS(A, B) _mm512_shuffle_i32x4((__m512i)A, (__m512i)B, 0x88)
-#define ODD_PARTS(A, B) _mm512_shuffle_i32x4((__m512i)A, (__m512i)B, 0xDD)
-        __m512i even[2], odd[2];
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; i++) {
-            even[i] = EVEN_PARTS(fours[r][2 * i], fours[r][2 * i + 1]);
-            odd[i] = ODD_PARTS(fours[r][2 * i], fours[r][2 * i + 1]);
-            if (format == INT8) even[i] = _mm512_add_epi32(even[i], odd[i]);
-        }
-        if (format == INT8) {
-            sums[r][0] = (ints)EVEN_PARTS(even[0], even[1]), sums[r][1] = (ints)ODD_PARTS(even[0], even[1]);
-        } else {
-            sums[r][0] = (ints)EVEN_PARTS(even[0], even[1]), sums[r][2] = (ints)ODD_PARTS(even[0], even[1]);
-            sums[r][1] = (ints)EVEN_PARTS(odd[0], odd[1]), sums[r][3] = (ints)ODD_PARTS(odd[0], odd[1]);
-        }
-#undef EVEN_PARTS
-#undef ODD_PARTS
-#elif HAS_AVX2
-        __m256i first = (__m256i)fours[r][0], second = (__m256i)fours[r][1];
-        sums[r][0] = (ints)_mm256_permute2x128_si256(first, second, 0x20);
-        sums[r][1] = (ints)_mm256_permute2x128_si256(first, second, 0x31);
-        if (format == INT8) sums[r][0] += sums[r][1];
-#else
-        ints all = {0};
-        for (int o = 0; o < LANES; o++) all[o] = fours[r][o / 4][o % 4];
-        sums[r][0] = all;
-#endif
-    }
+    for (int r = 0; r < R; r++) arrange(format, fours[r], sums[r]);
 }
 
 /* --- lanes along the outputs -------------------------------------------------------------------------------------- */

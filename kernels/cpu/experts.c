@@ -92,7 +92,7 @@ typedef struct {
     int64_t X;
     int64_t many;         /* whether `linear_many` multiplies */
     int64_t row_bytes;    /* from row to row of all.integers, and ... */
-    int64_t scale_stride; /* ... of all.x_scales and all.x_sums, in numbers */
+    int64_t scale_stride, sum_stride; /* ... of all.x_scales and of all.x_sums, in numbers */
 } expert_arguments;
 
 void linear_experts(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
@@ -104,10 +104,10 @@ void linear_experts(const void *arguments, int64_t share, int64_t shares, int64_
         if (!one.rows) continue;
         one.weight = a->matrices[e].weight, one.scales = a->matrices[e].scales;
         one.offsets = a->matrices[e].offsets;
-        one.x += first * one.inputs, one.out += first * one.outputs;
-        if (one.scales) {
+        one.x += first * one.inputs, one.out += first * one.stride;
+        if (one.format >= INT8) {
             one.integers += first * a->row_bytes;
-            one.x_scales += first * a->scale_stride, one.x_sums += first * a->scale_stride;
+            one.x_scales += first * a->scale_stride, one.x_sums += first * a->sum_stride;
         }
         (a->many ? linear_many : linear_few)(&one, share, shares, worker);
     }

@@ -1,7 +1,7 @@
 /* The matrix product: out = activation(x @ W.T + bias) + residual, x [rows, inputs], W [outputs, inputs].
  *
- * W is stored as float32, float16 or bfloat16, or as int8 or int4 in groups with a scale (reference/quantize.py). For
- * integers the rows of x are rounded first (`round_rows`), to int8 with a scale for each 32 numbers, and the products
+ * W is stored as float32, float16 or bfloat16, as int8 or int4 in groups with a scale (reference/quantize.py), or in
+ * blocks (reference/blocks.py). For integers the rows of x are rounded first (`round_rows`), to int8 with a scale for each 32 numbers, and the products
  * within these 32 are summed exactly.
  *
  * Bytes moved: W is read once. Floor: up to some 16 rows, W's bytes / memory bandwidth; beyond, 2 rows inputs outputs
@@ -20,6 +20,7 @@
  *   transposed instead, and lanes are along the outputs, without `one_order`.
  * - `linear_many`, integers: some INTEGER_OUTPUTS outputs by DEPTH inputs are packed with the lanes along the outputs.
  *   Sums are integers until a group ends, and then need no sum across lanes. A few rows meet W as it is stored.
+ * - `linear_parts`: several matrices of different formats, such as queries', keys' and values', in one launch.
  */
 #include "activation.h"
 #include "linear.h"
@@ -28,13 +29,13 @@ enum { FINISHED = 16 }; /* outputs that `linear_few` finishes together */
 
 INLINE void finish_as(const int activation, const linear *a, int64_t row, int64_t end, int64_t first, int64_t last) {
     for (int64_t r = row; r < end; r++) {
-        float *out = a->out + r * a->outputs;
+        float *out = a->out + r * a->stride;
         for (int64_t o = first; o < last; o += LANES) {
             int64_t count = last - o;
             floats y = load_part(out + o, count);
             if (a->bias) y += load_part(a->bias + o, count);
             y = activate(y, activation);
-            if (a->residual) y += load_part(a->residual + r * a->outputs + o, count);
+            if (a->residual) y += load_part(a->residual + r * a->stride + o, count);
             store_part(out + o, y, count);
         }
     }
@@ -87,4 +88,26 @@ void linear_few(const void *arguments, int64_t share, int64_t shares, int64_t wo
         floats_few(a, o, until);
         finish(a, 0, a->rows, o, until);
     }
+}
+
+/* Matrices below one another, each in a format of its own, that meet the same x: a product writes its columns. */
+typedef struct {
+    const linear *parts; /* [count] */
+    int64_t count, many; /* whether `linear_many` multiplies */
+} linear_parts_arguments;
+
+/* Rounds the rows of x once for each format. A share is some of the rows. */
+void round_parts(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const linear_parts_arguments *a = arguments;
+    for (int64_t i = 0; i < a->count; i++) {
+        bool rounded = a->parts[i].format < INT8;
+        for (int64_t j = 0; j < i; j++) rounded |= a->parts[j].integers == a->parts[i].integers;
+        if (!rounded) round_rows(&a->parts[i], share, shares, worker);
+    }
+}
+
+/* All products in one launch. A share is some of the outputs of every part. */
+void linear_parts(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const linear_parts_arguments *a = arguments;
+    for (int64_t i = 0; i < a->count; i++) (a->many ? linear_many : linear_few)(&a->parts[i], share, shares, worker);
 }

@@ -1,7 +1,7 @@
 /* The matrix product's arguments, and what its files share.
  *
- * linear.c is the operation, and has its description. linear_floats.c and linear_integers.c multiply, by the type of W:
- * two files, since they are compiled side by side.
+ * linear.c is the operation, and has its description. linear_floats.c, linear_integers.c and linear_blocks.c multiply, by
+ * the type of W: several files, since they are compiled side by side.
  */
 #ifndef MINILLM_LINEAR_H
 #define MINILLM_LINEAR_H
@@ -21,23 +21,25 @@ enum {
 
 typedef struct {
     const void *weight;     /* [outputs, inputs] of float or of 16 bits, int8 [outputs, inputs'], or uint8 [outputs,
-                               inputs' / 2]; inputs' are inputs in whole groups */
+                               inputs' / 2]; inputs' are inputs in whole groups; or blocks, [outputs, blocks] */
     const uint16_t *scales; /* float16 [outputs, inputs' / group] of int8 and int4, else NULL */
     const void *offsets;    /* of int4, [outputs, inputs' / group]: float16 offsets, or uint8 zero points if `zeros`;
                                NULL: all zero points are 8 */
     const float *bias;      /* [outputs], or NULL */
-    const float *residual;  /* [rows, outputs], or NULL; not `out` */
+    const float *residual;  /* [rows, outputs], `stride` numbers from row to row, or NULL; not `out` */
     const float *x;         /* [rows, inputs] */
-    float *out;             /* [rows, outputs] */
+    float *out;             /* [rows, outputs], as `residual` */
     int8_t *integers;       /* x rounded, [rows, inputs'] and 32 more; of int16 if `wide`. For integers only, as ... */
     float *x_scales;        /* [rows, inputs' / 32 rounded up to 16] */
-    int32_t *x_sums;        /* minus the sum of each 32 integers, times what packed weights are higher than they are */
+    int32_t *x_sums;        /* minus the sum of each 32 integers, or 16 for some blocks, times what packed weights are
+                               higher than they are, or 8 */
     char *scratch;          /* linear_scratch() bytes for each worker, aligned to 64; for integers and many rows */
     int64_t rows, inputs, outputs, format, group, activation;
     int64_t zeros;          /* whether the offsets are zero points */
     int64_t wide;           /* whether the integers are int16: for int8, wide_rows() rows or more */
     int64_t one_order;      /* whether floats are summed in the order of `linear_few` for any number of rows; with
                                vectors of 16 or 4 they always are */
+    int64_t stride;         /* outputs, or more where `out` has columns of other products too */
 } linear;
 
 /* Bias, activation and residual for some rows and outputs while they are in the cache. */
@@ -48,6 +50,9 @@ void finish(const linear *a, int64_t row, int64_t end, int64_t first, int64_t la
 void floats_few(const linear *a, int64_t first, int64_t last);
 void floats_many(const linear *a, int64_t first, int64_t last, char *scratch);
 void integers_any(const linear *a, int64_t first, int64_t last, char *scratch);
+
+/* Rounds the rows of x for weights of integers. */
+void round_rows(const void *arguments, int64_t share, int64_t shares, int64_t worker);
 
 /* Bytes of that memory. */
 int64_t floats_scratch(void);

@@ -150,7 +150,7 @@ static void multiply_block(tile *const *tiles, const linear *a, operands m, int6
                 for (int64_t r = 0; r < ROWS; r++)
                     fetch_lines((const char *)(m.x + (rows + r) * m.x_stride + (o - first) * each), 4 * 4 * each);
             m.w = w + (o - first) * m.w_stride;
-            tiles[rows](&m, smaller(4, last - o), add, a->out + row * a->outputs + o, a->outputs);
+            tiles[rows](&m, smaller(4, last - o), add, a->out + row * a->stride + o, a->stride);
         }
     }
 }
@@ -165,7 +165,7 @@ static void multiply_row(tile *lone, const linear *a, int64_t first, int64_t las
         do {
             const char *w = (const char *)a->weight + o * stride + k * each;
             operands m = {a->x + k, w, a->inputs, stride, smaller(DEPTH, a->inputs - k), NULL};
-            lone(&m, smaller(8, last - o), k > 0, a->out + o, a->outputs);
+            lone(&m, smaller(8, last - o), k > 0, a->out + o, a->stride);
             k += DEPTH;
         } while (k < a->inputs);
     }
@@ -348,7 +348,7 @@ static void floats_across(const linear *a, int64_t first, int64_t last, float *p
             for (int64_t o = first; o < last; o += PANEL) {
                 m.panel = panels + (o - first) * PANEL_DEPTH;
                 if (part >= 0) m.next = next + (o - first + part * PANEL / fetching) * stride;
-                of_panel[rows](&m, smaller(PANEL, last - o), k > 0, a->out + row * a->outputs + o, a->outputs);
+                of_panel[rows](&m, smaller(PANEL, last - o), k > 0, a->out + row * a->stride + o, a->stride);
             }
             if (ends) finish(a, row, row + rows, first, last);
         }

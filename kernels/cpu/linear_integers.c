@@ -16,37 +16,8 @@
  * - `integers_many`: a register tile of up to INT8_ROWS or INT4_ROWS rows by PANELS vectors of packed outputs; lanes
  *   along the outputs.
  */
-#include "dot.h"
-#include "linear.h"
+#include "integers.h"
 #include <math.h>
-
-enum {
-    GROUP = 32,                                 /* numbers of x that share a scale */
-    FEW_ROWS = 2,                               /* of a tile with the lanes along the inputs */
-    PACKED_ROWS = EXCESS8 ? 2 : 6,              /* rows from which on the weights are packed: VNNI multiplies fast */
-    PANELS = INTEGER_OUTPUTS / LANES,           /* vectors of outputs of a tile with the lanes along the outputs ... */
-    INT8_ROWS = VECTOR_REGISTERS == 32 ? 6 : 4, /* ... and its rows: of int4 fewer, since they are bound by what ... */
-    INT4_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* ... follows a group, for which sums must then fit in registers */
-    SCALE_ROWS = DEPTH / GROUP,                 /* groups of a panel */
-    SETS = LANES == 8 ? 6 : 1                   /* of INTEGER_OUTPUTS packed outputs at a time, with SET_ROWS rows or
-                                                   more (with vectors of 16 not measured) */
-};
-
-INLINE ints load_ints(const void *p) {
-    ints v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-
-/* Numbers of a row of W in groups, in groups of 32. */
-static int64_t groups_of(const linear *a) {
-    return (a->inputs + a->group - 1) / a->group * (a->group / GROUP);
-}
-
-/* From row to row of x_scales and x_sums. */
-static int64_t scale_stride(int64_t groups) {
-    return (groups + 15) / 16 * 16;
-}
 
 /* --- rounding of x ------------------------------------------------------------------------------------------------ */
 
@@ -71,20 +42,25 @@ INLINE float round_group(const float *x, ints *integers) {
     return usable ? most / 127 : finite ? 0 : NAN;
 }
 
+static const integer_format *format_of(const linear *a);
+
 /* Rounds the rows of x for weights of integers. A share is some of the rows. */
 void round_rows(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
     const linear *a = arguments;
-    int64_t groups = groups_of(a), stride = scale_stride(groups), first, last;
-    const int32_t excess = a->format == INT8 ? EXCESS8 : 8;
+    const integer_format *form = format_of(a);
+    const int64_t groups = groups_of(a), stride = scale_stride(groups), parts = form->parts;
+    const int32_t excess = form->format == INT8 ? EXCESS8 : 8;
+    int64_t first, last;
     (void)worker;
     share_of(a->rows, share, shares, &first, &last);
     for (int64_t row = first; row < last; row++) {
         float *scales = a->x_scales + row * stride;
-        int32_t *x_sums = a->x_sums + row * stride;
+        int32_t *x_sums = a->x_sums + row * stride * parts;
+        memset(x_sums, 0, sizeof(int32_t) * stride * parts);
         for (int64_t g = 0; g < stride; g++) {
             const float *x = a->x + row * a->inputs + g * GROUP;
             int64_t count = g < groups ? smaller(GROUP, a->inputs - g * GROUP) : 0;
-            scales[g] = x_sums[g] = 0;
+            scales[g] = 0;
             if (g >= groups) continue;
             float part[GROUP];
             if (count < GROUP) {
@@ -92,15 +68,17 @@ void round_rows(const void *arguments, int64_t share, int64_t shares, int64_t wo
                 if (count > 0) memcpy(part, x, sizeof(float) * count);
                 x = part;
             }
-            ints rounded[GROUP / LANES], total = {0};
+            ints rounded[GROUP / LANES], total[2] = {{0}};
             scales[g] = round_group(x, rounded);
-            for (int i = 0; i < GROUP / LANES; i++) total += rounded[i];
+            for (int i = 0; i < GROUP / LANES; i++) total[i / (GROUP / LANES / 2)] += rounded[i];
             if (a->wide) {
                 store_split((int16_t *)a->integers + (row * groups + g) * GROUP, rounded);
             } else {
                 store_as_bytes(a->integers + (row * groups + g) * GROUP, rounded);
             }
-            x_sums[g] = -excess * (int32_t)sum(__builtin_convertvector(total, floats));
+            if (parts == 1) total[0] += total[1];
+            for (int64_t part = 0; part < parts; part++)
+                x_sums[g * parts + part] = -excess * (int32_t)sum(__builtin_convertvector(total[part], floats));
         }
     }
 }
@@ -111,11 +89,6 @@ INLINE int64_t group_bytes(int64_t format) {
     return format == INT8 ? GROUP : GROUP / 2;
 }
 
-/* Bytes of a group of INTEGER_OUTPUTS packed outputs. */
-INLINE int64_t packed_group(int64_t format) {
-    return GROUP * INTEGER_OUTPUTS * (format == INT8 && STEP8 == 2 ? 2 : 1);
-}
-
 /* What is multiplied after INTEGER_OUTPUTS outputs from `first` on, in the order in which it lies: as much of it as
  * LANES rows have up to their group g. It is fetched while as much of this is multiplied, since LANES rows side by side
  * are more streams than the hardware fetches early by itself. */
@@ -124,8 +97,6 @@ INLINE const char *next_outputs(const linear *a, int64_t first, int64_t g) {
     return (const char *)a->weight + ((first + INTEGER_OUTPUTS) * groups_of(a) + g * LANES) * each;
 }
 
-/* Packs LANES outputs from `first` on, `count` groups from g on: one vector of every PANELS. In place of outputs that
- * do not exist the last one is repeated. */
 INLINE void pack_panel_as(const int format, const linear *a, int64_t first, int64_t g, int64_t count, char *panel) {
     const int64_t each = group_bytes(format);
     const char *rows[LANES];
@@ -221,10 +192,10 @@ INLINE void pack_numbers(const bool bytes, const void *from, const linear *a, in
     }
 }
 
-/* Scales of LANES outputs from `first` on, `count` groups from g on, [count, LANES], and with offsets an eighth of what
- * is subtracted. Both count groups as they are stored, of 32 or 64. */
 static void pack_scales(const linear *a, int64_t first, int64_t g, int64_t count, float *scales, float *lows) {
-    const int64_t each = groups_of(a) / (a->group / GROUP);
+    const int64_t shift = a->group == 64, each = groups_of(a) >> shift;
+    g >>= shift, count >>= shift;
+    fetch_lines((const char *)(a->scales + (first + INTEGER_OUTPUTS) * each + g * LANES), 2 * count * LANES);
     pack_numbers(false, a->scales, a, each, first, g, count, scales);
     if (a->wide)
         for (int64_t i = 0; i < count; i++) store(scales + i * LANES, load(scales + i * LANES) / TIMES8);
@@ -241,14 +212,6 @@ static void pack_scales(const linear *a, int64_t first, int64_t g, int64_t count
     }
 }
 
-/* total + x' @ W in a group of LANES outputs: `dot` are the sums of integers. */
-INLINE floats add_group(const bool offsets, floats total, ints dot, const float *scales, const float *lows,
-                        float x_scale, int32_t x_sum) {
-    floats exact = __builtin_convertvector(dot, floats), own = load(scales), same = splat(x_scale);
-    if (!offsets) return multiply_add(exact, own * same, total);
-    return multiply_add(multiply_add(exact, own, load(lows) * (float)x_sum), same, total);
-}
-
 /* --- few rows: lanes along the inputs ----------------------------------------------------------------------------- */
 
 /* Groups start to end, with their scales, of outputs first to last, LANES at most, for R rows from `row` on. */
@@ -261,13 +224,13 @@ INLINE void multiply_stored(const int format, const bool offsets, const int R, c
     const int8_t *x = a->integers + row * groups * GROUP;
     const float *x_scales = a->x_scales + row * stride;
     const int32_t *x_sums = a->x_sums + row * stride;
-    float *out = a->out + row * a->outputs + first;
+    float *out = a->out + row * a->stride + first;
     const char *rows[LANES];
     floats total[FEW_ROWS];
     for (int o = 0; o < LANES; o++)
         rows[o] = (const char *)a->weight + smaller(first + o, a->outputs - 1) * groups * each;
 #pragma GCC unroll 2
-    for (int r = 0; r < R; r++) total[r] = start ? load_part(out + r * a->outputs, last - first) : (floats){0};
+    for (int r = 0; r < R; r++) total[r] = start ? load_part(out + r * a->stride, last - first) : (floats){0};
     for (int64_t g = start; g < end; g += step) {
         const int8_t *own = x + g * GROUP;
         ints dots[FEW_ROWS][4];
@@ -290,11 +253,8 @@ INLINE void multiply_stored(const int format, const bool offsets, const int R, c
         }
     }
 #pragma GCC unroll 2
-    for (int r = 0; r < R; r++) store_part(out + r * a->outputs, total[r], last - first);
+    for (int r = 0; r < R; r++) store_part(out + r * a->stride, total[r], last - first);
 }
-
-typedef void few_tile(const linear *a, int64_t first, int64_t last, int64_t row, int64_t start, int64_t end,
-                      const float *scales, const float *lows);
 
 #define FEW_TILE(NAME, FORMAT, OFFSETS, R) \
     SEPARATE void NAME##_##R(const linear *a, int64_t first, int64_t last, int64_t row, int64_t start, int64_t end, \
@@ -310,38 +270,7 @@ FEW_TILES(few_int8, INT8, false)
 FEW_TILES(few_int4, INT4, false)
 FEW_TILES(few_int4_offsets, INT4, true)
 
-static void integers_few(const linear *a, int64_t first, int64_t last, char *scratch) {
-    few_tile *const *tiles = a->format == INT8 ? few_int8 : a->offsets ? few_int4_offsets : few_int4;
-    const int64_t groups = groups_of(a), shift = a->group == 64, each = groups >> shift;
-    float *scales = (float *)scratch, *lows = scales + SCALE_ROWS * LANES;
-    for (int64_t o = first; o < last; o += LANES) {
-        int64_t start = 0;
-        do {
-            int64_t end = smaller(start + DEPTH / GROUP, groups), g = start >> shift, count = (end - start) >> shift;
-            fetch_lines((const char *)(a->scales + (o + INTEGER_OUTPUTS) * each + g * LANES), 2 * count * LANES);
-            pack_scales(a, o, g, count, scales, lows);
-            for (int64_t row = 0; row < a->rows; row += FEW_ROWS)
-                tiles[smaller(FEW_ROWS, a->rows - row)](a, o, smaller(o + LANES, last), row, start, end, scales, lows);
-            start = end;
-        } while (start < groups);
-    }
-    finish(a, 0, a->rows, first, last);
-}
-
 /* --- many rows: lanes along the outputs --------------------------------------------------------------------------- */
-
-/* Outputs first to last of PANELS panels, with `count` groups from g on. */
-typedef struct {
-    const char *numbers; /* [count, 8 or 16, PANELS, LANES] lanes */
-    const float *scales, *lows; /* [PANELS, SCALE_ROWS, LANES], of 2^shift groups each */
-    int64_t g, count, shift, first, last;
-} packed;
-
-INLINE ints splat_4_bytes(const void *p) {
-    int32_t v;
-    memcpy(&v, p, sizeof v);
-    return v - (ints){0};
-}
 
 /* out[row + r] = x'[row + r] @ W for the outputs of the panels and R rows; += that beyond the first block of inputs. */
 INLINE void multiply_panels(const int format, const bool offsets, const int R, const linear *a, const packed *m,
@@ -353,7 +282,7 @@ INLINE void multiply_panels(const int format, const bool offsets, const int R, c
     const char *x = (const char *)a->integers + (row * groups + m->g) * x_group;
     const float *x_scales = a->x_scales + row * stride + m->g;
     const int32_t *x_sums = a->x_sums + row * stride + m->g;
-    float *out = a->out + row * a->outputs + m->first;
+    float *out = a->out + row * a->stride + m->first;
     floats total[6][PANELS];
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++)
@@ -361,7 +290,7 @@ INLINE void multiply_panels(const int format, const bool offsets, const int R, c
         for (int p = 0; p < PANELS; p++) {
             int64_t count = m->last - m->first - p * LANES;
             total[r][p] = (floats){0};
-            if (m->g && count > 0) total[r][p] = load_part(out + r * a->outputs + p * LANES, count);
+            if (m->g && count > 0) total[r][p] = load_part(out + r * a->stride + p * LANES, count);
         }
     for (int64_t g = 0; g < m->count; g++) {
         ints dots[6][PANELS];
@@ -404,11 +333,9 @@ INLINE void multiply_panels(const int format, const bool offsets, const int R, c
 #pragma GCC unroll 2
         for (int p = 0; p < PANELS; p++) {
             int64_t count = m->last - m->first - p * LANES;
-            if (count > 0) store_part(out + r * a->outputs + p * LANES, total[r][p], count);
+            if (count > 0) store_part(out + r * a->stride + p * LANES, total[r][p], count);
         }
 }
-
-typedef void many_tile(const linear *a, const packed *m, int64_t row);
 
 #define MANY_TILE(NAME, FORMAT, OFFSETS, R) \
     SEPARATE void NAME##_##R(const linear *a, const packed *m, int64_t row) { \
@@ -421,15 +348,58 @@ typedef void many_tile(const linear *a, const packed *m, int64_t row);
     MANY_TILE(NAME, FORMAT, OFFSETS, 4) \
     MANY_TILE(NAME, FORMAT, OFFSETS, 5) \
     MANY_TILE(NAME, FORMAT, OFFSETS, 6) \
-    static many_tile *const NAME[] = {NULL, NAME##_1, NAME##_2, NAME##_3, NAME##_4, NAME##_5, NAME##_6};
+    many_tile *const NAME[] = {NULL, NAME##_1, NAME##_2, NAME##_3, NAME##_4, NAME##_5, NAME##_6};
 
 MANY_TILES(many_int8, INT8, false)
 MANY_TILES(many_int4, INT4, false)
 MANY_TILES(many_int4_offsets, INT4, true)
 
+/* --- formats ------------------------------------------------------------------------------------------------------ */
+
+static const integer_format int8_format = {few_int8, many_int8, pack_int8, pack_scales, INT8_ROWS, INT8, 1, PACKED_ROWS};
+static const integer_format int4_format = {few_int4, many_int4, pack_int4, pack_scales, INT4_ROWS, INT4, 1, PACKED_ROWS};
+static const integer_format int4_offsets_format = {
+    few_int4_offsets, many_int4_offsets, pack_int4, pack_scales, INT4_ROWS, INT4, 1, PACKED_ROWS,
+};
+
+static const integer_format *format_of(const linear *a) {
+    if (a->format > INT4) return block_format(a->format);
+    return a->format == INT8 ? &int8_format : a->offsets ? &int4_offsets_format : &int4_format;
+}
+
+/* From row to row of x_sums, for a format. */
+int64_t sum_parts(int64_t format) {
+    return format > INT4 ? block_format(format)->parts : 1;
+}
+
+/* Rows from which on x is taken as int16 for a format; 0: never. */
+int64_t wide_rows(int64_t format) {
+    bool bytes = format > INT4 ? block_format(format)->format == INT8 : format == INT8;
+    return bytes && STEP8 == 2 ? PACKED_ROWS : 0;
+}
+
+/* --- the product -------------------------------------------------------------------------------------------------- */
+
+static void integers_few(const linear *a, const integer_format *form, int64_t first, int64_t last, char *scratch) {
+    const int64_t groups = groups_of(a);
+    float *scales = (float *)scratch, *lows = scales + form->parts * SCALE_ROWS * LANES;
+    for (int64_t o = first; o < last; o += LANES) {
+        int64_t start = 0;
+        do {
+            int64_t end = smaller(start + SCALE_ROWS, groups);
+            form->pack_scales(a, o, start, end - start, scales, lows);
+            for (int64_t row = 0; row < a->rows; row += FEW_ROWS)
+                form->few[smaller(FEW_ROWS, a->rows - row)](a, o, smaller(o + LANES, last), row, start, end, scales,
+                                                            lows);
+            start = end;
+        } while (start < groups);
+    }
+    finish(a, 0, a->rows, first, last);
+}
+
 /* Bytes of INTEGER_OUTPUTS packed outputs, with their scales and offsets. */
 static int64_t packed_bytes(void) {
-    return SCALE_ROWS * packed_group(INT8) + 2 * (int64_t)sizeof(float) * SCALE_ROWS * INTEGER_OUTPUTS;
+    return SCALE_ROWS * packed_group(INT8) + 4 * (int64_t)sizeof(float) * SCALE_ROWS * INTEGER_OUTPUTS;
 }
 
 int64_t integers_scratch(void) {
@@ -437,29 +407,25 @@ int64_t integers_scratch(void) {
 }
 
 /* SETS * INTEGER_OUTPUTS outputs at most: sets of them meet a tile's rows, one after the other. */
-static void integers_many(const linear *a, int64_t first, int64_t last, char *scratch) {
-    many_tile *const *tiles = a->format == INT8 ? many_int8 : a->offsets ? many_int4_offsets : many_int4;
-    void (*const pack)(const linear *, int64_t, int64_t, int64_t, char *) = a->format == INT8 ? pack_int8 : pack_int4;
-    const int64_t groups = groups_of(a), size = packed_group(a->format);
-    const int64_t most = a->format == INT8 ? INT8_ROWS : INT4_ROWS, shift = a->group == 64;
-    const int64_t count = (a->rows + most - 1) / most;
+static void integers_many(const linear *a, const integer_format *form, int64_t first, int64_t last, char *scratch) {
+    const int64_t groups = groups_of(a), size = packed_group(form->format), panel = form->parts * SCALE_ROWS * LANES;
+    const int64_t count = (a->rows + form->most_rows - 1) / form->most_rows;
     int64_t g = 0;
     do {
         int64_t depth = smaller(SCALE_ROWS, groups - g), sets = 0;
         packed m[SETS];
         for (int64_t o = first; o < last; o += INTEGER_OUTPUTS, sets++) {
             char *numbers = scratch + sets * packed_bytes();
-            float *scales = (float *)(numbers + SCALE_ROWS * size), *lows = scales + SCALE_ROWS * INTEGER_OUTPUTS;
-            m[sets] = (packed){numbers, scales, lows, g, depth, shift, o, smaller(o + INTEGER_OUTPUTS, last)};
+            float *scales = (float *)(numbers + SCALE_ROWS * size), *lows = scales + PANELS * panel;
+            m[sets] = (packed){numbers, scales, lows, g, depth, a->group == 64, o, smaller(o + INTEGER_OUTPUTS, last)};
             for (int p = 0; p < PANELS; p++) {
-                pack(a, o + p * LANES, g, depth, numbers + p * sizeof(ints));
-                pack_scales(a, o + p * LANES, g >> shift, depth >> shift, scales + p * SCALE_ROWS * LANES,
-                            lows + p * SCALE_ROWS * LANES);
+                form->pack(a, o + p * LANES, g, depth, numbers + p * sizeof(ints));
+                form->pack_scales(a, o + p * LANES, g, depth, scales + p * panel, lows + p * panel);
             }
         }
         for (int64_t i = 0; i < count; i++) {
             int64_t row = a->rows * i / count;
-            many_tile *tile = tiles[a->rows * (i + 1) / count - row];
+            many_tile *tile = form->many[a->rows * (i + 1) / count - row];
             for (int64_t set = 0; set < sets; set++) tile(a, &m[set], row);
             if (g + SCALE_ROWS >= groups) finish(a, row, a->rows * (i + 1) / count, first, last);
         }
@@ -467,14 +433,10 @@ static void integers_many(const linear *a, int64_t first, int64_t last, char *sc
     } while (g < groups);
 }
 
-/* Rows from which on x is taken as int16 for weights of int8; 0: never. */
-int64_t wide_rows(void) {
-    return STEP8 == 2 ? PACKED_ROWS : 0;
-}
-
 void integers_any(const linear *a, int64_t first, int64_t last, char *scratch) {
-    const bool packed = a->format == INT8 && STEP8 == 2 ? a->wide : a->rows >= PACKED_ROWS;
+    const integer_format *form = format_of(a);
+    const bool packs = wide_rows(a->format) ? a->wide : a->rows >= form->packed_rows;
     const int64_t size = INTEGER_OUTPUTS * (a->rows < SET_ROWS ? 1 : SETS);
-    if (!packed) return integers_few(a, first, last, scratch);
-    for (int64_t o = first; o < last; o += size) integers_many(a, o, smaller(o + size, last), scratch);
+    if (!packs) return integers_few(a, form, first, last, scratch);
+    for (int64_t o = first; o < last; o += size) integers_many(a, form, o, smaller(o + size, last), scratch);
 }

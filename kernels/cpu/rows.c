@@ -18,6 +18,7 @@
  * with any number of workers.
  */
 #include "activation.h"
+#include "blocks.h"
 #include "pool.h"
 #include <math.h>
 #include <stdbool.h>
@@ -150,9 +151,10 @@ void glu(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
 
 /* --- embedding ---------------------------------------------------------------------------------------------------- */
 
-/* A matrix in one of the formats of weights; the layouts are those of reference/quantize.py. */
+/* A matrix in one of the formats of weights; the layouts are those of reference/quantize.py and reference/blocks.py. */
 typedef struct {
-    const void *values;     /* [V, E] of float or of 16 bits, int8 [V, E'], or uint8 [V, E' / 2]; E' in whole groups */
+    const void *values;     /* [V, E] of float or of 16 bits, int8 [V, E'], or uint8 [V, E' / 2]; E' in whole groups;
+                               or blocks */
     const uint16_t *scales; /* float16 [V, E' / group] of int8 and int4, else NULL */
     const void *offsets;    /* of int4, [V, E' / group]: float16, or uint8 zero points; NULL: they are 8 */
     int64_t format, group, zeros;
@@ -215,6 +217,38 @@ INLINE void look_up_groups(const int format, const table *m, int64_t row, int64_
     }
 }
 
+/* Some groups are unpacked and then scaled; each of LANES rows is the same one. */
+INLINE void look_up_blocks(const int format, const table *m, int64_t row, int64_t E, bool add, float *out) {
+    const int of_block = (int)block_numbers(format) / 32, parts = scale_parts(format);
+    const int64_t size = block_bytes(format), at[4] = {0, 0, 0, 0};
+    const char *block = (const char *)m->values + row * (E / block_numbers(format)) * size;
+    for (int64_t i = 0; i < E; block += size) {
+        const char *same[LANES];
+        floats scales[16], drops[16];
+        for (int o = 0; o < LANES; o++) same[o] = block;
+        block_scales(format, same, scales, drops);
+#pragma GCC unroll 8
+        for (int g = 0; g < of_block; g += AT_ONCE4) {
+            uint8_t numbers[4][32];
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) {
+                sixteens v = unpack_groups(format, block, g, at, half);
+#pragma GCC unroll 4
+                for (int k = 0; k < AT_ONCE4; k++) memcpy(numbers[k] + 16 * half, (char *)&v + 16 * k, 16);
+            }
+            for (int k = 0; k < AT_ONCE4 && g + k < of_block; k++)
+                for (int j = 0; j < 32; j += LANES, i += LANES) {
+                    const int scale = (g + k) * parts + (parts == 2 ? j / 16 : 0);
+                    const int excess = excess_of(format);
+                    floats y = has_signs(format) ? load_int8((int8_t *)numbers[k] + j)
+                                                 : __builtin_convertvector(load_bytes(numbers[k] + j) - excess, floats);
+                    y *= scales[scale];
+                    put(out + i, has_offsets(format) ? y - drops[scale] : y, LANES, add);
+                }
+        }
+    }
+}
+
 static void look_up(const table *m, int64_t row, int64_t E, bool add, float *out) {
     switch (m->format) {
     case FLOAT32: look_up_floats(m, row, E, add, out); break;
@@ -222,6 +256,16 @@ static void look_up(const table *m, int64_t row, int64_t E, bool add, float *out
     case BFLOAT16: look_up_16_bits(BFLOAT16, m, row, E, add, out); break;
     case INT8: look_up_groups(INT8, m, row, E, add, out); break;
     case INT4: look_up_groups(INT4, m, row, E, add, out); break;
+    case Q4_K: look_up_blocks(Q4_K, m, row, E, add, out); break;
+    case Q5_K: look_up_blocks(Q5_K, m, row, E, add, out); break;
+    case Q6_K: look_up_blocks(Q6_K, m, row, E, add, out); break;
+    case Q5_0: look_up_blocks(Q5_0, m, row, E, add, out); break;
+    case Q5_1: look_up_blocks(Q5_1, m, row, E, add, out); break;
+    case IQ4_NL: look_up_blocks(IQ4_NL, m, row, E, add, out); break;
+    case MXFP4: look_up_blocks(MXFP4, m, row, E, add, out); break;
+    case IQ4_XS: look_up_blocks(IQ4_XS, m, row, E, add, out); break;
+    case Q3_K: look_up_blocks(Q3_K, m, row, E, add, out); break;
+    case Q2_K: look_up_blocks(Q2_K, m, row, E, add, out); break;
     }
 }
 

@@ -236,8 +236,8 @@ INLINE int32_t largest_int(ints v) {
 
 /* --- stored numbers ----------------------------------------------------------------------------------------------- */
 
-/* Formats of stored numbers, as Python numbers them. */
-enum { FLOAT32, FLOAT16, BFLOAT16, INT8, INT4 };
+/* Formats of stored numbers, as Python numbers them; from Q4_K on the block formats of reference/blocks.py. */
+enum { FLOAT32, FLOAT16, BFLOAT16, INT8, INT4, Q4_K, Q5_K, Q6_K, Q5_0, Q5_1, IQ4_NL, MXFP4, IQ4_XS, Q3_K, Q2_K };
 
 /* LANES numbers of 16 or 8 bits as 32 bits. */
 INLINE words load_16_bits(const uint16_t *p) {

@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from ..reference.blocks import BLOCK_FORMATS
+
 Role = Literal["projection", "vocabulary", "positions", "router", "labels"]
 """The use of a matrix: projection; token embeddings and LM head; embeddings of positions and token types; choice of
 experts; classification."""
@@ -31,11 +33,13 @@ class Format:
     """Neighbours in a row that share a scale; 0: the whole row"""
     offset_bits: int = 0
     """Bits of a group's offset (16) or zero point (8); 0: there is none"""
+    block: str = ""
+    """Name of the block format, in `reference/blocks.py`; bits, scales and group are then what it has about"""
 
     @property
     def name(self) -> str:
         """The name that users know it by: "bfloat16", "int4 with zero points"."""
-        return f"{self.kind}{self.bits}{_OFFSETS[self.offset_bits]}"
+        return self.block or f"{self.kind}{self.bits}{_OFFSETS[self.offset_bits]}"
 
     @property
     def dtype(self) -> Any:
@@ -53,6 +57,8 @@ class Format:
 
     def row_bytes(self, width: int) -> int:
         """Bytes of a row of `width` numbers, padded to whole groups, with its scales and offsets."""
+        if self.block:
+            return BLOCK_FORMATS[self.block].row_bytes(width)
         if not self.scale_bits or not width:
             return width * self.bits // 8
         group = self.group or width
@@ -66,7 +72,12 @@ FORMATS = {form.name: form for form in (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4)}
 """Formats that a matrix is rounded to; those with scales are defined in `reference/quantize.py`."""
 
 INT4_OFFSETS, INT4_ZEROS = replace(INT4, offset_bits=16), replace(INT4, offset_bits=8)
-STORED_FORMATS = FORMATS | {form.name: form for form in (INT4_OFFSETS, INT4_ZEROS)}
+BLOCKS = {
+    name: Format("int", 8 * block.bytes // block.numbers, scale_bits=16, group=block.group, block=name)
+    for name, block in BLOCK_FORMATS.items()
+}
+"""The block formats of GGUF files"""
+STORED_FORMATS = FORMATS | {form.name: form for form in (INT4_OFFSETS, INT4_ZEROS)} | BLOCKS
 """Formats that a matrix of a checkpoint may be in, and keep"""
 
 CACHE_FORMATS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": Format("int", 8, scale_bits=32)}

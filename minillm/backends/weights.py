@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..reference.blocks import BlockMatrix, dequantize_blocks
 from ..reference.quantize import Quantized, dequantize
 from .formats import (
+    BLOCKS,
     FLOAT16,
     INT4,
     INT4_OFFSETS,
@@ -48,7 +50,7 @@ class Weight:
     @cached_property
     def in_float32(self) -> bool:
         """Whether its numbers are used as they are stored."""
-        return not isinstance(self.data, Quantized) and bool(self.data.dtype == np.float32)
+        return isinstance(self.data, np.ndarray) and bool(self.data.dtype == np.float32)
 
     def rows_from(self, first: int) -> "Weight":
         """The same table without its first rows, which are never looked up."""
@@ -87,10 +89,31 @@ class Experts:
         return sum(matrix.nbytes for matrix in self.matrices)
 
 
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Matrices [out_i, in] below one another, each in its own format: [sum of out_i, in]."""
+
+    parts: tuple[Any, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(sum of out_i, in)."""
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage."""
+        return sum(part.nbytes for part in self.parts)
+
+
 def expand(data: Any, rows: Any = slice(None)) -> Any:
     """Convert any format to float32, all rows or those that `rows` picks; float32 itself is not copied."""
     if isinstance(data, Quantized):
         return dequantize(data, rows)
+    if isinstance(data, BlockMatrix):
+        return dequantize_blocks(data, rows)
+    if isinstance(data, Joined):
+        return np.concatenate([expand(part) for part in data.parts])[rows]
     picked = data[rows]
     if picked.dtype == np.uint16:
         return np.left_shift(picked, 16, dtype=np.uint32).view(np.float32)
@@ -117,9 +140,13 @@ def narrow(values: NDArray[np.float32], form: Format) -> NDArray[Any]:
 
 
 def format_of(data: Any) -> Format:
-    """The format that a weight's data is in."""
+    """The format that a weight's data is in; of several, the one of most rows."""
     if isinstance(data, Experts):
         return format_of(data.matrices[0])
+    if isinstance(data, Joined):
+        return format_of(max(data.parts, key=lambda part: part.shape[0]))
+    if isinstance(data, BlockMatrix):
+        return BLOCKS[data.form.name]
     if isinstance(data, Quantized):
         form = INT8 if data.bits == 8 else INT4
         if data.offsets is not None:

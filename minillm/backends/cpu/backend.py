@@ -4,9 +4,10 @@ Weights keep their stored format, 32, 16, 8 or 4 bits, and each is read from mem
 that are not overridden here run as in the reference.
 """
 
+import ctypes
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from ...batch import Batch
 from ...errors import NumericalError
 from ...reference.attention import AttentionSpec
+from ...reference.blocks import BLOCK_FORMATS, BlockMatrix
 from ...reference.experts import Routing
 from ...reference.philox import Keys
 from ...reference.quantize import Quantized
@@ -27,7 +29,7 @@ from ..pages import Pages
 from ..recording import Recordable, recorded
 from ..stored_vectors import StoredVectors
 from ..token_sampler import LogProbs, TokenSampler
-from ..weights import Experts, Weight
+from ..weights import Experts, Joined, Weight
 from .launching import (
     DRAW,
     AddChanges,
@@ -38,6 +40,7 @@ from .launching import (
     KeepAllowed,
     Linear,
     LinearExperts,
+    LinearParts,
     Norm,
     Rotary,
     Route,
@@ -63,6 +66,10 @@ ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
 """Codes of `kernels/cpu/activation.h`"""
 _CODES = {np.dtype(kind): code for code, kind in enumerate((np.float32, np.float16, np.uint16, np.int8, np.uint8))}
 """Type of an array of weights, keys or values -> its format in C: uint16 holds bfloat16, uint8 pairs of int4"""
+INT8 = _CODES[np.dtype(np.int8)]
+"""The first format in C for which activations are rounded"""
+BLOCK_CODES = {name: code for code, name in enumerate(BLOCK_FORMATS, len(_CODES))}
+"""Block format -> its format in C"""
 
 
 class CpuBackend(Recordable, Backend):
@@ -118,34 +125,62 @@ class CpuBackend(Recordable, Backend):
             not_recorded()
             return super().linear(x, weight, activation=activation, residual=residual)
         out, many = self.memory.arena.take((len(x), weight.shape[0])), len(x) > FEW_ROWS
+        x, residual = _contiguous(x), _contiguous(residual)
+        if isinstance(weight.data, Joined):
+            self._join_products(x, weight, out, many=many, residual=residual, activation=ACTIVATIONS[activation])
+            return out
         arguments = self._product(
-            x, weight.data, out, rows=len(x), bias=weight.bias, residual=_contiguous(residual),
-            activation=ACTIVATIONS[activation],
-        )  # fmt: skip
+            x, weight.data, out, rows=len(x), bias=weight.bias, residual=residual, activation=ACTIVATIONS[activation]
+        )
+        if arguments.format >= INT8:
+            launch("round_rows", arguments, shares_of(len(x)))
         launch("linear_many" if many else "linear_few", arguments, shares_of(-(-out.shape[1] // 4)))
         return out
 
-    def _product(self, x: Any, matrix: Any, out: Any, *, rows: int, **fields: Any) -> Any:
-        """The arguments of a product of all rows of x, which are rounded if the matrix has integers.
+    def _join_products(self, x: Any, weight: Weight, out: Any, *, many: bool, residual: Any, activation: int) -> None:
+        """The products of matrices below one another, each of which writes its columns of `out`, in one launch."""
+        products, first = [], 0
+        for matrix in weight.data.parts:
+            columns = slice(first, first + matrix.shape[0])
+            added = None if residual is None else residual[:, columns]
+            bias = None if weight.bias is None else weight.bias[columns]
+            products.append(
+                self._product(x, matrix, out[:, columns], rows=len(x), bias=bias, residual=added, activation=activation)
+            )
+            first = columns.stop
+        array = (Linear * len(products))(*products)
+        arguments = filled(LinearParts, parts=ctypes.addressof(array), count=len(products), many=many)
+        arguments.kept = [array, *products]
+        arguments.workers = min((product.workers for product in products if product.workers), default=None)
+        if any(product.format >= INT8 for product in products):
+            launch("round_parts", arguments, shares_of(len(x)))
+        launch("linear_parts", arguments, shares_of(-(-out.shape[1] // 4)))
 
-        `rows`: those that meet the matrix, about
+    def _product(self, x: Any, matrix: Any, out: Any, *, rows: int, **fields: Any) -> Any:
+        """The arguments of a product of all rows of x, which are to be rounded first if the matrix has integers.
+
+        Args:
+            x: [T, in], C-contiguous
+            matrix: [out, in]
+            out: [T, out], whole rows or some of their columns
+            rows: those that meet the matrix, about
+            fields: bias, residual, activation
         """
-        (T, inputs), outputs, scratch = x.shape, out.shape[1], self.memory.workspace.scratch
-        (values, scales, offsets), group = _matrix(matrix)
+        (T, inputs), scratch = x.shape, self.memory.workspace.scratch
+        stored = _matrix(matrix)
         arguments = filled(
-            Linear, weight=values, scales=scales, offsets=offsets, x=_contiguous(x), out=out, rows=T, inputs=inputs,
-            outputs=outputs, format=_CODES[values.dtype], group=group, zeros=_are_zeros(offsets),
-            one_order=self.deterministic, **fields,
+            Linear, weight=stored.values, scales=stored.scales, offsets=stored.offsets, x=x, out=out, rows=T,
+            inputs=inputs, outputs=out.shape[1], format=stored.code, group=stored.group, zeros=stored.has_zeros,
+            one_order=self.deterministic, stride=out.strides[0] // 4 if T > 1 else out.shape[1], **fields,
         )  # fmt: skip
-        if scales is not None:
-            groups = scales.shape[1] * group // 32
-            arguments.wide = values.dtype == np.int8 and 0 < kernels().wide_rows() <= rows
-            stride = -(-groups // 16) * 16
-            arguments.integers = address(scratch.take("integers", 2 * T * groups * 32 + 64, np.int8))
-            arguments.x_scales = address(scratch.take("x scales", T * stride))
-            arguments.x_sums = address(scratch.take("x sums", T * stride))
-            launch("round_rows", arguments, shares_of(T))
-        if rows > FEW_ROWS or scales is not None:
+        if stored.code >= INT8:
+            arguments.wide = 0 < kernels().wide_rows(stored.code) <= rows
+            groups, stride, sums = _rounded_sizes(arguments)
+            kind = f"{stored.code} {stored.group}"  # products of one format share what is rounded
+            arguments.integers = address(scratch.take(f"integers {kind}", 2 * T * groups * 32 + 64, np.int8))
+            arguments.x_scales = address(scratch.take(f"x scales {kind}", T * stride))
+            arguments.x_sums = address(scratch.take(f"x sums {kind}", T * sums))
+        if rows > FEW_ROWS or stored.code >= INT8:
             scratch.serve(arguments, "panels", kernels().linear_scratch(), np.uint8)
         arguments.kept += scratch.buffers()
         return arguments
@@ -244,11 +279,13 @@ class CpuBackend(Recordable, Backend):
         out, many = self.memory.arena.take((len(x), outputs)), len(x) > FEW_ROWS * X
         if weight not in self._experts:
             self._experts[weight] = _ExpertTable(weight.data)
-        product = self._product(x, weight.data.matrices[0], out, rows=-(-len(x) // X))
-        groups = -(-x.shape[1] // product.group) * (product.group // 32)
+        product = self._product(_contiguous(x), weight.data.matrices[0], out, rows=-(-len(x) // X))
+        groups, stride, sums = _rounded_sizes(product)
+        if product.format >= INT8:
+            launch("round_rows", product, shares_of(len(x)))
         arguments = filled(
             LinearExperts, all=product, matrices=self._experts[weight].addresses, starts=routing.starts, X=X,
-            many=many, row_bytes=groups * 32 * (1 + product.wide), scale_stride=-(-groups // 16) * 16,
+            many=many, row_bytes=groups * 32 * (1 + product.wide), scale_stride=stride, sum_stride=sums,
         )  # fmt: skip
         arguments.kept.append(self._experts[weight])
         launch("linear_experts", arguments, shares_of(-(-outputs // 4)))
@@ -455,23 +492,44 @@ def _rows(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], int]:
     return x, x.strides[0] // 4 if len(x) > 1 else heads * D
 
 
-def _matrix(data: Any) -> tuple[tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None], int]:
-    """Numbers, scales and offsets of a stored matrix, and how many inputs share a scale; 32 where there is none."""
+class _Stored(NamedTuple):
+    """A stored matrix as the kernels read it."""
+
+    values: NDArray[Any]
+    code: int
+    """Its format"""
+    scales: NDArray[Any] | None = None
+    offsets: NDArray[Any] | None = None
+    group: int = 32
+    """Inputs that share a scale, of Quantized matrices"""
+
+    @property
+    def has_zeros(self) -> bool:
+        """Whether its offsets are zero points."""
+        return self.offsets is not None and self.offsets.dtype == np.uint8
+
+
+def _matrix(data: Any) -> _Stored:
     if isinstance(data, Quantized):
-        return (data.values, data.scales, data.offsets), data.group
-    return (_contiguous(data), None, None), 32
+        return _Stored(data.values, _CODES[data.values.dtype], data.scales, data.offsets, data.group)
+    if isinstance(data, BlockMatrix):
+        return _Stored(_contiguous(data.blocks), BLOCK_CODES[data.form.name])
+    return _Stored(_contiguous(data), _CODES[data.dtype])
 
 
-def _are_zeros(offsets: NDArray[Any] | None) -> bool:
-    """Whether offsets are zero points."""
-    return offsets is not None and offsets.dtype == np.uint8
+def _rounded_sizes(product: Any) -> tuple[int, int, int]:
+    """Groups of 32 numbers in a row of rounded x, and how many scales and sums are kept for them."""
+    groups = -(-product.inputs // product.group) * product.group // 32
+    stride = -(-groups // 16) * 16
+    return groups, stride, stride * kernels().sum_parts(product.format)
 
 
 class _ExpertTable:
     """The addresses of all experts' numbers, scales and offsets, and what keeps them valid."""
 
     def __init__(self, experts: Experts) -> None:
-        self.matrices = [_matrix(matrix)[0] for matrix in experts.matrices]
+        stored = map(_matrix, experts.matrices)
+        self.matrices = [(matrix.values, matrix.scales, matrix.offsets) for matrix in stored]
         pointers = [[0 if array is None else address(array) for array in arrays] for arrays in self.matrices]
         self.addresses = np.array(pointers, np.uint64)  # [X, 3]
 
@@ -480,10 +538,10 @@ def _table(data: Any) -> Any:
     """A table of embeddings in C."""
     if data is None:
         return Table()
-    (values, scales, offsets), group = _matrix(data)
+    stored = _matrix(data)
     return filled(
-        Table, values=values, scales=scales, offsets=offsets, format=_CODES[values.dtype], group=group,
-        zeros=_are_zeros(offsets),
+        Table, values=stored.values, scales=stored.scales, offsets=stored.offsets, format=stored.code,
+        group=stored.group, zeros=stored.has_zeros,
     )  # fmt: skip
 
 

@@ -59,11 +59,12 @@ Attention = _structure(
 Linear = _structure(
     "Linear",
     ("p", "weight scales offsets bias residual x out integers x_scales x_sums scratch"),
-    ("i", "rows inputs outputs format group activation zeros wide one_order"),
+    ("i", "rows inputs outputs format group activation zeros wide one_order stride"),
 )
+LinearParts = _structure("LinearParts", ("p", "parts"), ("i", "count many"))
 Route = _structure("Route", ("p", "logits experts weights rows tokens starts"), ("i", "T X k normalised"))
 LinearExperts = _structure(
-    "LinearExperts", (Linear, "all"), ("p", "matrices starts"), ("i", "X many row_bytes scale_stride")
+    "LinearExperts", (Linear, "all"), ("p", "matrices starts"), ("i", "X many row_bytes scale_stride sum_stride")
 )
 Combine = _structure("Combine", ("p", "y weights rows residual out"), ("i", "T E k"))
 Argmax = _structure("Argmax", ("p", "logits tokens finite pieces done"), ("i", "R V"))
@@ -91,8 +92,8 @@ def kernels() -> Any:
         DeviceError: it cannot be compiled.
     """
     library = load()
-    of_one_size = ("attention_scratch", "sample_scratch", "log_probs_scratch")
-    for name in (*of_one_size, "attention_parts", "linear_scratch", "wide_rows"):
+    of_one_size = ("attention_scratch", "sample_scratch", "log_probs_scratch", "wide_rows", "sum_parts")
+    for name in (*of_one_size, "attention_parts", "linear_scratch"):
         getattr(library, name).restype = ctypes.c_int64
     for name in of_one_size:
         getattr(library, name).argtypes = [ctypes.c_int64]

@@ -17,6 +17,7 @@ import numpy as np
 
 from ...batch import Batch, TokenSequence
 from ...reference.attention import AttentionSpec
+from ...reference.blocks import BLOCK_FORMATS, BlockFormat, BlockMatrix
 from ...reference.philox import Keys
 from ...reference.quantize import quantize
 from ...reference.rotary import Rotation
@@ -69,9 +70,11 @@ def _cases() -> Iterator[Case]:
             x.copy(), x, [(np.array([2]), LowRankWeight(down, up))], activation="relu", residual=x
         ),
     )
-    ids, places = np.array([4, 0, 4]), Weight("", rng.standard_normal((9, 100), np.float32))
+    ids = np.array([4, 0, 4])
     for form in STORED_FORMATS.values():
-        table = Weight("", _stored(rng.standard_normal((5, 100), np.float32), form))
+        width = 256 if form.block else 100
+        table, places = (Weight("", rng.standard_normal((rows, width), np.float32)) for rows in (5, 9))
+        table = Weight("", _stored(table.data, form))
         yield f"embed, {form.name}", methodcaller("embed", ids, table, ids + 1, places)
     for activation in filter(None, ACTIVATIONS):
         yield f"glu, {activation}", methodcaller("glu", x, activation)
@@ -91,7 +94,7 @@ def _products(rng: np.random.Generator) -> Iterator[Case]:
     """Whole numbers with 127 in every group of 32, which rounding to int8 does not change."""
     activations = cycle(ACTIVATIONS)
     for form in STORED_FORMATS.values():
-        for inputs, outputs in ((100, 37), (1701, 19)):
+        for inputs, outputs in ((256, 37), (1792, 19)) if form.block else ((100, 37), (1701, 19)):
             values = rng.standard_normal((outputs, inputs), np.float32)
             weight = Weight("", _stored(values, form), rng.standard_normal(outputs, np.float32))
             for rows in (1, 2, 3, 16, 17, 70):
@@ -160,8 +163,23 @@ def _experts(on: Backend, x: Any, logits: Any, weight: Weight) -> Any:
     return on.combine(on.linear_experts(x[routing.tokens], weight, routing), routing)
 
 
+def random_blocks(rng: np.random.Generator, form: BlockFormat, outputs: int, inputs: int) -> BlockMatrix:
+    """Blocks of any integers, with scales of a size that weights have. [out, in]"""
+    blocks = rng.integers(0, 256, (outputs, inputs // form.numbers, form.bytes), np.uint8)
+    places = {"Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82), "MXFP4": ()}.get(form.name)
+    if places is None:
+        places = (0, 2) if form.name in ("Q4_K", "Q5_K", "Q5_1") else (0,)
+    for place in places:
+        blocks[..., place : place + 2] = rng.uniform(1e-4, 1e-3, (*blocks.shape[:2], 1)).astype("<f2").view(np.uint8)
+    if form.name == "MXFP4":
+        blocks[..., 0] = rng.integers(110, 125, blocks.shape[:2])
+    return BlockMatrix(blocks.reshape(outputs, -1), form)
+
+
 def _stored(values: Any, form: Format) -> Any:
-    """A matrix in a format, as backends keep it."""
+    """A matrix in a format, as backends keep it; in blocks, other numbers."""
+    if form.block:
+        return random_blocks(np.random.default_rng(0), BLOCK_FORMATS[form.block], *values.shape)
     if form.scale_bits:
         stored = quantize(values, form.bits, form.group)
         if not form.offset_bits:

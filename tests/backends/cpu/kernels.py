@@ -9,13 +9,14 @@ import numpy as np
 
 from minillm.backends.cpu import launching
 from minillm.backends.cpu.backend import ACTIVATIONS as ACTIVATIONS
+from minillm.backends.cpu.backend import BLOCK_CODES
 from minillm.backends.cpu.launching import filled as fill
 from minillm.reference.quantize import Quantized
 
 from .emulated import emulator
 
 integer = ctypes.c_int64
-FORMATS = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3, "int4": 4}
+FORMATS = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3, "int4": 4} | BLOCK_CODES
 NormArguments, GluArguments, Table, EmbedArguments = launching.Norm, launching.Glu, launching.Table, launching.Embed
 RotaryAnglesArguments, HeadsToRotate, RotaryArguments = launching.Angles, launching.Heads, launching.Rotary
 TakeRowsArguments, StoreKVArguments = launching.TakeRows, launching.StoreKV

@@ -8,9 +8,11 @@ import pytest
 
 from minillm.backends.formats import FORMATS as NARROW
 from minillm.backends.weights import expand, narrow
+from minillm.reference.blocks import BlockMatrix
 from minillm.reference.quantize import Quantized, dequantize, quantize
 
 from . import kernels
+from .kernels import integer
 
 FORMATS = ["float32", "float16", "bfloat16", "int8x32", "int8x64", "int4x32", "int4x64", "int4x32 with offsets",
            "int4x64 with offsets", "int4x32 with zero points", "int4x64 with zero points"]  # fmt: skip
@@ -36,18 +38,23 @@ class Product:
     ) -> None:  # fmt: skip
         rows, inputs = x.shape
         self.kernel, self.workers = kernel, workers
-        outputs, offsets = len(weight if isinstance(weight, np.ndarray) else weight.values), None
+        outputs, offsets = weight.shape[0], None
         self.out = np.full((rows, outputs), np.nan, np.float32)
         if isinstance(weight, Quantized):
             values, scales, group, form = weight.values, weight.scales, weight.group, f"int{weight.bits}"
             offsets = weight.offsets
+        elif isinstance(weight, BlockMatrix):
+            values, scales, group, form = weight.blocks, None, 32, weight.form.name
         else:
             name = weight.dtype.name
             values, scales, group, form = weight, None, 32, {"uint16": "bfloat16"}.get(name, name)
-        self.rounds, groups = form.startswith("int"), -(-inputs // group) * group // 32
-        wide = int(form == "int8" and kernel == MANY and kernels.loaded().wide_rows() > 0)
+        code, groups, library = kernels.FORMATS[form], -(-inputs // group) * group // 32, kernels.loaded()
+        self.rounds = code >= kernels.FORMATS["int8"]
+        wide = int(self.rounds and kernel == MANY and library.wide_rows(integer(code)) > 0)
         integers = aligned((rows * groups * 32 + 32) * (1 + wide), np.int8)
-        x_scales, x_sums = (aligned(rows * (-(-groups // 16) * 16), kind) for kind in (np.float32, np.int32))
+        stride = -(-groups // 16) * 16
+        x_scales = aligned(rows * stride, np.float32)
+        x_sums = aligned(rows * stride * (library.sum_parts(integer(code)) if self.rounds else 1), np.int32)
         scratch = aligned(kernels.loaded().linear_scratch() * workers, np.uint8)
         arrays = [values, scales, offsets, bias, residual, x, self.out, integers, x_scales, x_sums, scratch]
         self.kept = arrays
@@ -56,7 +63,7 @@ class Product:
         self.arguments = kernels.fill(
             kernels.LinearArguments, **dict(zip(names, arrays, strict=True)), rows=rows, inputs=inputs, outputs=outputs,
             format=kernels.FORMATS[form], group=group, activation=kernels.ACTIVATIONS[activation], wide=wide,
-            zeros=int(isinstance(weight, Quantized) and weight.has_zeros), one_order=one_order,
+            zeros=int(isinstance(weight, Quantized) and weight.has_zeros), one_order=one_order, stride=outputs,
         )  # fmt: skip
 
     def launches(self, shares: int) -> list[tuple[str, int]]:
@@ -90,8 +97,14 @@ def store(plain: Any, form: str) -> Any:
     return plain.astype(np.float32) if form == "float32" else narrow(plain, NARROW[form])
 
 
-def parts_of(weight: Quantized) -> tuple[np.ndarray, np.ndarray]:
+def parts_of(weight: Quantized | BlockMatrix) -> tuple[np.ndarray, np.ndarray]:
     """The products of scales and integers, and what is added to them; float64 [outputs, inputs]"""
+    if isinstance(weight, BlockMatrix):
+        scales, integers, offsets = weight.form.split(weight.blocks.reshape(-1, weight.form.bytes))
+        scales = np.repeat(scales.astype(np.float64), weight.group, axis=1)
+        excess = {"Q6_K": 32, "Q5_0": 16, "MXFP4": 12, "Q3_K": 4}.get(weight.form.name, 0)
+        added = -excess * scales if offsets is None else np.repeat(offsets.astype(np.float64), weight.group, axis=1)
+        return ((integers + excess) * scales).reshape(weight.shape), added.reshape(weight.shape)
     values = replace(weight, scales=np.ones_like(weight.scales), offsets=None)
     integers = dequantize(values).astype(np.float64)
 
@@ -107,14 +120,14 @@ def parts_of(weight: Quantized) -> tuple[np.ndarray, np.ndarray]:
 
 def exact_weight(weight: Any) -> np.ndarray:
     """float64 [outputs, inputs]"""
-    if isinstance(weight, Quantized):
+    if isinstance(weight, Quantized | BlockMatrix):
         return sum(parts_of(weight))
     return expand(weight, np.arange(len(weight))).astype(np.float64)
 
 
 def exact_x(x: Any, weight: Any) -> np.ndarray:
     """The left factor in float64: x, or integers x scale of each 32 numbers."""
-    if not isinstance(weight, Quantized):
+    if not isinstance(weight, Quantized | BlockMatrix):
         return x.astype(np.float64)
     padded = np.zeros((len(x), -(-x.shape[1] // 32) * 32), np.float32)
     padded[:, : x.shape[1]] = x
@@ -141,7 +154,10 @@ def exact_activation(name: str | None, x: np.ndarray) -> np.ndarray:
 def error_of(out: np.ndarray, x: Any, weight: Any) -> float:
     """The largest error in roundings (2^-24) of the sum of the terms' magnitudes."""
     xs, ws = exact_x(x, weight), exact_weight(weight)
-    sizes = np.abs(xs) @ (sum(map(np.abs, parts_of(weight))) if isinstance(weight, Quantized) else np.abs(ws)).T + 1e-30
+    sizes = (
+        np.abs(xs) @ (sum(map(np.abs, parts_of(weight))) if not isinstance(weight, np.ndarray) else np.abs(ws)).T
+        + 1e-30
+    )
     return float((np.abs(out - xs @ ws.T) / sizes).max(initial=0) * 2**24)
 
 

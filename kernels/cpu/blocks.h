@@ -1,0 +1,285 @@
+/* The numbers and the scales of blocks, whose layouts are in minillm/reference/blocks.py.
+ *
+ * `unpack` gives the integers of some groups of 32 in bytes, in the order that dot.h multiplies: without sign, `excess_of`
+ * higher than they are, but of IQ4_NL and IQ4_XS with it. `block_scales` gives the scales of LANES rows, one in a lane.
+ */
+#ifndef MINILLM_BLOCKS_H
+#define MINILLM_BLOCKS_H
+#include "dot.h"
+#include <stdbool.h>
+
+/* 16 bytes of each group that is unpacked at once: a part of the vector each. */
+typedef uint8_t sixteens __attribute__((vector_size(16 * AT_ONCE4)));
+typedef uint32_t shifts __attribute__((vector_size(16 * AT_ONCE4)));
+
+/* Numbers of a block, its bytes, those before the first block's numbers, and numbers that share a scale. */
+INLINE int64_t block_numbers(const int format) {
+    return format == Q5_0 || format == Q5_1 || format == IQ4_NL || format == MXFP4 ? 32 : 256;
+}
+
+INLINE int64_t block_bytes(const int format) {
+    switch (format) {
+    case Q4_K: return 144;
+    case Q5_K: return 176;
+    case Q6_K: return 210;
+    case Q5_0: return 22;
+    case Q5_1: return 24;
+    case IQ4_NL: return 18;
+    case MXFP4: return 17;
+    case IQ4_XS: return 136;
+    case Q3_K: return 110;
+    default: return 84;
+    }
+}
+
+INLINE bool has_signs(const int format) {
+    return format == IQ4_NL || format == IQ4_XS;
+}
+
+/* Scales of 32 numbers. */
+INLINE int scale_parts(const int format) {
+    return format == Q6_K || format == Q3_K || format == Q2_K ? 2 : 1;
+}
+
+INLINE bool has_offsets(const int format) {
+    return format == Q4_K || format == Q5_K || format == Q5_1 || format == Q2_K;
+}
+
+INLINE int excess_of(const int format) {
+    switch (format) {
+    case Q6_K: return 32;
+    case Q5_0: return 16;
+    case MXFP4: return 12;
+    case Q3_K: return 4;
+    default: return 0;
+    }
+}
+
+/* --- integers ----------------------------------------------------------------------------------------------------- */
+
+/* 16 bytes `at` after p for each group. */
+INLINE sixteens load_sixteens(const char *p, int64_t a, int64_t b, int64_t c, int64_t d) {
+    sixteens v;
+#if HAS_AVX512
+    __m512i first = _mm512_castsi128_si512(_mm_loadu_si128((const void *)(p + a)));
+    first = _mm512_inserti32x4(first, _mm_loadu_si128((const void *)(p + b)), 1);
+    first = _mm512_inserti32x4(first, _mm_loadu_si128((const void *)(p + c)), 2);
+    v = (sixteens)_mm512_inserti32x4(first, _mm_loadu_si128((const void *)(p + d)), 3);
+#elif HAS_AVX2
+    (void)c, (void)d;
+    __m128i first = _mm_loadu_si128((const void *)(p + a));
+    if (a == b) { /* which the compiler knows */
+        v = (sixteens)_mm256_broadcastsi128_si256(first);
+    } else {
+        __m256i wide = _mm256_castsi128_si256(first);
+        v = (sixteens)_mm256_inserti128_si256(wide, _mm_loadu_si128((const void *)(p + b)), 1);
+    }
+#else
+    (void)b, (void)c, (void)d;
+    memcpy(&v, p + a, sizeof v);
+#endif
+    return v;
+}
+
+/* One number for each group's part of a vector. */
+INLINE shifts each_part(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+#if HAS_AVX512
+    return (shifts){a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d};
+#elif HAS_AVX2
+    (void)c, (void)d;
+    return (shifts){a, a, a, a, b, b, b, b};
+#else
+    (void)b, (void)c, (void)d;
+    return (shifts){a, a, a, a};
+#endif
+}
+
+/* Each group's bytes shifted right, by a negative number left; bits come from neighbours, so a mask follows. */
+INLINE sixteens move(sixteens v, int a, int b, int c, int d) {
+    shifts words = (shifts)v;
+    if (a > 0 || (AT_ONCE4 > 1 && b > 0) || (AT_ONCE4 > 2 && (c > 0 || d > 0)))
+        words = words >> each_part(a > 0 ? a : 0, b > 0 ? b : 0, c > 0 ? c : 0, d > 0 ? d : 0);
+    if (a < 0 || (AT_ONCE4 > 1 && b < 0) || (AT_ONCE4 > 2 && (c < 0 || d < 0)))
+        words = words << each_part(a < 0 ? -a : 0, b < 0 ? -b : 0, c < 0 ? -c : 0, d < 0 ? -d : 0);
+    return (sixteens)words;
+}
+
+/* table[v] in each part: `table` has the same 16 bytes in each, or others; v is below 16. */
+INLINE sixteens look_up_16(sixteens table, sixteens v) {
+#if HAS_AVX512
+    return (sixteens)_mm512_shuffle_epi8((__m512i)table, (__m512i)v);
+#elif HAS_AVX2
+    return (sixteens)_mm256_shuffle_epi8((__m256i)table, (__m256i)v);
+#elif HAS_NEON
+    return (sixteens)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)v);
+#else
+    sixteens chosen;
+    for (int i = 0; i < 16; i++) chosen[i] = table[v[i] & 15];
+    return chosen;
+#endif
+}
+
+INLINE sixteens repeat_sixteen(const void *p) {
+    return load_sixteens(p, 0, 0, 0, 0);
+}
+
+static const int8_t NONLINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const uint8_t FP4[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0}; /* 12 higher */
+static const uint8_t BYTE_OF_BIT[2][16] = {{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
+                                           {2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3}};
+static const uint8_t BIT_IN_BYTE[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+
+/* Where group g of a block has the lowest bits of its first 16 numbers, and how far these are to be shifted. */
+INLINE int64_t place_of(const int format, int g) {
+    switch (format) {
+    case Q4_K: return 16 + g / 2 * 32;
+    case Q5_K: return 48 + g / 2 * 32;
+    case Q6_K: return g / 4 * 64 + g % 2 * 32;
+    case Q3_K: return 32 + g / 4 * 32;
+    default: return 16 + g / 4 * 32; /* Q2_K */
+    }
+}
+
+INLINE int shift_of(const int format, int g) {
+    return format == Q4_K || format == Q5_K ? g % 2 * 4 : format == Q6_K ? g % 4 / 2 * 4 : g % 4 * 2;
+}
+
+/* Bits above the lowest, likewise, shifted to their place. */
+INLINE int64_t high_place_of(const int format, int g) {
+    return format == Q5_K ? 16 : format == Q6_K ? 128 + g / 4 * 32 : 0;
+}
+
+INLINE int high_shift_of(const int format, int g) {
+    return format == Q5_K ? g - 4 : format == Q6_K ? g % 4 * 2 - 4 : g - 2;
+}
+
+#define OF_GROUPS(FUNCTION, FORMAT, G) \
+    FUNCTION(FORMAT, G), FUNCTION(FORMAT, (G) + 1), FUNCTION(FORMAT, (G) + 2), FUNCTION(FORMAT, (G) + 3)
+
+/* Half `half` of groups g to g + AT_ONCE4 of a block of 256, in parts of a vector. */
+INLINE sixteens unpack_half(const int format, const char *block, const int g, const int half) {
+    sixteens low = load_sixteens(block + 16 * half, OF_GROUPS(place_of, format, g));
+    low = move(low, OF_GROUPS(shift_of, format, g)) & (uint8_t)(format == Q3_K || format == Q2_K ? 3 : 15);
+    if (format == Q4_K || format == Q2_K) return low;
+    sixteens high = load_sixteens(block + 16 * half, OF_GROUPS(high_place_of, format, g));
+    high = move(high, OF_GROUPS(high_shift_of, format, g));
+    return low | (high & (uint8_t)(format == Q5_K ? 16 : format == Q6_K ? 48 : 4));
+}
+
+/* Half `half` of AT_ONCE4 blocks of 32, which are `stride` bytes apart; a stride of 0 repeats the first. */
+INLINE sixteens unpack_small_half(const int format, const char *block, const int64_t *at, const int half) {
+    const int numbers = format == Q5_0 ? 6 : format == Q5_1 ? 8 : 1;
+    sixteens low = load_sixteens(block + numbers, at[0], at[1], at[2], at[3]);
+    low = (half ? move(low, 4, 4, 4, 4) : low) & 15;
+    if (format == MXFP4) return look_up_16(repeat_sixteen(FP4), low);
+    uint32_t words[4];
+    for (int i = 0; i < AT_ONCE4; i++) memcpy(&words[i], block + at[i] + numbers - 4, 4);
+    for (int i = AT_ONCE4; i < 4; i++) words[i] = 0;
+    sixteens bits = look_up_16((sixteens)each_part(words[0], words[1], words[2], words[3]),
+                               repeat_sixteen(BYTE_OF_BIT[half]));
+    sixteens mask = repeat_sixteen(BIT_IN_BYTE);
+    return low | ((sixteens)((bits & mask) == mask) & 16);
+}
+
+/* Half `half` of AT_ONCE4 groups in parts of a vector: from group g of a block of 256 on, or of blocks of 32, which lie
+ * `at` after the first. */
+INLINE sixteens unpack_groups(const int format, const char *block, const int g, const int64_t *at, const int half) {
+    if (has_signs(format)) {
+        sixteens v = format == IQ4_NL ? load_sixteens(block + 2, at[0], at[1], at[2], at[3])
+                                      : load_sixteens(block + 8 + 16 * g, 0, 16, 32, 48);
+        return look_up_16(repeat_sixteen(NONLINEAR), (half ? move(v, 4, 4, 4, 4) : v) & 15);
+    }
+    return block_numbers(format) == 32 ? unpack_small_half(format, block, at, half)
+                                       : unpack_half(format, block, g, half);
+}
+
+/* 32 numbers of IQ4_NL or IQ4_XS, from their 16 bytes of nibbles: of as many groups as dot.h multiplies at once by INT8,
+ * `stride` bytes apart. */
+INLINE halves unpack_signed(const char *p, int64_t stride) {
+    const sixteens table = repeat_sixteen(NONLINEAR);
+    halves w;
+#if HAS_AVX512 || HAS_AVX2
+    sixteens v = move(load_sixteens(p, 0, 0, stride, stride), 0, 4, 0, 4) & 15;
+    w = as_factors((octets)look_up_16(table, v));
+#else
+    sixteens v = load_sixteens(p, 0, 0, 0, 0), half[2] = {look_up_16(table, v & 15), look_up_16(table, v >> 4)};
+    (void)stride;
+    memcpy(&w, half, sizeof w);
+#endif
+    return w;
+}
+
+INLINE octets as_octets(sixteens v) {
+    octets w;
+    memcpy(&w, &v, sizeof w);
+    return w;
+}
+
+/* --- scales ------------------------------------------------------------------------------------------------------- */
+
+/* Byte i of the 16 that `gather_16_bytes` found, with zeros before it. */
+INLINE ints byte_of(const ints *v, int i) {
+    return v[i / 4] >> (i % 4 * 8) & 255;
+}
+
+/* Scales of the groups of a block of each of LANES rows, and its offsets: minus what is added, if there are any.
+ * `rows` are the blocks. -> [256 or 32 numbers / those that share a scale] each */
+INLINE void block_scales(const int format, const char *const *rows, floats *scales, floats *drops) {
+    ints v[4];
+    floats d, other;
+    if (format == Q4_K || format == Q5_K) {
+        gather_16_bytes(rows, 0, v);
+        split_float16(v[0], &d, &other);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            ints scale = byte_of(v, 4 + j), drop = byte_of(v, 8 + j), both = byte_of(v, 12 + j);
+            scales[j] = d * __builtin_convertvector(scale & 63, floats);
+            drops[j] = other * __builtin_convertvector(drop & 63, floats);
+            scales[j + 4] = d * __builtin_convertvector((both & 15) | scale >> 6 << 4, floats);
+            drops[j + 4] = other * __builtin_convertvector(both >> 4 | drop >> 6 << 4, floats);
+        }
+    } else if (format == Q6_K) {
+        ints last[4];
+        gather_16_bytes(rows, 194, last);
+        split_float16(last[3], &other, &d);
+        gather_16_bytes(rows, 192, v);
+#pragma GCC unroll 16
+        for (int j = 0; j < 16; j++)
+            scales[j] = d * __builtin_convertvector(v[j / 4] << (24 - j % 4 * 8) >> 24, floats);
+    } else if (format == IQ4_XS) {
+        gather_16_bytes(rows, 0, v);
+        split_float16(v[0], &d, &other);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            ints scale = (v[1] >> (4 * j) & 15) | (v[0] >> (16 + 2 * j) & 3) << 4;
+            scales[j] = d * __builtin_convertvector(scale - 32, floats);
+        }
+    } else if (format == Q3_K) {
+        gather_16_bytes(rows, 94, v); /* the last bytes of a block; its scales are 2 further */
+        split_float16(v[3], &other, &d);
+#pragma GCC unroll 16
+        for (int j = 0; j < 16; j++) {
+            ints low = byte_of(v, 2 + j % 8) >> (j / 8 * 4) & 15, high = byte_of(v, 10 + j % 4) >> (j / 4 * 2) & 3;
+            scales[j] = d * __builtin_convertvector((low | high << 4) - 32, floats);
+        }
+    } else if (format == Q2_K) {
+        gather_16_bytes(rows, 68, v);
+        split_float16(v[3], &d, &other);
+        gather_16_bytes(rows, 0, v);
+#pragma GCC unroll 16
+        for (int j = 0; j < 16; j++) {
+            ints both = byte_of(v, j);
+            scales[j] = d * __builtin_convertvector(both & 15, floats);
+            drops[j] = other * __builtin_convertvector(both >> 4, floats);
+        }
+    } else if (format == MXFP4) {
+        gather_16_bytes(rows, 0, v);
+        ints e = v[0] & 255, tiny = e < 2;
+        scales[0] = (floats)((tiny & (0x200000 + (e & 1) * 0x200000)) | (~tiny & (e - 1) << 23));
+    } else {
+        gather_16_bytes(rows, 0, v);
+        split_float16(v[0], &scales[0], &other);
+        drops[0] = -other;
+    }
+}
+#endif

@@ -1,0 +1,86 @@
+/* What linear_integers.c and linear_blocks.c share: the constants and loops of products of integers, which
+ * linear_integers.c describes. */
+#ifndef MINILLM_INTEGERS_H
+#define MINILLM_INTEGERS_H
+#include "dot.h"
+#include "linear.h"
+
+enum {
+    GROUP = 32,                                 /* numbers of x that share a scale */
+    FEW_ROWS = 2,                               /* of a tile with the lanes along the inputs */
+    PACKED_ROWS = EXCESS8 ? 2 : 6,              /* rows from which on the weights are packed: VNNI multiplies fast */
+    PANELS = INTEGER_OUTPUTS / LANES,           /* vectors of outputs of a tile with the lanes along the outputs ... */
+    INT8_ROWS = VECTOR_REGISTERS == 32 ? 6 : 4, /* ... and its rows: of int4 fewer, since they are bound by what ... */
+    INT4_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* ... follows a group, for which sums must then fit in registers */
+    SCALE_ROWS = DEPTH / GROUP,                 /* groups of a panel */
+    SETS = LANES == 8 ? 6 : 1                   /* of INTEGER_OUTPUTS packed outputs at a time, with SET_ROWS rows or
+                                                   more (with vectors of 16 not measured) */
+};
+
+INLINE ints load_ints(const void *p) {
+    ints v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE ints splat_4_bytes(const void *p) {
+    int32_t v;
+    memcpy(&v, p, sizeof v);
+    return v - (ints){0};
+}
+
+/* Numbers of a row of W in groups, in groups of 32. */
+INLINE int64_t groups_of(const linear *a) {
+    return (a->inputs + a->group - 1) / a->group * (a->group / GROUP);
+}
+
+/* From row to row of x_scales; of x_sums as much for each of the parts of a group with scales of their own. */
+INLINE int64_t scale_stride(int64_t groups) {
+    return (groups + 15) / 16 * 16;
+}
+
+/* Bytes of a group of INTEGER_OUTPUTS packed outputs. */
+INLINE int64_t packed_group(int64_t format) {
+    return GROUP * INTEGER_OUTPUTS * (format == INT8 && STEP8 == 2 ? 2 : 1);
+}
+
+/* Outputs first to last of PANELS panels, with `count` groups from g on. */
+typedef struct {
+    const char *numbers; /* [count, 8 or 16, PANELS, LANES] lanes */
+    const float *scales, *lows; /* [PANELS, SCALE_ROWS x parts, LANES], of 2^shift groups each */
+    int64_t g, count, shift, first, last;
+} packed;
+
+typedef void few_tile(const linear *a, int64_t first, int64_t last, int64_t row, int64_t start, int64_t end,
+                      const float *scales, const float *lows);
+typedef void many_tile(const linear *a, const packed *m, int64_t row);
+
+/* How a format is multiplied. */
+typedef struct {
+    few_tile *const *few;   /* by their rows, 1 to FEW_ROWS */
+    many_tile *const *many; /* by their rows, 1 to most_rows */
+    /* Packs LANES outputs from `first` on, `count` groups from g on: one vector of every PANELS. In place of outputs
+     * that do not exist the last one is repeated. */
+    void (*pack)(const linear *a, int64_t first, int64_t g, int64_t count, char *panel);
+    /* Their scales [count x parts, LANES], and an eighth of what is subtracted; of groups of 64 half as many. */
+    void (*pack_scales)(const linear *a, int64_t first, int64_t g, int64_t count, float *scales, float *lows);
+    int64_t most_rows;
+    int64_t format;      /* INT8, or INT4 if the packed numbers are as theirs: one in a byte, of 6 bits at most */
+    int64_t parts;       /* scales of 32 numbers, 1 or 2 */
+    int64_t packed_rows; /* rows from which on W is packed, as long as no `wide` says so */
+} integer_format;
+
+/* That of a block format. */
+const integer_format *block_format(int64_t format);
+
+/* As of plain int8 and int4 with offsets. */
+extern many_tile *const many_int8[], *const many_int4_offsets[];
+
+/* total + x' @ W in a group of LANES outputs: `dot` are the sums of integers. */
+INLINE floats add_group(const bool offsets, floats total, ints dot, const float *scales, const float *lows,
+                        float x_scale, int32_t x_sum) {
+    floats exact = __builtin_convertvector(dot, floats), own = load(scales), same = splat(x_scale);
+    if (!offsets) return multiply_add(exact, own * same, total);
+    return multiply_add(multiply_add(exact, own, load(lows) * (float)x_sum), same, total);
+}
+#endif

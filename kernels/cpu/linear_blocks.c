@@ -1,0 +1,357 @@
+/* The matrix product with blocks, read where they lie, as a file has them: out = x' @ W.T, W [outputs, blocks], x' as in
+ * linear_integers.c. Formats: minillm/reference/blocks.py.
+ *
+ *     weight = scale x (integer - excess) - drop, for each 32 or 16 numbers
+ *
+ * Bytes and floor: as in linear.c.
+ *
+ * Order of summation: as in linear_integers.c. The products of 32 integers, or of 16 where these share a scale, are summed
+ * exactly; then these, times both scales, in float by ascending place. The scale of a group, d x a small integer, is
+ * exact in float. What is subtracted, excess x scale or drop, is the same in a group and is multiplied with the sums of
+ * x' ("low"). So results have the same bits in any batch and with any number of workers, by either version:
+ * - few rows: blocks are unpacked to registers, lanes along the inputs, and meet up to FEW_ROWS rows.
+ * - many rows: they are unpacked to panels of bytes, lanes along the outputs.
+ * Both unpack with the functions of blocks.h.
+ */
+#include "blocks.h"
+#include "integers.h"
+
+enum {
+    BYTE_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* of a tile of bytes with the lanes along the outputs */
+    PACKED_BLOCK_ROWS = EXCESS8 ? 2 : 4         /* as PACKED_ROWS: unpacking takes longer */
+};
+
+/* --- scales ------------------------------------------------------------------------------------------------------- */
+
+INLINE int64_t row_bytes(const int format, const linear *a) {
+    return a->inputs / block_numbers(format) * block_bytes(format);
+}
+
+/* The block with group g of LANES outputs from `first` on; in place of outputs that do not exist of the last one. */
+INLINE void find_blocks(const int format, const linear *a, int64_t first, int64_t g, const char **rows) {
+    const int64_t size = row_bytes(format, a), at = g * GROUP / block_numbers(format) * block_bytes(format);
+    for (int o = 0; o < LANES; o++) rows[o] = (const char *)a->weight + smaller(first + o, a->outputs - 1) * size + at;
+}
+
+INLINE void pack_block_scales(const int format, const linear *a, int64_t first, int64_t g, int64_t count, float *scales,
+                              float *lows) {
+    const int64_t numbers = block_numbers(format), of_block = numbers / GROUP * scale_parts(format);
+    const char *rows[LANES];
+    find_blocks(format, a, first, g, rows);
+    for (int64_t i = 0; i < count; i += numbers / GROUP) {
+        floats own[16], drops[16];
+        block_scales(format, rows, own, drops);
+#pragma GCC unroll 16
+        for (int64_t j = 0; j < of_block; j++) {
+            store(scales + j * LANES, has_signs(format) && a->wide ? own[j] / TIMES8 : own[j]);
+            if (has_offsets(format)) store(lows + j * LANES, drops[j] * 0.125f);
+            if (excess_of(format)) store(lows + j * LANES, own[j] * (excess_of(format) * 0.125f));
+        }
+        scales += of_block * LANES, lows += of_block * LANES;
+        for (int o = 0; o < LANES; o++) rows[o] += block_bytes(format);
+    }
+}
+
+/* --- few rows ----------------------------------------------------------------------------------------------------- */
+
+/* What is multiplied INTEGER_OUTPUTS outputs later, as in linear_integers.c: `bytes` of each of LANES rows. */
+INLINE void fetch_next(const int format, const linear *a, int64_t first, int64_t block, int64_t bytes) {
+    const char *next = (const char *)a->weight + (first + INTEGER_OUTPUTS) * row_bytes(format, a);
+    fetch_lines(next + block * LANES, bytes * LANES);
+}
+
+/* The sums of AT_ONCE4 groups from g on of a block of each of LANES rows: [R][group x parts]. `at`: from block to block,
+ * of blocks of 32. */
+INLINE void dot_blocks(const int format, const int R, const char *const *rows, const int g, const int64_t *at,
+                       const int8_t *x, int64_t x_stride, int64_t left, ints sums[][2][4]) {
+    const int parts = scale_parts(format), sums_of = format == Q4_K ? INT4 : BYTES;
+    halves own[FEW_ROWS];
+    ints fours[FEW_ROWS][2][LANES / 4];
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++) own[r] = load_x(INT4, x + r * x_stride, left);
+#pragma GCC unroll 4
+    for (int o = 0; o < LANES; o += 4) {
+        ints dots[FEW_ROWS][2][4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            octets w[2];
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++)
+                w[half] = as_octets(unpack_groups(format, rows[o + i], g, at, half));
+#pragma GCC unroll 2
+            for (int r = 0; r < R; r++) {
+                ints first = dot_bytes(w[0], own[r].v[0]), second = dot_bytes(w[1], own[r].v[1]);
+                dots[r][0][i] = parts == 2 ? first : add_parts(first, second);
+                dots[r][1][i] = second;
+            }
+        }
+#pragma GCC unroll 2
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+            for (int part = 0; part < parts; part++) fours[r][part][o / 4] = sum_fours(sums_of, dots[r][part]);
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int part = 0; part < parts; part++) arrange(sums_of, fours[r][part], sums[r][part]);
+}
+
+/* The same for formats with signs, AT_ONCE8 groups: nibbles `at` bytes after rows, and `stride` from group to group. */
+INLINE void dot_signed(const int R, const char *const *rows, int64_t at, int64_t stride, const int8_t *x,
+                       int64_t x_stride, int64_t left, ints sums[][2][4]) {
+    halves own[FEW_ROWS];
+    ints fours[FEW_ROWS][LANES / 4];
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++) own[r] = load_x(INT8, x + r * x_stride, left);
+#pragma GCC unroll 4
+    for (int o = 0; o < LANES; o += 4) {
+        ints dots[FEW_ROWS][4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            halves w = unpack_signed(rows[o + i] + at, stride);
+#pragma GCC unroll 2
+            for (int r = 0; r < R; r++) dots[r][i] = dot(INT8, w, own[r]);
+        }
+#pragma GCC unroll 2
+        for (int r = 0; r < R; r++) fours[r][o / 4] = sum_fours(INT8, dots[r]);
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++) arrange(INT8, fours[r], sums[r][0]);
+}
+
+/* Groups start to end, with their scales, of outputs first to last, LANES at most, for R rows from `row` on. */
+INLINE void multiply_blocks(const int format, const int R, const linear *a, int64_t first, int64_t last, int64_t row,
+                            int64_t start, int64_t end, const float *scales, const float *lows) {
+    const bool signs = has_signs(format), offsets = !signs, excess = signs && EXCESS8;
+    const int parts = scale_parts(format), step = signs ? AT_ONCE8 : AT_ONCE4;
+    const int64_t groups = groups_of(a), stride = scale_stride(groups), size = block_bytes(format);
+    const int64_t of_block = block_numbers(format) / GROUP; /* groups */
+    const int64_t at_once = larger(of_block, step);
+    const int8_t *x = a->integers + row * groups * GROUP;
+    const float *x_scales = a->x_scales + row * stride;
+    const int32_t *x_sums = a->x_sums + row * stride * parts;
+    float *out = a->out + row * a->stride + first;
+    const char *rows[LANES];
+    floats total[FEW_ROWS];
+    find_blocks(format, a, first, start, rows);
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++) total[r] = start ? load_part(out + r * a->stride, last - first) : (floats){0};
+    for (int64_t g = start; g < end; g += at_once) {
+        const int64_t bytes = at_once / of_block * size;
+        if (!row) fetch_next(format, a, first, g / of_block * size, bytes);
+#pragma GCC unroll 8
+        for (int j = 0; j < at_once; j += step) {
+            const int8_t *own = x + (g + j) * GROUP;
+            const int64_t left = (groups - g - j) * GROUP;
+            ints sums[FEW_ROWS][2][4];
+            if (signs) {
+                int64_t at = of_block == 1 ? 2 : 8 + j * 16, next = of_block == 1 ? (left > GROUP ? size : 0) : 16;
+                dot_signed(R, rows, at, next, own, groups * GROUP, left, sums);
+            } else {
+                int64_t at[4];
+                for (int i = 0; i < 4; i++) at[i] = smaller(i, groups - g - 1) * size;
+                dot_blocks(format, R, rows, j, at, own, groups * GROUP, left, sums);
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < step; i++) {
+                if (of_block == 1 && g + i >= end) break;
+#pragma GCC unroll 2
+                for (int part = 0; part < parts; part++) {
+                    const int64_t place = (g + j + i) * parts + part, scale = (place - start * parts) * LANES;
+#pragma GCC unroll 2
+                    for (int r = 0; r < R; r++) {
+                        int32_t x_sum = x_sums[r * stride * parts + place];
+                        ints exact = excess ? sums[r][part][i] + x_sum : sums[r][part][i];
+                        total[r] = add_group(offsets, total[r], exact, scales + scale, lows + scale,
+                                             x_scales[r * stride + g + j + i], x_sum);
+                    }
+                }
+            }
+        }
+        for (int o = 0; o < LANES; o++) rows[o] += bytes;
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++) store_part(out + r * a->stride, total[r], last - first);
+}
+
+/* --- many rows ---------------------------------------------------------------------------------------------------- */
+
+INLINE void pack_blocks(const int format, const linear *a, int64_t first, int64_t g, int64_t count, char *panel) {
+    const bool signs = has_signs(format), two_bytes = signs && STEP8 == 2;
+    const int64_t of_block = block_numbers(format) / GROUP, size = block_bytes(format);
+    const int64_t next_vector = PANELS * sizeof(ints), each = packed_group(signs ? INT8 : INT4);
+    const int64_t at_once = larger(of_block, AT_ONCE4);
+    const char *blocks[LANES], *rows[LANES];
+    char bytes[LANES][AT_ONCE4][32]; /* of the groups unpacked at once */
+    find_blocks(format, a, first, g, blocks);
+    for (int o = 0; o < LANES; o++) rows[o] = bytes[o][0];
+    for (int64_t i = 0; i < count; i += at_once) {
+        const int64_t whole = at_once / of_block * size;
+        int64_t at[4];
+        for (int j = 0; j < 4; j++) at[j] = smaller(j, count - i - 1) * size;
+        fetch_next(format, a, first, (g + i) / of_block * size, whole);
+#pragma GCC unroll 8
+        for (int j = 0; j < at_once; j += AT_ONCE4) {
+#pragma GCC unroll 1
+            for (int o = 0; o < LANES; o++)
+#pragma GCC unroll 2
+                for (int half = 0; half < 2; half++) {
+                    sixteens v = unpack_groups(format, blocks[o], j, at, half);
+                    if (signs && EXCESS8) v ^= 128;
+#pragma GCC unroll 4
+                    for (int k = 0; k < AT_ONCE4; k++) memcpy(bytes[o][k] + 16 * half, (char *)&v + 16 * k, 16);
+                }
+#pragma GCC unroll 4
+            for (int k = 0; k < AT_ONCE4; k++, panel += each) {
+                if (of_block == 1 && i + k >= count) break;
+                ints numbers[8];
+                gather_16_bytes(rows, 32 * k, numbers);
+                gather_16_bytes(rows, 32 * k + 16, numbers + 4);
+                if (two_bytes) {
+                    ints pairs[16];
+                    split_bytes(numbers, pairs);
+#pragma GCC unroll 16
+                    for (int l = 0; l < 16; l++) memcpy(panel + l * next_vector, &pairs[l], sizeof(ints));
+                } else {
+#pragma GCC unroll 8
+                    for (int l = 0; l < 8; l++) memcpy(panel + l * next_vector, &numbers[l], sizeof(ints));
+                }
+            }
+        }
+        for (int o = 0; o < LANES; o++) blocks[o] += whole;
+    }
+}
+
+/* out[row + r] = x'[row + r] @ W for R rows and panels of numbers up to 31, or 63 with two scales in 32 (`parts`); as
+ * `multiply_panels`. */
+INLINE void multiply_bytes(const int parts, const int R, const linear *a, const packed *m, int64_t row) {
+    const int flush = SHORT4 ? 4 / parts : 8 / parts; /* vectors whose products fit into 16 bits */
+    const int64_t size = packed_group(INT4), groups = groups_of(a), stride = scale_stride(groups);
+    const char *x = (const char *)a->integers + (row * groups + m->g) * GROUP;
+    const float *x_scales = a->x_scales + row * stride + m->g;
+    const int32_t *x_sums = a->x_sums + (row * stride + m->g) * parts;
+    float *out = a->out + row * a->stride + m->first;
+    floats total[6][PANELS];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int p = 0; p < PANELS; p++) {
+            int64_t count = m->last - m->first - p * LANES;
+            total[r][p] = (floats){0};
+            if (m->g && count > 0) total[r][p] = load_part(out + r * a->stride + p * LANES, count);
+        }
+    for (int64_t g = 0; g < m->count; g++) {
+        const char *w = m->numbers + g * size, *numbers = x + g * GROUP;
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) __builtin_prefetch(numbers + (r + R) * groups * GROUP); /* of the next tile */
+#pragma GCC unroll 2
+        for (int part = 0; part < parts; part++) {
+            ints dots[6][PANELS];
+#pragma GCC unroll 8
+            for (int from = 0; from < 8 / parts; from += flush) {
+                ints some[6][PANELS];
+#pragma GCC unroll 6
+                for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+                    for (int p = 0; p < PANELS; p++) some[r][p] = (ints){0};
+#pragma GCC unroll 8
+                for (int k = 0; k < flush; k++) {
+                    const int j = part * 4 + from + k;
+                    ints weights[PANELS];
+#pragma GCC unroll 2
+                    for (int p = 0; p < PANELS; p++) weights[p] = load_ints(w + (j * PANELS + p) * sizeof(ints));
+#pragma GCC unroll 6
+                    for (int r = 0; r < R; r++) {
+                        ints same = splat_4_bytes(numbers + r * groups * GROUP + j * 4);
+#pragma GCC unroll 2
+                        for (int p = 0; p < PANELS; p++) some[r][p] = add_products4(some[r][p], weights[p], same);
+                    }
+                }
+#pragma GCC unroll 6
+                for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+                    for (int p = 0; p < PANELS; p++)
+                        dots[r][p] = from ? dots[r][p] + total4(some[r][p]) : total4(some[r][p]);
+            }
+#pragma GCC unroll 2
+            for (int p = 0; p < PANELS; p++) {
+                const int64_t scale = ((p * SCALE_ROWS + g) * parts + part) * LANES;
+#pragma GCC unroll 6
+                for (int r = 0; r < R; r++)
+                    total[r][p] = add_group(true, total[r][p], dots[r][p], m->scales + scale, m->lows + scale,
+                                            x_scales[r * stride + g], x_sums[(r * stride + g) * parts + part]);
+            }
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int p = 0; p < PANELS; p++) {
+            int64_t count = m->last - m->first - p * LANES;
+            if (count > 0) store_part(out + r * a->stride + p * LANES, total[r][p], count);
+        }
+}
+
+#define MANY_TILE(NAME, PARTS, R) \
+    SEPARATE void NAME##_##R(const linear *a, const packed *m, int64_t row) { \
+        if (R <= BYTE_ROWS) multiply_bytes(PARTS, R, a, m, row); \
+    }
+#define MANY_TILES(NAME, PARTS) /* by their rows */ \
+    MANY_TILE(NAME, PARTS, 1) \
+    MANY_TILE(NAME, PARTS, 2) \
+    MANY_TILE(NAME, PARTS, 3) \
+    MANY_TILE(NAME, PARTS, 4) \
+    MANY_TILE(NAME, PARTS, 5) \
+    MANY_TILE(NAME, PARTS, 6) \
+    static many_tile *const NAME[] = {NULL, NAME##_1, NAME##_2, NAME##_3, NAME##_4, NAME##_5, NAME##_6};
+
+MANY_TILES(many_bytes, 1)
+MANY_TILES(many_halves, 2)
+
+/* --- formats ------------------------------------------------------------------------------------------------------ */
+
+#define FORMAT(NAME, MANY, ROWS, PACKED, PARTS) \
+    SEPARATE void few_##NAME##_1(const linear *a, int64_t first, int64_t last, int64_t row, int64_t start, int64_t end, \
+                                 const float *scales, const float *lows) { \
+        multiply_blocks(NAME, 1, a, first, last, row, start, end, scales, lows); \
+    } \
+    SEPARATE void few_##NAME##_2(const linear *a, int64_t first, int64_t last, int64_t row, int64_t start, int64_t end, \
+                                 const float *scales, const float *lows) { \
+        multiply_blocks(NAME, 2, a, first, last, row, start, end, scales, lows); \
+    } \
+    static few_tile *const few_##NAME[] = {NULL, few_##NAME##_1, few_##NAME##_2}; \
+    SEPARATE void pack_##NAME(const linear *a, int64_t first, int64_t g, int64_t count, char *panel) { \
+        pack_blocks(NAME, a, first, g, count, panel); \
+    } \
+    SEPARATE void scales_##NAME(const linear *a, int64_t first, int64_t g, int64_t count, float *scales, float *lows) { \
+        pack_block_scales(NAME, a, first, g, count, scales, lows); \
+    } \
+    static const integer_format of_##NAME = { \
+        few_##NAME, MANY, pack_##NAME, scales_##NAME, ROWS, PACKED, PARTS, PACKED_BLOCK_ROWS, \
+    };
+
+FORMAT(Q4_K, many_int4_offsets, INT4_ROWS, INT4, 1)
+FORMAT(Q5_K, many_bytes, BYTE_ROWS, INT4, 1)
+FORMAT(Q6_K, many_halves, BYTE_ROWS, INT4, 2)
+FORMAT(Q5_0, many_bytes, BYTE_ROWS, INT4, 1)
+FORMAT(Q5_1, many_bytes, BYTE_ROWS, INT4, 1)
+FORMAT(IQ4_NL, many_int8, INT8_ROWS, INT8, 1)
+FORMAT(MXFP4, many_bytes, BYTE_ROWS, INT4, 1)
+FORMAT(IQ4_XS, many_int8, INT8_ROWS, INT8, 1)
+FORMAT(Q3_K, many_halves, BYTE_ROWS, INT4, 2)
+FORMAT(Q2_K, many_halves, BYTE_ROWS, INT4, 2)
+
+const integer_format *block_format(int64_t format) {
+    switch (format) {
+    case Q4_K: return &of_Q4_K;
+    case Q5_K: return &of_Q5_K;
+    case Q6_K: return &of_Q6_K;
+    case Q5_0: return &of_Q5_0;
+    case Q5_1: return &of_Q5_1;
+    case IQ4_NL: return &of_IQ4_NL;
+    case MXFP4: return &of_MXFP4;
+    case IQ4_XS: return &of_IQ4_XS;
+    case Q3_K: return &of_Q3_K;
+    default: return &of_Q2_K;
+    }
+}
