@@ -10,7 +10,9 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFWriter
 from gguf.quants import quantize
 
+from minillm.backends.cpu.selftest import random_blocks
 from minillm.models import family_of, tensor_shapes
+from minillm.reference.blocks import BLOCK_FORMATS
 
 from .tiny import std_of
 
@@ -39,6 +41,10 @@ LLAMA = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
 }
+
+
+UNWRITTEN = ("Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K")
+"""Block formats that the package `gguf` reads and does not write"""
 
 
 def to_gguf_order(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -131,9 +137,12 @@ def write_llama(
 
 
 def add_tensor(writer: GGUFWriter, name: str, value: np.ndarray, kind: Type = Type.F32) -> None:
-    """Add a tensor, rounded to a type."""
+    """Add a tensor, rounded to a type; blocks that the package `gguf` cannot round to have random numbers."""
     if kind == Type.F32:
         writer.add_tensor(name, value)
+    elif kind.name in UNWRITTEN:
+        rng = np.random.default_rng(len(name))
+        writer.add_tensor(name, random_blocks(rng, BLOCK_FORMATS[kind.name], *value.shape).blocks, raw_dtype=kind)
     else:
         writer.add_tensor(name, quantize(value, kind), raw_dtype=kind)
 

@@ -110,7 +110,9 @@ class WeightFormats:
     def in_groups(self, group: int) -> "WeightFormats":
         """The same, with another number of weights that share a scale."""
         formats = (self.projection, self.vocabulary, self.positions)
-        return WeightFormats(*(form and (replace(form, group=group) if form.scale_bits else form) for form in formats))
+        return WeightFormats(
+            *(form and (replace(form, group=group) if form.scale_bits and not form.block else form) for form in formats)
+        )
 
 
 WEIGHT_FORMATS = {

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..progress import tick
+from ..reference.blocks import BlockMatrix, with_offsets
 from ..reference.quantize import Quantized, quantize, widened, with_zeros
 from .formats import (
+    BLOCKS,
     FLOAT16,
     FLOAT32,
     INT4,
@@ -26,13 +28,18 @@ from .formats import (
     WeightFormats,
     chosen,
 )
-from .weights import Experts, Weight, narrow
+from .weights import Experts, Joined, Weight, narrow
 
 CHUNK = 1 << 20
 """Numbers of a tensor that are made or reordered at a time."""
 INTEGERS = {INT8, INT4, INT4_OFFSETS, INT4_ZEROS}
-WIDER = {INT8: {INT8, INT4}, INT4_ZEROS: {INT4_ZEROS, INT4}, FLOAT16: {FLOAT16, *INTEGERS}}
-"""Formats -> those whose matrices they hold too: exactly, or in float16 but for a rounding by 2^-12"""
+WIDER = {
+    INT8: {INT8, INT4},
+    INT4_ZEROS: {INT4_ZEROS, INT4},
+    INT4_OFFSETS: {INT4_OFFSETS, BLOCKS["Q4_K"]},
+    FLOAT16: {FLOAT16, *INTEGERS, *BLOCKS.values()},
+}
+"""Formats -> those whose matrices they hold too: exactly, or, in float16 and of Q4_K, but for a rounding by 2^-12"""
 
 
 class Tensor(Protocol):
@@ -126,7 +133,7 @@ class Rearranged:
             return np.ascontiguousarray(self.arrange(array))
 
         stored = self.source.stored()
-        return stored.each(reordered) if isinstance(stored, Quantized) else reordered(stored)
+        return stored.each(reordered) if isinstance(stored, Quantized | BlockMatrix) else reordered(stored)
 
     def load(self) -> NDArray[np.float32]:
         """The values as float32, reordered."""
@@ -223,20 +230,28 @@ class Loader:
         """Convert a parameter to the backend's layout.
 
         Several tensors [out_i, in] become one weight [sum of out_i, in], such as a fused Q/K/V projection. A single one
-        whose format and layout stay is mapped and not copied. Vectors are copied, as float32.
+        whose format and layout stay is mapped and not copied. Vectors are copied, as float32. Where tensors keep
+        blocks, each stays as it is (`Joined`), also beside another format.
         """
         bias = join(biases) if biases else None
         if len(tensors[0].shape) == 1:
             return Weight(name, join(tensors), bias, role)
-        return Weight(name, self._gathered(tensors, self.formats.of(role)), bias, role)
+        form = self.formats.of(role)
+        if form is None and self._stay_apart(tensors):
+            return Weight(name, Joined(tuple(self._gathered([tensor], None) for tensor in tensors)), bias, role)
+        return Weight(name, self._gathered(tensors, form), bias, role)
+
+    def _stay_apart(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether matrices below one another are kept as they are, since one has blocks."""
+        blocks = any(tensor.dtype in BLOCKS and BLOCKS[tensor.dtype] in self.kept for tensor in tensors)
+        return blocks and len(tensors) > 1 and in_one_piece(tensors) is None
 
     def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
-        """Convert one projection of several experts, each by `prepare`; `experts`: each expert's tensors."""
-        if self.formats.projection is None and len({kept_format(tensors, self.kept) for tensors in experts}) > 1:
-            same = kept_format((tensor for tensors in experts for tensor in tensors), self.kept)
-            return Weight(name, Experts(tuple(self._gathered(tensors, same) for tensors in experts)))
-        matrices = tuple(self.prepare(f"{name}.{i}", tensors).data for i, tensors in enumerate(experts))
-        return Weight(name, Experts(matrices))
+        """Convert one projection of several experts; `experts`: each expert's tensors. All get the same format."""
+        form = self.formats.projection
+        if form is None:
+            form = kept_format((tensor for tensors in experts for tensor in tensors), self.kept)
+        return Weight(name, Experts(tuple(self._gathered(tensors, form) for tensors in experts)))
 
     def _gathered(self, tensors: Sequence[Tensor], form: Format | None) -> Any:
         return gather(tensors, form, self.order, self.kept, self.empty)
@@ -308,7 +323,7 @@ def gather(
     kept: Collection[Format] = tuple(STORED_FORMATS.values()),
     empty: Callable[..., NDArray[Any]] = np.empty,
 ) -> Any:
-    """Concatenate tensors along the first axis, as one array or `Quantized`.
+    """Concatenate tensors along the first axis, as one array, `Quantized` or `BlockMatrix`.
 
     Tensors stored in that format are not converted, and stay mapped if they are contiguous in a file.
 
@@ -326,6 +341,8 @@ def gather(
     stored = {STORED_FORMATS.get(tensor.dtype) for tensor in tensors}
     if stored <= {form} and (whole := in_one_piece(tensors)) is not None:
         return whole.stored()
+    if form.block:
+        return _copied_blocks(tensors, empty)
     return (_quantized if form.scale_bits else _narrowed)(tensors, form, empty)
 
 
@@ -384,6 +401,21 @@ def _narrowed(tensors: Sequence[Tensor], form: Format, empty: Callable[..., NDAr
     return out
 
 
+def _copied_blocks(tensors: Sequence[Tensor], empty: Callable[..., NDArray[Any]]) -> BlockMatrix:
+    """Tensors in the same block format, below one another."""
+    whole, first = None, 0
+    for tensor in tensors:
+        stored = tensor.stored()
+        rows = sum(each.shape[0] for each in tensors)
+        whole = whole or stored.each(lambda array, rows=rows: empty((rows, array.shape[1]), array.dtype))
+        whole.blocks[first : first + stored.shape[0]] = stored.blocks
+        first += stored.shape[0]
+        tick()
+    assert whole is not None
+    matrix: BlockMatrix = whole
+    return matrix
+
+
 def _quantized(tensors: Sequence[Tensor], form: Format, empty: Callable[..., NDArray[Any]]) -> Quantized:
     rows, whole, first = sum(tensor.shape[0] for tensor in tensors), None, 0
     ready = [STORED_FORMATS.get(tensor.dtype) == form for tensor in tensors]
@@ -393,6 +425,8 @@ def _quantized(tensors: Sequence[Tensor], form: Format, empty: Callable[..., NDA
             blocks = [tensor.stored()]
         elif form in (INT8, INT4_ZEROS) and STORED_FORMATS.get(tensor.dtype) == INT4:
             blocks = [(widened if form == INT8 else with_zeros)(tensor.stored())]
+        elif form == INT4_OFFSETS and STORED_FORMATS.get(tensor.dtype) == BLOCKS["Q4_K"]:
+            blocks = [with_offsets(tensor.stored(), getattr(tensor, "name", ""))]
         else:
             assert not form.offset_bits  # such matrices are only kept
             blocks = (quantize(chunk, form.bits, form.group) for chunk in tensor.chunks())

@@ -8,7 +8,7 @@ from ..batch import Batch
 from ..reference.experts import Routing
 from ..reference.sampling import Draw
 from .blas import Watch
-from .formats import Format, WeightFormats
+from .formats import BLOCKS, Format, WeightFormats
 from .loader import INTEGERS, Loader
 from .memory import Memory
 from .operations import Backend
@@ -31,12 +31,12 @@ class NumpyBackend(Backend):
     ) -> None:
         """Set the formats, or their names in `formats.py`, and the order of float32 weights (see `Loader`).
 
-        NumPy computes in float32, so "auto" expands 16-bit weights once, at load. 8- and 4-bit weights are expanded at
-        each product instead: a quantised checkpoint is meant to stay small.
+        NumPy computes in float32, so "auto" expands 16-bit weights once, at load. 8- and 4-bit weights and blocks are
+        expanded at each product instead: a quantised checkpoint is meant to stay small.
         """
         self._watch = Watch()
         super().__init__(
-            Loader(weights, kept=INTEGERS, order=weight_order),
+            Loader(weights, kept={*INTEGERS, *BLOCKS.values()}, order=weight_order),
             NumpyMemory(self._watch, activations=activations, cache=cache),
         )
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..batch import Batch
 from ..reference.attention import AttentionSpec
+from ..reference.blocks import BLOCK_FORMATS, BlockMatrix
 from ..reference.experts import Routing, expected_experts
 from ..reference.quantize import Quantized
 from ..reference.rotary import Rotation
@@ -81,6 +82,9 @@ class ShapeLoader(Loader):
         form = self.formats.of(role) or self.checkpoint
         if not form.scale_bits:
             return without_numbers((rows, columns), form.dtype)
+        if form.block:
+            blocks = without_numbers((rows, form.row_bytes(columns)), np.uint8)
+            return BlockMatrix(blocks, BLOCK_FORMATS[form.block], columns)
         groups = -(-columns // form.group)
         values = without_numbers((rows, groups * form.group * form.bits // 8), form.dtype)
         offsets = without_numbers((rows, groups), form.offset_dtype) if form.offset_bits else None

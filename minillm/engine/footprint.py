@@ -38,7 +38,7 @@ class Stored(NamedTuple):
 def stored(path: Path | None, model: Model) -> Stored:
     """How a model is stored. `path`: its folder or GGUF file, if it has one."""
     in_memory = stored_format(model)
-    numbers = f"{SHORT[in_memory.kind]}{in_memory.bits}"
+    numbers = in_memory.block or f"{SHORT[in_memory.kind]}{in_memory.bits}"
     if path is None or not path.exists():
         return Stored(sum(weight.nbytes for weight in weights_of(model)), "safetensors", numbers)
     files = open_model(path)

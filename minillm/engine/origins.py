@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.weights import Experts, Weight
+from ..backends.weights import Experts, Joined, Weight
 from ..cache.prefix_files import Origin
 from ..cache.prefix_store import PrefixStore, StoringPrefixCache
 from ..errors import ParameterError
 from ..models.base import stored_format, weights_of
+from ..reference.blocks import BlockMatrix
 from ..reference.quantize import Quantized
 from ..runner.runner import Runner
 
@@ -81,6 +82,8 @@ def _digest_of(weight: Weight) -> str:
 def _arrays(weight: Weight) -> Iterator[Any]:
     """The arrays of a weight, on a GPU in its memory."""
     for data in (weight.data, weight.bias):
-        for matrix in data.matrices if isinstance(data, Experts) else (data,):
+        matrices = data.matrices if isinstance(data, Experts) else data.parts if isinstance(data, Joined) else (data,)
+        for matrix in matrices:
             parts = (matrix.values, matrix.scales, matrix.offsets) if isinstance(matrix, Quantized) else (matrix,)
+            parts = (matrix.blocks,) if isinstance(matrix, BlockMatrix) else parts
             yield from (array for array in parts if array is not None)

@@ -244,7 +244,8 @@ def plan(files: ModelFiles, formats: WeightFormats, *, as_built: bool) -> list[l
     def part(tensor: Tensor, form: Format | None) -> Part:
         written = tensor if as_built else source_of(tensor)
         stored_as = STORED_FORMATS[written.dtype]
-        return Part(names[id(source_of(tensor))], written, form or (FLOAT16 if stored_as.offset_bits else stored_as))
+        rounded = stored_as.offset_bits or stored_as.block  # what safetensors has no name for
+        return Part(names[id(source_of(tensor))], written, form or (FLOAT16 if rounded else stored_as))
 
     return [[part(*weight) for weight in fused] for fused in recorded.fused]
 

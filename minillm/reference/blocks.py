@@ -39,6 +39,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import CheckpointError
+from .quantize import Quantized
+
 CHUNK = 1 << 17
 """Weights dequantised at once, so that intermediate results stay in a core's cache."""
 NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
@@ -87,11 +90,13 @@ class BlockMatrix:
     blocks: Bytes
     """[out, bytes of a row]"""
     form: BlockFormat
+    padded: int | None = None
+    """in, where it is less than the blocks have: of predictions alone"""
 
     @property
     def shape(self) -> tuple[int, int]:
         """(out, in)."""
-        return len(self.blocks), self.blocks.shape[1] // self.form.bytes * self.form.numbers
+        return len(self.blocks), self.padded or self.blocks.shape[1] // self.form.bytes * self.form.numbers
 
     @property
     def group(self) -> int:
@@ -122,6 +127,27 @@ def dequantize_blocks(matrix: BlockMatrix, rows: Any = slice(None)) -> NDArray[n
             if split.offsets is not None:
                 out += split.offsets[..., None]
     return weights.reshape(len(picked), matrix.shape[1])
+
+
+def with_offsets(matrix: BlockMatrix, name: str = "") -> Quantized:
+    """Q4_K as int4 with offsets, for backends without its blocks: the same integers; `name` is the tensor's.
+
+    Scales and offsets are rounded to float16. That moves weights by 0.07 % of their size (rms, in Gemma 3 270M);
+    float16 weights would move by 0.02 % and take 3.2 times the memory.
+
+    Raises:
+        CheckpointError: a scale or an offset is not finite in float16.
+    """
+    with np.errstate(all="ignore"):
+        split = matrix.form.split(np.ascontiguousarray(matrix.blocks).reshape(-1, matrix.form.bytes))
+        assert split.offsets is not None and matrix.form.name == "Q4_K"
+        rows, inputs = matrix.shape
+        scales, offsets = (part.astype(np.float16).reshape(rows, -1) for part in (split.scales, split.offsets))
+    if not (np.isfinite(scales).all() and np.isfinite(offsets).all()):
+        raise CheckpointError(f"tensor {name} holds a scale or an offset that is not finite in float16")
+    halves = split.integers.view(np.uint8).reshape(rows, -1, 2, 16)  # [n, 256] -> [rows, in / 32, 2, 16]
+    values = (halves[:, :, 0] | halves[:, :, 1] << np.uint8(4)).reshape(rows, -1)
+    return Quantized(values, scales, inputs, offsets)
 
 
 # --- parts of blocks --------------------------------------------------------------------------------------------------

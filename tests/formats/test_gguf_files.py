@@ -11,6 +11,8 @@ from gguf.quants import dequantize, quantize
 
 from minillm import Engine
 from minillm.backends.cpu.compiling import available
+from minillm.backends.formats import INT4_OFFSETS
+from minillm.backends.loader import gather
 from minillm.backends.weights import expand
 from minillm.errors import CheckpointError, UnsupportedModelError, install
 from minillm.formats.gguf.file import TYPES, read_gguf
@@ -18,8 +20,9 @@ from minillm.formats.gguf.tensors import open_tensors
 from minillm.measure.precision import relative_error
 from minillm.models.base import weights_of
 from minillm.reference import quantize as ours
+from minillm.reference.blocks import with_offsets
 
-from ..gguf_files import add_tensor, finish, write_llama
+from ..gguf_files import LLAMA, add_tensor, finish, write_llama
 
 QUANTISED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16", "F32", "TQ1_0", "TQ2_0")
 """Types that the package writes; of others random bytes are valid blocks."""
@@ -99,12 +102,12 @@ def random_q4_k(rows, blocks):
     return stored.reshape(rows, -1)
 
 
-def test_of_q4_k_the_integers_are_the_files_and_scales_and_offsets_are_rounded_once(tmp_path):
+def test_q4_k_as_int4_has_the_files_integers_and_scales_and_offsets_rounded_once(tmp_path):
     blocks = random_q4_k(5, 2)
     write(tmp_path / "m.gguf", blocks, Type.Q4_K)
     tensor = open_tensors(read_gguf(tmp_path / "m.gguf"))["a"]
-    stored, exact = tensor.stored(), dequantize(blocks, Type.Q4_K)
-    assert tensor.dtype == "int4 with offsets" and stored.nbytes == 5 * 512 * 5 // 8
+    stored, exact = with_offsets(tensor.stored()), dequantize(blocks, Type.Q4_K)
+    assert tensor.dtype == "Q4_K" and stored.nbytes == 5 * 512 * 5 // 8
     assert np.array_equal(tensor.load(), exact)  # float32 is not rounded
     grouped = exact.reshape(5, 16, 32).astype(np.float64)
     q = (ours.unpack(stored.values) + 8).reshape(5, 16, 32)
@@ -116,7 +119,8 @@ def test_of_q4_k_the_integers_are_the_files_and_scales_and_offsets_are_rounded_o
     most = (np.abs(stored.scales) * np.float64(15) + np.abs(stored.offsets))[..., None]
     moved = np.abs(ours.dequantize(stored).reshape(5, 16, 32) - grouped)
     assert moved.max() > 0 and (moved <= 2**-11 * most + 1e-7).all()
-    assert np.array_equal(ours.dequantize(tensor.part(1, 256, 512).stored()), ours.dequantize(stored)[:, 256:])
+    for whole in (tensor, *map(tensor.part, (0, 1), (1, 256), (4, 512))):
+        assert np.array_equal(gather([whole], INT4_OFFSETS).values, with_offsets(whole.stored()).values)
 
 
 @pytest.mark.parametrize("spoilt", [0, 2])
@@ -125,8 +129,8 @@ def test_scales_of_q4_k_that_float16_does_not_hold_are_refused(tmp_path, spoilt)
     blocks[1, spoilt : spoilt + 2] = np.array([60000], "<f2").view(np.uint8)
     blocks[1, 4:16] = 63
     write(tmp_path / "m.gguf", blocks, Type.Q4_K)
-    with pytest.raises(CheckpointError, match=r"tensor a in .* holds a scale or an offset that is not finite"):
-        open_tensors(read_gguf(tmp_path / "m.gguf"))["a"].stored()
+    with pytest.raises(CheckpointError, match=r"tensor a holds a scale or an offset that is not finite"):
+        gather([open_tensors(read_gguf(tmp_path / "m.gguf"))["a"]], INT4_OFFSETS)
 
 
 @pytest.mark.skipif(not available(), reason="the kernels in C are not compiled here")
@@ -143,16 +147,54 @@ def test_the_kernels_in_c_compute_a_model_in_q4_1_as_numpy_does(tmp_path):
             assert relative_error(plain.forward(line), exact.forward(line)) < 1e-6
 
 
+MIXTURES = {
+    "Q4_K beside Q6_K, as llama.cpp's Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "embed_tokens": "Q6_K"},
+    "three kinds": {"q_proj": "Q5_K", "k_proj": "F16", "v_proj": "Q8_0", "up_proj": "Q4_1", "embed_tokens": "Q5_0"},
+    "code books": {"q_proj": "IQ4_XS", "v_proj": "IQ4_NL", "gate_proj": "MXFP4", "down_proj": "MXFP4"},
+    "few bits": {"q_proj": "Q2_K", "k_proj": "Q3_K", "v_proj": "Q5_1", "down_proj": "Q3_K", "embed_tokens": "Q2_K"},
+}
+
+
+@pytest.fixture(params=MIXTURES)
+def mixture(request, tmp_path):
+    """A Llama of which each matrix has a type of its own, Q4_K where the mixture names none."""
+    types = MIXTURES[request.param]
+    raw = LLAMA | {"hidden_size": 256, "intermediate_size": 512}
+    write_llama(tmp_path / "m.gguf", raw, type_of=lambda name: Type[types.get(name.split(".")[-2], "Q4_K")])
+    return tmp_path / "m.gguf"
+
+
+@pytest.mark.skipif(not available(), reason="the kernels in C are not compiled here")
+def test_the_kernels_in_c_compute_a_mixture_of_blocks_as_numpy_does(mixture):
+    """But for activations, which they round to 8 bits; every matrix stays as it is in the file."""
+    line = [5, 70, 200, 31, 31, 8]
+    with Engine(mixture, backend="cpu") as c, Engine(mixture, backend="numpy") as plain:
+        weights = [w for w in weights_of(c.runner.model) if w.data is not None and len(w.shape) == 2]
+        stored = [tensor for tensor in open_tensors(read_gguf(mixture)).values() if len(tensor.shape) == 2]
+        assert sum(w.nbytes for w in weights) == sum(
+            tensor.data.shape[0] * tensor.data.shape[1]
+            if hasattr(tensor, "type")
+            else 2 * tensor.shape[0] * tensor.shape[1]
+            for tensor in stored
+        )
+        many, one = c.forward(line), c.forward(line[:1])
+        assert relative_error(many, plain.forward(line)) < 0.06
+        assert np.array_equal(many[:1], one)
+        with Engine(mixture, backend="numpy", dtype="float32") as exact:
+            assert relative_error(plain.forward(line), exact.forward(line)) < 1e-6
+
+
 def test_without_the_package_only_types_that_need_it_are_refused(tmp_path, monkeypatch):
-    types = {"up_proj": Type.Q5_1, "q_proj": Type.Q8_0, "k_proj": Type.Q4_0, "v_proj": Type.Q4_1, "o_proj": Type.F16}
-    write_llama(tmp_path / "q.gguf", type_of=lambda name: types.get(name.split(".")[-2], Type.BF16))
+    types = {"up_proj": Type.TQ2_0, "q_proj": Type.Q8_0, "k_proj": Type.Q4_0, "v_proj": Type.Q4_1, "o_proj": Type.F16}
+    raw = LLAMA | {"hidden_size": 256, "intermediate_size": 256}
+    write_llama(tmp_path / "q.gguf", raw, type_of=lambda name: types.get(name.split(".")[-2], Type.BF16))
     del types["up_proj"]
     write_llama(tmp_path / "m.gguf", type_of=lambda name: types.get(name.split(".")[-2], Type.BF16))
     for name in [name for name in sys.modules if name.split(".")[0] == "gguf"]:
         monkeypatch.setitem(sys.modules, name, None)
     with Engine(tmp_path / "m.gguf") as engine:
         assert np.isfinite(engine.forward([1, 2])).all()
-    with pytest.raises(UnsupportedModelError, match=f"is stored as Q5_1, .* {re.escape(install('gguf'))}"):
+    with pytest.raises(UnsupportedModelError, match=f"is stored as TQ2_0, .* {re.escape(install('gguf'))}"):
         Engine(tmp_path / "q.gguf")
 
 

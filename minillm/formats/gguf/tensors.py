@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from ...backends.formats import INT4, INT4_OFFSETS, INT8
 from ...errors import CheckpointError, UnsupportedModelError, install
+from ...reference.blocks import BLOCK_FORMATS, BlockMatrix, dequantize_blocks
 from ...reference.quantize import Quantized, dequantize
 from ..tensors import ComputedTensor, StoredTensor, WeightFile, c_strides
 from .file import GGUF, Located, Type, read_shards
@@ -38,13 +39,14 @@ CHUNK = 1 << 20
 """Numbers that are dequantised at a time"""
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types that are mapped -> their names in minillm"""
-GROUPS = {"Q8_0": INT8.name, "Q4_0": INT4.name, "Q4_1": INT4_OFFSETS.name, "Q4_K": INT4_OFFSETS.name}
+GROUPS = {"Q8_0": INT8.name, "Q4_0": INT4.name, "Q4_1": INT4_OFFSETS.name}
 """Types that are kept as integers -> their names in minillm"""
 
 
 def kept_dtype(kind: Type) -> str:
     """The format that tensors of a type are kept in, by its name in `formats.STORED_FORMATS`."""
-    return FLOATS.get(kind.name) or GROUPS.get(kind.name, "float16")
+    name = FLOATS.get(kind.name) or GROUPS.get(kind.name)
+    return name or (kind.name if kind.name in BLOCK_FORMATS else "float16")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,45 +74,25 @@ class BlockTensor(ComputedTensor):
         return kept_dtype(self.type)
 
     def stored(self) -> Any:
-        """The tensor in the format it is kept in, in new arrays: a `Quantized`, or float16. [out, in]"""
+        """The tensor in the format it is kept in. [out, in]
+
+        Blocks are mapped if possible; a `Quantized` and float16 are in new arrays.
+        """
+        if self.type.name in BLOCK_FORMATS:
+            return self._matrix(self._rows())
         return self._apart(self._rows()) if self.type.name in GROUPS else super().stored()
 
-    def _apart(self, rows: NDArray[np.uint8]) -> Quantized:
-        """Blocks as integers, scales and offsets. [n, bytes] -> [n, in] or [n, in / 2], and [n, in / 32] twice
+    def _matrix(self, rows: NDArray[np.uint8]) -> BlockMatrix:
+        return BlockMatrix(rows, BLOCK_FORMATS[self.type.name])
 
-        Raises:
-            CheckpointError: a scale or an offset of Q4_K is not finite in float16.
-        """
+    def _apart(self, rows: NDArray[np.uint8]) -> Quantized:
+        """Blocks as integers, scales and offsets. [n, bytes] -> [n, in] or [n, in / 2], and [n, in / 32] twice"""
         blocks = rows.reshape(len(rows), -1, self.type.bytes)  # [n, bytes] -> [n, blocks, bytes of a block]
-        if self.type.name == "Q4_K":
-            return self._super_blocks_apart(blocks)
         head = 4 if self.type.name == "Q4_1" else 2  # bytes of scale and offset
         floats = np.ascontiguousarray(blocks[..., :head]).view("<f2")
         values = np.ascontiguousarray(blocks[..., head:]).reshape(len(rows), -1)
         scales, *offsets = (np.ascontiguousarray(floats[..., i]) for i in range(head // 2))
         return Quantized(values.view(np.int8) if self.type.name == "Q8_0" else values, scales, self.shape[-1], *offsets)
-
-    def _super_blocks_apart(self, blocks: NDArray[np.uint8]) -> Quantized:
-        """Q4_K: 256 integers in 8 groups; a group's scale is d x a number of 6 bits, its offset -dmin x another.
-
-        A block is d and dmin, the 16 numbers in 12 bytes, and for each two groups 32 bytes with the first group's
-        integers in the low four bits. [n, blocks, 144] -> [n, in / 2], and [n, in / 32] twice
-        """
-        n = len(blocks)
-        d, dmin = np.moveaxis(np.ascontiguousarray(blocks[..., :4]).view("<f2").astype(np.float32)[..., None], 2, 0)
-        low, middle, high = np.split(blocks[..., 4:16], 3, axis=2)  # [n, blocks, 4] each
-        steps = np.concatenate([low & 63, high & 15 | low >> 6 << 4], axis=2)  # of the scales [n, blocks, 8]
-        drops = np.concatenate([middle & 63, high >> 4 | middle >> 6 << 4], axis=2)  # of the offsets
-        with np.errstate(over="ignore", invalid="ignore"):
-            scales, offsets = ((x.astype(np.float16)).reshape(n, -1) for x in (d * steps, -dmin * drops))
-        if not (np.isfinite(scales).all() and np.isfinite(offsets).all()):
-            raise CheckpointError(
-                f"tensor {self.name} in {self.data.file.path} holds a scale or an offset that is not finite in float16"
-            )
-        pairs = blocks[..., 16:].reshape(n, -1, 1, 2, 16)  # of each two groups, integers j and those 16 further
-        nibbles = np.concatenate([pairs & 15, pairs >> 4], axis=2)  # [n, in / 64, group, half, 16]
-        values = nibbles[..., 0, :] | nibbles[..., 1, :] << 4  # [n, in / 64, 2, 2, 16] -> [n, in / 64, 2, 16]
-        return Quantized(values.reshape(n, -1), scales, self.shape[-1], offsets)
 
     def _rows(self) -> NDArray[np.uint8]:
         """The blocks of all rows. [rows, bytes of a row]"""
@@ -142,10 +124,12 @@ class BlockTensor(ComputedTensor):
             yield values.reshape(-1, *self.shape[1:])
 
     def _values(self, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Dequantise rows, Q4_K without rounding. [n, bytes of a row] -> [n, in]"""
-        if self.type.name in GROUPS and self.type.name != "Q4_K":
+        """Dequantise rows. [n, bytes of a row] -> [n, in]"""
+        if self.type.name in BLOCK_FORMATS:
+            return dequantize_blocks(self._matrix(rows))
+        if self.type.name in GROUPS:
             return dequantize(self._apart(rows))
-        return dequantize_blocks(rows, self.type, self.name)
+        return dequantize_by_package(rows, self.type, self.name)
 
     def merged_with(self, other: Any) -> "BlockTensor | None":
         """Both as one tensor if their rows are adjacent in the file, else None."""
@@ -175,7 +159,7 @@ class BlockTensor(ComputedTensor):
         return BlockTensor(self.shape[1:], self.type, self.data.item(index))
 
 
-def dequantize_blocks(rows: NDArray[np.uint8], kind: Type, name: str) -> NDArray[np.float32]:
+def dequantize_by_package(rows: NDArray[np.uint8], kind: Type, name: str) -> NDArray[np.float32]:
     """Dequantise rows of any type that the package `gguf` knows. [n, bytes of a row] -> [n, in]
 
     Raises:

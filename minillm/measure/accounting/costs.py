@@ -10,7 +10,7 @@ from functools import cache, cached_property, lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from ...backends.formats import CACHE_FORMATS, FORMATS, STORED_FORMATS, WEIGHT_FORMATS
+from ...backends.formats import BLOCKS, CACHE_FORMATS, FORMATS, STORED_FORMATS, WEIGHT_FORMATS, WeightFormats
 from ...backends.observe import CountingBackend
 from ...backends.shapes import ShapeBackend, without_numbers
 from ...backends.weights import Weight
@@ -78,7 +78,10 @@ def _model_of(config: ModelConfig, storage: Storage) -> tuple[ShapeBackend, Mode
 def shape_backend(storage: Storage) -> ShapeBackend:
     """The backend of shapes for these formats."""
     form = STORED_FORMATS[storage.weights]
-    weights = replace(WEIGHT_FORMATS[f"{form.kind}{form.bits}"], projection=form).in_groups(storage.group)
+    if form.block:
+        weights = WeightFormats(form, BLOCKS["Q6_K"], None)  # as llama.cpp mixes them
+    else:
+        weights = replace(WEIGHT_FORMATS[f"{form.kind}{form.bits}"], projection=form).in_groups(storage.group)
     return ShapeBackend(
         replace(weights, vocabulary=None) if storage.keeps_vocabulary else weights,
         cache=CACHE_FORMATS.get(storage.cache) or FORMATS[storage.cache],

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ...backends.formats import FORMATS, STORED_FORMATS
+from ...backends.formats import BLOCKS, FORMATS, INT4_OFFSETS, STORED_FORMATS
 from ...errors import ParameterError
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -72,6 +72,8 @@ def storage_for(
         ParameterError: a format is unknown.
     """
     weights = checkpoint if weights == "auto" else weights
+    if weights in BLOCKS and not on_cpu:  # as the loader of a GPU converts them
+        weights = INT4_OFFSETS.name if weights == "Q4_K" else "float16"
     half = next((name for name in (weights, checkpoint) if name in ("float16", "bfloat16")), "float16")
     activations = "float32" if on_cpu or weights == "float32" else half
     cache = activations if cache == "auto" else cache
