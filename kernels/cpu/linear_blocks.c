@@ -138,9 +138,9 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, int6
     for (int r = 0; r < R; r++) total[r] = start ? load_part(out + r * a->stride, last - first) : (floats){0};
     for (int64_t g = start; g < end; g += at_once) {
         const int64_t bytes = at_once / of_block * size;
-        if (!row) fetch_next(format, a, first, g / of_block * size, bytes);
 #pragma GCC unroll 8
         for (int j = 0; j < at_once; j += step) {
+            if (!row) fetch_next(format, a, first, (g + j) * size / of_block, step * size / of_block);
             const int8_t *own = x + (g + j) * GROUP;
             const int64_t left = (groups - g - j) * GROUP;
             ints sums[FEW_ROWS][2][4];
