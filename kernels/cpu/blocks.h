@@ -12,7 +12,7 @@
 typedef uint8_t sixteens __attribute__((vector_size(16 * AT_ONCE4)));
 typedef uint32_t shifts __attribute__((vector_size(16 * AT_ONCE4)));
 
-/* Numbers of a block, its bytes, those before the first block's numbers, and numbers that share a scale. */
+/* Numbers of a block. */
 INLINE int64_t block_numbers(const int format) {
     return format == Q5_0 || format == Q5_1 || format == IQ4_NL || format == MXFP4 ? 32 : 256;
 }

@@ -211,38 +211,51 @@ INLINE ints add_parts(ints a, ints b) {
 
 enum { BYTES = -1 }; /* sums of `dot_bytes`, in place of a format */
 
-/* The sums of each four neighbouring lanes, those of four vectors side by side. */
-INLINE ints sum_fours(const int format, const ints *v) {
+/* The sums of each four neighbouring lanes of four vectors side by side, in two steps: of two vectors `add_twos`, then of
+ * both results `add_fours`. */
 #if HAS_AVX512
-#define PAIR(SIZE, A, B) \
-    _mm512_add_epi32(_mm512_unpacklo_epi##SIZE((__m512i)A, (__m512i)B), \
-                     _mm512_unpackhi_epi##SIZE((__m512i)A, (__m512i)B))
-    (void)format;
-    return (ints)PAIR(64, PAIR(32, v[0], v[1]), PAIR(32, v[2], v[3]));
-#undef PAIR
+#define PAIR(SIZE, WIDTH, A, B) \
+    (ints)_mm512_add_epi32(_mm512_unpacklo_epi##SIZE((__m512i)A, (__m512i)B), \
+                           _mm512_unpackhi_epi##SIZE((__m512i)A, (__m512i)B))
 #elif HAS_AVX2
 #define PAIR(SIZE, WIDTH, A, B) \
-    _mm256_add_epi##WIDTH(_mm256_unpacklo_epi##SIZE((__m256i)A, (__m256i)B), \
-                          _mm256_unpackhi_epi##SIZE((__m256i)A, (__m256i)B))
-    if (format == INT8) return (ints)PAIR(64, 32, PAIR(32, 32, v[0], v[1]), PAIR(32, 32, v[2], v[3]));
-    __m256 low = (__m256)PAIR(64, 16, v[0], v[1]), high = (__m256)PAIR(64, 16, v[2], v[3]);
-    __m256 even = _mm256_shuffle_ps(low, high, 0x88), odd = _mm256_shuffle_ps(low, high, 0xDD);
-    if (format == BYTES) { /* eight products of 31, or four of 63, fit into 16 bits */
-        __m256i ones = _mm256_set1_epi16(1);
-        return (ints)_mm256_add_epi32(_mm256_madd_epi16((__m256i)even, ones), _mm256_madd_epi16((__m256i)odd, ones));
-    }
-    return (ints)_mm256_madd_epi16(_mm256_add_epi16((__m256i)even, (__m256i)odd), _mm256_set1_epi16(1));
-#undef PAIR
-#elif HAS_NEON
-    int32x4_t low = vpaddq_s32((int32x4_t)v[0], (int32x4_t)v[1]), high = vpaddq_s32((int32x4_t)v[2], (int32x4_t)v[3]);
+    (ints)_mm256_add_epi##WIDTH(_mm256_unpacklo_epi##SIZE((__m256i)A, (__m256i)B), \
+                                _mm256_unpackhi_epi##SIZE((__m256i)A, (__m256i)B))
+#endif
+
+INLINE ints add_twos(const int format, ints a, ints b) {
     (void)format;
-    return (ints)vpaddq_s32(low, high);
+#if HAS_AVX512
+    return PAIR(32, 32, a, b);
+#elif HAS_AVX2
+    return format == INT8 ? PAIR(32, 32, a, b) : PAIR(64, 16, a, b);
+#elif HAS_NEON
+    return (ints)vpaddq_s32((int32x4_t)a, (int32x4_t)b);
 #else
     ints s = {0};
-    (void)format;
-    for (int i = 0; i < 4; i++) s[i] = v[i][0] + v[i][1] + v[i][2] + v[i][3];
+    s[0] = a[0] + a[1], s[1] = a[2] + a[3], s[2] = b[0] + b[1], s[3] = b[2] + b[3];
     return s;
 #endif
+}
+
+INLINE ints add_fours(const int format, ints low, ints high) {
+    (void)format;
+#if HAS_AVX512
+    return PAIR(64, 32, low, high);
+#elif HAS_AVX2
+    if (format == INT8) return PAIR(64, 32, low, high);
+    __m256i even = (__m256i)_mm256_shuffle_ps((__m256)low, (__m256)high, 0x88);
+    __m256i odd = (__m256i)_mm256_shuffle_ps((__m256)low, (__m256)high, 0xDD), ones = _mm256_set1_epi16(1);
+    if (format == BYTES) /* eight products of 31, or four of 63, fit into 16 bits */
+        return (ints)_mm256_add_epi32(_mm256_madd_epi16(even, ones), _mm256_madd_epi16(odd, ones));
+    return (ints)_mm256_madd_epi16(_mm256_add_epi16(even, odd), ones);
+#else
+    return add_twos(format, low, high);
+#endif
+}
+
+INLINE ints sum_fours(const int format, const ints *v) {
+    return add_fours(format, add_twos(format, v[0], v[1]), add_twos(format, v[2], v[3]));
 }
 
 /* sums[i] has group i of LANES rows; fours[o] are the sums of rows 4 o to 4 o + 3. */

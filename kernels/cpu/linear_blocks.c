@@ -71,7 +71,7 @@ INLINE void dot_blocks(const int format, const int R, const char *const *rows, c
     for (int r = 0; r < R; r++) own[r] = load_x(INT4, x + r * x_stride, left);
 #pragma GCC unroll 4
     for (int o = 0; o < LANES; o += 4) {
-        ints dots[FEW_ROWS][2][4];
+        ints twos[FEW_ROWS][2][2], dots[FEW_ROWS][2][2]; /* added up soon: they would not all fit in registers */
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
             octets w[2];
@@ -81,14 +81,21 @@ INLINE void dot_blocks(const int format, const int R, const char *const *rows, c
 #pragma GCC unroll 2
             for (int r = 0; r < R; r++) {
                 ints first = dot_bytes(w[0], own[r].v[0]), second = dot_bytes(w[1], own[r].v[1]);
-                dots[r][0][i] = parts == 2 ? first : add_parts(first, second);
-                dots[r][1][i] = second;
+                dots[r][0][i % 2] = parts == 2 ? first : add_parts(first, second);
+                dots[r][1][i % 2] = second;
             }
+            if (i % 2)
+#pragma GCC unroll 2
+                for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+                    for (int part = 0; part < parts; part++)
+                        twos[r][part][i / 2] = add_twos(sums_of, dots[r][part][0], dots[r][part][1]);
         }
 #pragma GCC unroll 2
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
-            for (int part = 0; part < parts; part++) fours[r][part][o / 4] = sum_fours(sums_of, dots[r][part]);
+            for (int part = 0; part < parts; part++)
+                fours[r][part][o / 4] = add_fours(sums_of, twos[r][part][0], twos[r][part][1]);
     }
 #pragma GCC unroll 2
     for (int r = 0; r < R; r++)

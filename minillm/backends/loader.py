@@ -247,11 +247,16 @@ class Loader:
         return blocks and len(tensors) > 1 and in_one_piece(tensors) is None
 
     def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
-        """Convert one projection of several experts; `experts`: each expert's tensors. All get the same format."""
-        form = self.formats.projection
-        if form is None:
-            form = kept_format((tensor for tensors in experts for tensor in tensors), self.kept)
-        return Weight(name, Experts(tuple(self._gathered(tensors, form) for tensors in experts)))
+        """Convert one projection of several experts, each by `prepare`; `experts`: each expert's tensors.
+
+        All get the same format, and each is one matrix: blocks of two tensors are copied below one another.
+        """
+        kinds = {kept_format(tensors, self.kept) for tensors in experts}
+        if self.formats.projection is None and (len(kinds) > 1 or any(form.block for form in kinds)):
+            same = kept_format((tensor for tensors in experts for tensor in tensors), self.kept)
+            return Weight(name, Experts(tuple(self._gathered(tensors, same) for tensors in experts)))
+        matrices = tuple(self.prepare(f"{name}.{i}", tensors).data for i, tensors in enumerate(experts))
+        return Weight(name, Experts(matrices))
 
     def _gathered(self, tensors: Sequence[Tensor], form: Format | None) -> Any:
         return gather(tensors, form, self.order, self.kept, self.empty)

@@ -243,5 +243,8 @@ def test_zero_points_of_larger_groups_stay_exact_beside_smaller_groups() -> None
 
 
 def test_bits_of_a_weight() -> None:
-    widths = {name: form.row_bytes(3200) * 8 / 3200 for name, form in STORED_FORMATS.items() if form.scale_bits}
-    assert widths == {"int8": 8.5, "int4": 4.5, "int4 with offsets": 5, "int4 with zero points": 4.75}
+    widths = {name: form.row_bytes(3328) * 8 / 3328 for name, form in STORED_FORMATS.items() if form.scale_bits}
+    assert widths == {
+        "int8": 8.5, "int4": 4.5, "int4 with offsets": 5, "int4 with zero points": 4.75, "Q2_K": 2.625, "Q3_K": 3.4375,
+        "Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.5625, "Q5_0": 5.5, "Q5_1": 6, "IQ4_NL": 4.5, "IQ4_XS": 4.25, "MXFP4": 4.25,
+    }  # fmt: skip

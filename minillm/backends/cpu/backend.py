@@ -1,7 +1,7 @@
 """The CPU backend: runs every operation of a step in kernels in C.
 
-Weights keep their stored format, 32, 16, 8 or 4 bits, and each is read from memory once for up to 16 rows. Operations
-that are not overridden here run as in the reference.
+Weights keep their stored format, 32, 16, 8 or 4 bits or blocks, and each is read from memory once for up to 16 rows.
+Operations that are not overridden here run as in the reference.
 """
 
 import ctypes
