@@ -243,8 +243,10 @@ class Loader:
 
     def _stay_apart(self, tensors: Sequence[Tensor]) -> bool:
         """Whether matrices below one another are kept as they are, since one has blocks."""
-        blocks = any(tensor.dtype in BLOCKS and BLOCKS[tensor.dtype] in self.kept for tensor in tensors)
-        return blocks and len(tensors) > 1 and in_one_piece(tensors) is None
+        return self._keeps_blocks(tensors) and len(tensors) > 1 and in_one_piece(tensors) is None
+
+    def _keeps_blocks(self, tensors: Sequence[Tensor]) -> bool:
+        return any(tensor.dtype in BLOCKS and BLOCKS[tensor.dtype] in self.kept for tensor in tensors)
 
     def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
         """Convert one projection of several experts, each by `prepare`; `experts`: each expert's tensors.
@@ -252,7 +254,8 @@ class Loader:
         All get the same format, and each is one matrix: blocks of two tensors are copied below one another.
         """
         kinds = {kept_format(tensors, self.kept) for tensors in experts}
-        if self.formats.projection is None and (len(kinds) > 1 or any(form.block for form in kinds)):
+        blocks = any(self._keeps_blocks(tensors) for tensors in experts)
+        if self.formats.projection is None and (len(kinds) > 1 or blocks):
             same = kept_format((tensor for tensors in experts for tensor in tensors), self.kept)
             return Weight(name, Experts(tuple(self._gathered(tensors, same) for tensors in experts)))
         matrices = tuple(self.prepare(f"{name}.{i}", tensors).data for i, tensors in enumerate(experts))

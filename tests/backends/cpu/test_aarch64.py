@@ -11,7 +11,7 @@ from . import emulated
 
 LONG = ("query_alone", "same_bits", "real_size", "caps_biases", "windows_and_slopes", "any_heads", "same_tokens")
 """Tests that meet no kernel or format that the others do not, and take most of the time"""
-OTHERS = ["test_rows.py", "test_attention.py", "test_sample.py"]
+OTHERS = ["test_blocks.py", "test_rows.py", "test_attention.py", "test_sample.py"]
 
 
 @pytest.mark.slow

@@ -8,7 +8,9 @@ import pytest
 
 from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.cpu.launching import num_threads, set_threads
+from minillm.backends.cpu.selftest import random_blocks
 from minillm.backends.weights import Experts, Weight, expand
+from minillm.reference.blocks import BLOCK_FORMATS
 from minillm.reference.experts import Routing, combine, route
 
 from ...tiny import Held
@@ -90,6 +92,17 @@ def test_each_row_meets_its_expert_and_the_others_are_not_read(form: str, tokens
             alone = backend.linear(x[first:stop], Weight("alone", matrix))
             if stop - first <= 16 and 2 * tokens <= 16 * X:  # both by the kernel for few rows
                 np.testing.assert_array_equal(got[first:stop], alone)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "IQ4_NL"])
+@pytest.mark.parametrize("tokens", [1, 7, 90])
+def test_experts_may_have_blocks(kind: str, tokens: int, backend: CpuBackend) -> None:
+    matrices = tuple(random_blocks(np.random.default_rng(e), BLOCK_FORMATS[kind], OUTPUTS, 512) for e in range(X))
+    routing, x = routing_to([0, 3, 4], tokens, 2), random(2 * tokens, 512, seed=5)
+    got = backend.linear_experts(x, Weight("experts", Experts(matrices)), routing).copy()
+    for e, (first, stop) in enumerate(pairwise(routing.starts)):
+        alone = backend.linear(x[first:stop], Weight("alone", matrices[e])) if first < stop else x[:0, :OUTPUTS]
+        np.testing.assert_array_equal(got[first:stop], alone)
 
 
 @pytest.mark.parametrize("residual", [True, False])

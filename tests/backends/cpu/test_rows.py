@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from minillm import reference
+from minillm.backends.cpu.selftest import random_blocks
 from minillm.backends.weights import expand, narrow
 from minillm.reference.activation import ACTIVATIONS
+from minillm.reference.blocks import BLOCK_FORMATS, BlockFormat, BlockMatrix
 from minillm.reference.quantize import Quantized, quantize
 
 from . import kernels
@@ -182,7 +184,9 @@ def table(form: str, V: int, E: int, seed: int) -> Any:
 def as_table(data: Any, kept: list[Any]) -> Any:
     if data is None:
         return kernels.Table()
-    if isinstance(data, Quantized):
+    if isinstance(data, BlockMatrix):
+        made = fill(kernels.Table, values=data.blocks, format=kernels.FORMATS[data.form.name], group=32)
+    elif isinstance(data, Quantized):
         arrays = {"values": data.values, "scales": data.scales, "offsets": data.offsets}
         form = f"int{data.bits}"
         made = fill(kernels.Table, **arrays, format=kernels.FORMATS[form], group=data.group, zeros=data.has_zeros)
@@ -248,6 +252,15 @@ def test_of_a_shared_table_the_tokens_of_other_ranks_are_zeros(form: str) -> Non
     whole[7:18] = expand(tokens)
     ours = embed(ids, tokens, 64, positions, places, shares=2, scale=2.5, first=7, stop=18)
     np.testing.assert_allclose(ours, 2.5 * whole[ids] + expand(places, positions), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", BLOCK_FORMATS.values(), ids=BLOCK_FORMATS)
+def test_embeddings_in_blocks_are_looked_up_to_the_last_bit(form: BlockFormat) -> None:
+    tokens, places = random_blocks(RNG(0), form, 11, 512), table("float16", 5, 512, 1)
+    ids, positions = np.array([3, 10, 0, 3]), np.array([4, 0, 1, 1])
+    np.testing.assert_array_equal(embed(ids, tokens, 512), expand(tokens, ids))
+    both = embed(ids, tokens, 512, positions, places, shares=2)
+    np.testing.assert_allclose(both, expand(tokens, ids) + expand(places, positions), rtol=1e-6, atol=1e-6)
 
 
 # --- rotary embedding and selection -----------------------------------------------------------------------------------
