@@ -20,7 +20,7 @@ from minillm.formats.gguf.tensors import open_tensors
 from minillm.measure.precision import relative_error
 from minillm.models.base import weights_of
 from minillm.reference import quantize as ours
-from minillm.reference.blocks import with_offsets
+from minillm.reference.blocks import BLOCK_FORMATS, with_offsets
 
 from ..gguf_files import LLAMA, add_tensor, finish, write_llama
 
@@ -61,6 +61,13 @@ def test_values_of_every_type_are_the_packages(tmp_path, kind):
     assert np.array_equal(tensor.load(), expected)
     assert np.array_equal(np.concatenate([chunk.copy() for chunk in tensor.part(0, 1, 4).chunks()]), expected[1:4])
     assert np.array_equal(tensor.part(1, 256, 512).load(), expected[:, 256:])
+    if kind.name in BLOCK_FORMATS:
+        assert (
+            tensor.stored().blocks.base is not None and tensor.stored().blocks.tobytes() == stored.tobytes()
+        )  # mapped
+        for part, values in ((tensor, expected), (tensor.part(0, 1, 4), expected[1:4])):
+            assert np.array_equal(expand(part.stored()), values)
+        assert np.array_equal(expand(tensor.part(1, 256, 512).stored()), expected[:, 256:])
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [(Type.Q8_0, "int8"), (Type.Q4_0, "int4")])
