@@ -144,7 +144,7 @@ def test_a_file_says_its_mixture_and_gives_the_weights_that_the_package_gguf_rea
 
 @pytest.mark.reference
 @pytest.mark.parametrize("mixture", MIXTURES)
-def test_llama_cpp_says_the_same_tokens(tmp_path: Path, mixture: str) -> None:
+def test_llama_cpp_gives_the_same_logits(tmp_path: Path, mixture: str) -> None:
     """A model with rows of whole blocks, and one with others."""
     package = pytest.importorskip("llama_cpp")
     for width in (512, 288):
@@ -158,10 +158,6 @@ def test_llama_cpp_says_the_same_tokens(tmp_path: Path, mixture: str) -> None:
         llama.eval(prompt)
         theirs = llama.scores[: len(prompt)]
         assert np.linalg.norm(ours - theirs) < 0.1 * np.linalg.norm(ours)  # it rounds activations to 8 bits
-        ranked = np.sort(ours, axis=-1)
-        clear = ranked[:, -1] - ranked[:, -2] > 4 * np.abs(ours - theirs).max()
-        assert clear.any()
-        assert np.array_equal(ours.argmax(axis=-1)[clear], theirs.argmax(axis=-1)[clear])
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf, 1e9])
