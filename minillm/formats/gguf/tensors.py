@@ -73,7 +73,11 @@ class BlockTensor(ComputedTensor):
 
     def stored(self) -> Any:
         """The tensor in the format it is kept in, in new arrays: a `Quantized`, or float16. [out, in]"""
-        return self._apart(self._rows()) if self.type.name in GROUPS else super().stored()
+        if self.type.name not in GROUPS:
+            return super().stored()
+        apart = self._apart(self._rows())
+        self.data.release()
+        return apart
 
     def _apart(self, rows: NDArray[np.uint8]) -> Quantized:
         """Blocks as integers, scales and offsets. [n, bytes] -> [n, in] or [n, in / 2], and [n, in / 32] twice
@@ -140,6 +144,7 @@ class BlockTensor(ComputedTensor):
         for first in range(0, self.shape[0], count):
             values = self._values(rows[first * step : (first + count) * step])
             yield values.reshape(-1, *self.shape[1:])
+        self.data.release()
 
     def _values(self, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Dequantise rows, Q4_K without rounding. [n, bytes of a row] -> [n, in]"""

@@ -281,8 +281,10 @@ def _byte_level(gguf: GGUF, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokeniz
             "without it every text falls into single bytes: convert the model again, or name another tokenizer "
             "(tokenizer=)"
         )
-    parts = (merge.partition(" ") if merge[:1] != " " else _after_a_space(merge) for merge in listed)
-    merges = [(left, right) for left, _, right in parts]
+    merges: list[Any] = list(map(tuple, (merge.split(" ", 1) for merge in listed)))
+    for number, merge in enumerate(listed):
+        if merge[:1] == " " or " " not in merge:
+            merges[number] = _after_a_space(merge)
     try:
         backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     except Exception:  # the library's own kind
@@ -297,10 +299,10 @@ def _byte_level(gguf: GGUF, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokeniz
     return backend, RULES[name].begins
 
 
-def _after_a_space(merge: str) -> tuple[str, str, str]:
-    """The parts of a merge whose first token begins with a space."""
-    head, space, right = merge[1:].partition(" ")
-    return merge[:1] + head, space, right
+def _after_a_space(merge: str) -> tuple[str, str]:
+    """The parts of a merge whose first token begins with a space, or which has no second one."""
+    head, _, right = merge[1:].partition(" ")
+    return merge[:1] + head, right
 
 
 def split_by(backend: "tokenizers.Tokenizer", gguf: GGUF, *, byte_level: bool) -> None:
