@@ -8,7 +8,7 @@ fitted to all integers in the same way, once. Offsets are fitted together with t
 Every weight counts alike. llama.cpp tries scales in much the same way, but counts large weights more in most formats,
 and takes those of Q5_0, Q5_1 and MXFP4 from the largest magnitude alone. Its errors on normal weights, times:
 
-    Q4_K 0.998    Q5_K 0.986    Q6_K 0.948    Q5_0 0.937    Q5_1 0.892    IQ4_NL 0.965    IQ4_XS 0.965    MXFP4 0.976
+    Q4_K 0.998    Q5_K 0.987    Q6_K 0.937    Q5_0 0.937    Q5_1 0.892    IQ4_NL 0.965    IQ4_XS 0.966    MXFP4 0.976
 
 In the fits the first axis runs along a group, so that inner loops run over many groups: [G, n] is n groups of G.
 """

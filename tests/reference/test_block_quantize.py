@@ -15,14 +15,14 @@ from minillm.reference.block_quantize import ENCODERS, quantize_blocks
 from minillm.reference.blocks import BLOCK_FORMATS
 
 LLAMA_CPP = {
-    "Q4_K": 0.07134,
-    "Q5_K": 0.03613,
-    "Q6_K": 0.01755,
-    "Q5_0": 0.04274,
-    "Q5_1": 0.03785,
-    "IQ4_NL": 0.07612,
-    "IQ4_XS": 0.07677,
-    "MXFP4": 0.11402,
+    "Q4_K": 0.07147,
+    "Q5_K": 0.03619,
+    "Q6_K": 0.01778,
+    "Q5_0": 0.04283,
+    "Q5_1": 0.03793,
+    "IQ4_NL": 0.07623,
+    "IQ4_XS": 0.07682,
+    "MXFP4": 0.11415,
 }
 """Relative rms error of llama.cpp's rounding on normal numbers"""
 
