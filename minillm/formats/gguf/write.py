@@ -42,7 +42,7 @@ TYPES = {FLOAT32: "F32", FLOAT16: "F16", BFLOAT16: "BF16", INT8: "Q8_0", INT4: "
 FORMS = {name: form for form, name in TYPES.items()}
 """Types that are formats of minillm, too"""
 DTYPES = (*(form.name for form in TYPES), *MIXTURES)
-"""What the weights of a file may be asked for in"""
+"""Names of formats and mixtures that a file may have"""
 OTHER_NAMES = {"Q8_0": INT8.name, "Q4_0": INT4.name}
 """llama.cpp's names of dtypes"""
 GROUP = 32
