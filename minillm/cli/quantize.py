@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EPILOG = """examples:
   minillm quantize facebook/opt-1.3b opt-1.3b-int4 --dtype int4
-  minillm quantize Qwen/Qwen2.5-0.5B-Instruct qwen.gguf --dtype int8
+  minillm quantize Qwen/Qwen2.5-0.5B-Instruct qwen.gguf --dtype Q4_K_M
   minillm generate --model opt-1.3b-int4 --prompt "Once upon a time"
 """
 
@@ -24,8 +24,9 @@ DESCRIPTION = """Write a checkpoint with smaller weights.
 It loads at once: its files are mapped, not read.
 
 A target that ends in .gguf is one file for llama.cpp and minillm, with the
-tokenizer and chat template: float32, float16, bfloat16, int8 (Q8_0) or int4
-(Q4_0).
+tokenizer and chat template: float32, float16, bfloat16, int8 (Q8_0), int4
+(Q4_0), or one of llama.cpp's mixtures: Q6_K, Q5_K_M, Q5_K_S, Q4_K_M, Q4_K_S,
+Q5_1, Q5_0, IQ4_XS, IQ4_NL, MXFP4.
 
 At the end it shows what was saved, and how far the weights moved: the norm of
 the difference over the norm of the matrix, of all matrices of a kind and of the
@@ -37,7 +38,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("source", metavar="SRC", help="checkpoint folder, GGUF file or Hugging Face hub id")
     parser.add_argument("target", metavar="DST", type=Path, help="a folder to be made, or a file that ends in .gguf")
     parser.add_argument(
-        "--dtype", required=True, help="of the weights: int8, int4, bfloat16, float16 (GGUF: also float32)"
+        "--dtype",
+        required=True,
+        help="of the weights: int8, int4, bfloat16, float16 (GGUF: also float32, Q4_K_M and others of llama.cpp)",
     )
     parser.add_argument("--group-size", type=int, metavar="N", help="weights that share a scale: 32 (default) or 64")
     parser.add_argument("--revision", help="branch, tag or commit on the hub")

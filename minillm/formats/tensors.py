@@ -99,6 +99,12 @@ class WeightFile:
                 raise self.shrank()
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
+    def release(self, start: int, stop: int) -> None:
+        """Give back the memory of the mapping from byte `start` to `stop`; it is read again if it is used."""
+        if "mapping" in vars(self) and hasattr(mmap, "MADV_DONTNEED"):
+            first = start // mmap.PAGESIZE * mmap.PAGESIZE
+            self.mapping.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
     def check_unchanged(self) -> None:
         """Refuse a file modified since it was opened: the data read may be inconsistent.
 
@@ -277,6 +283,12 @@ class StoredTensor:
         out = np.empty(self.shape, np.float32)
         self.read_into(out)
         return out
+
+    def release(self) -> None:
+        """Give back the memory of mapped pages, once the values have been copied."""
+        if math.prod(self.shape):
+            nbytes = extent(self.shape, self.strides) * _STORED[self.dtype].itemsize
+            self.file.release(self.offset, self.offset + nbytes)
 
     def _stored_type(self, allowed: Sequence[str] = VALUES) -> np.dtype[Any]:
         if self.dtype not in allowed:

@@ -28,6 +28,8 @@ from ..output_files import check_absent, new_folder
 from ..progress import showing, work
 from ..reference.quantize import GROUPS, Quantized, quantize
 from .folder import Folder
+from .gguf.file import Type
+from .gguf.mixtures import MIXTURES
 from .hub import SMALL_FILES
 from .load_model import open_model
 from .model_files import ModelFiles
@@ -45,7 +47,7 @@ class Rounding:
 
     name: str
     """Name of the matrix"""
-    format: Format
+    format: Format | Type
     squared_error: float = 0.0
     """Sum of the squared differences"""
     squared_norm: float = 0.0
@@ -196,6 +198,8 @@ def check_request(target: Path, dtype: str, group: int | None) -> int:
         ParameterError: the dtype or the group is not offered, or `target` exists.
     """
     check_absent(target)
+    if dtype.upper() in MIXTURES:
+        raise ParameterError(f"{dtype} is a mixture of types of GGUF files: DST should end in .gguf, found {target}")
     if dtype not in DTYPES:
         raise ParameterError(f"dtype {dtype!r} is none to write weights in: expected one of {', '.join(DTYPES)}")
     if group is None:

@@ -16,7 +16,7 @@ around that one is refined by least squares, which lowers the rms error on norma
 (tests/reference/test_quantize.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ LANE = 32
 """4-bit weights are packed in blocks of 32, whatever the group size."""
 LARGEST = 400_000
 """Exclusive upper bound on a weight's magnitude, so that scales stay below float16's 65,504."""
+SMALLEST = np.finfo(np.float32).tiny
 CHUNK = 1 << 17
 """Weights processed at once, so that intermediate results stay in a core's cache."""
 
@@ -102,10 +103,7 @@ def quantize(weight: Any, bits: int, group: int = 32) -> Quantized:
     for start in range(0, outputs, rows):
         block = np.zeros((min(rows, outputs - start), groups * group), np.float32)
         block[:, :inputs] = weight[start : start + rows]
-        if not max(block.max(initial=0), -block.min(initial=0)) < LARGEST:  # or NaN
-            raise ParameterError(
-                f"weights to be quantised must be finite and below {LARGEST:,}; this matrix has others"
-            )
+        check_range(block)
         across = np.ascontiguousarray(block.reshape(-1, group).T)  # [rows, in'] -> [G, rows x groups]: long inner loops
         block_scales, q = round_groups(across)
         scales[start : start + rows] = block_scales.reshape(-1, groups)
@@ -140,6 +138,16 @@ def with_zeros(quantized: Quantized) -> Quantized:
     return replace(quantized, offsets=np.full(quantized.scales.shape, 8, np.uint8))
 
 
+def check_range(weight: NDArray[np.float32], largest: int = LARGEST) -> None:
+    """Check weights that are to be quantised.
+
+    Raises:
+        ParameterError: one is NaN or not below `largest`.
+    """
+    if not max(weight.max(initial=0), -weight.min(initial=0)) < largest:  # or NaN
+        raise ParameterError(f"weights to be quantised must be finite and below {largest:,}; this matrix has others")
+
+
 def round_to_8_bits(weight: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.int8]]:
     """Scales that map a group's largest magnitude to 127, and the integers. [G, n] -> [n], [G, n]
 
@@ -156,36 +164,67 @@ def round_to_8_bits(weight: NDArray[np.float32]) -> tuple[NDArray[np.float16], N
 def round_to_4_bits(weight: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.int8]]:
     """The best of four scales, refined by least squares, and integers from -8 to 7. [G, n] -> [n], [G, n]
 
-    Integers q with scale s leave the squared error |w - s q|^2; it is least at s = w.q / q.q, where it is
-    w.w - (w.q)^2 / q.q. So of several q the best has the largest (w.q)^2 / q.q. A group's squared error is at most
-    that of mapping its largest magnitude to -8, but for the rounding of the scale to float16.
+    A group's squared error is at most that of mapping its largest magnitude to -8, but for the rounding of the scale to
+    float16.
     """
-    largest, smallest = weight.max(axis=0), weight.min(axis=0)
-    steps = inverse(np.where(largest > -smallest, largest, smallest)) * -8
+    scales = fit_scales(weight, (-7.2, -8.0, -8.8, -9.6), lambda steps, q: nearest(weight, steps, q)).astype(np.float16)
+    return scales, nearest(weight, inverse(scales), np.empty_like(weight)).astype(np.int8)
+
+
+def fit_scales(
+    weight: NDArray[np.float32], ends: Sequence[float], integers: Callable[[NDArray[Any], NDArray[Any]], object]
+) -> NDArray[np.float32]:
+    """The best of several scales, refined by least squares. [G, n] -> [n]
+
+    Integers q with scale s leave the squared error |w - s q|^2; it is least at s = w.q / q.q, where it is
+    w.w - (w.q)^2 / q.q. So of several q the best has the largest (w.q)^2 / q.q.
+
+    Args:
+        weight: [G, n]
+        ends: what candidates map a group's largest magnitude to
+        integers: writes the integers for the steps [n], which are 1 / scale, to its second argument [G, n]
+    """
+    steps = inverse(extreme(weight))
     q, product = np.empty_like(weight), np.empty_like(weight)
     best, fitted = np.zeros_like(steps), np.zeros_like(steps)
-    for factor in (0.9, 1.0, 1.1, 1.2):
-        nearest(weight, steps * np.float32(factor), q)
+    for end in ends:
+        integers(steps * np.float32(end), q)
         wq = np.multiply(weight, q, out=product).sum(axis=0)  # [G, n] -> [n]
         slope = wq / np.maximum(np.multiply(q, q, out=product).sum(axis=0), 1)
         better = wq * slope > best
         np.copyto(best, wq * slope, where=better)
         np.copyto(fitted, slope, where=better)
-    scales = fitted.astype(np.float16)
-    return scales, nearest(weight, inverse(scales), q).astype(np.int8)
+    return fitted
 
 
-def nearest(weight: NDArray[np.float32], steps: NDArray[np.float32], out: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The integers from -8 to 7 nearest to weight x step, as float32. [G, n], [n] -> [G, n]"""
+def extreme(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The number of largest magnitude, with its sign. [G, n] -> [n]"""
+    largest, smallest = weight.max(axis=0), weight.min(axis=0)
+    extremes: NDArray[np.float32] = np.where(largest > -smallest, largest, smallest)
+    return extremes
+
+
+def nearest(
+    weight: NDArray[np.float32],
+    steps: NDArray[np.float32],
+    out: NDArray[np.float32],
+    low: int = -8,
+    high: int = 7,
+    *,
+    shifts: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """The integers from `low` to `high` nearest to weight x step + shift, as float32. [G, n], [n] -> [G, n]"""
     np.multiply(weight, steps, out=out)
+    if shifts is not None:
+        out += shifts
     np.rint(out, out=out)
-    return np.clip(out, -8, 7, out=out)
+    return np.clip(out, low, high, out=out)
 
 
 def inverse(scales: NDArray[Any]) -> NDArray[np.float32]:
-    """1 / scale in float32; 0 if the scale is 0."""
+    """1 / scale in float32; 0 if the scale is 0, or so small that it would be infinite."""
     wide = scales.astype(np.float32)
-    return np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide != 0)
+    return np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=np.abs(wide) >= SMALLEST)
 
 
 def pack(q: NDArray[np.int8]) -> NDArray[np.uint8]:

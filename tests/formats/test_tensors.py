@@ -119,3 +119,23 @@ def test_each_byte_is_read_once_and_in_order(tmp_path, monkeypatch, axes):
         assert len(reads) == 1
     else:
         assert 10 <= len(reads) <= 20
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says how much of a mapping is resident")
+def test_released_pages_leave_memory_and_are_read_again(tmp_path: Path) -> None:
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("RssFile"))  # MiB
+
+    numbers = np.arange(16 << 20, dtype=np.int32)
+    numbers.tofile(tmp_path / "numbers")
+    tensor = StoredTensor("x", numbers.shape, "int32", WeightFile(tmp_path / "numbers"), 0, (1,))
+    tensor.release()  # nothing is mapped yet
+    before = resident()
+    mapped = tensor.map()
+    assert mapped is not None
+    assert np.array_equal(mapped, numbers)
+    assert resident() > before + 50
+    tensor.release()
+    assert resident() < before + 10
+    assert np.array_equal(mapped, numbers)

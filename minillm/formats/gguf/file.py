@@ -17,7 +17,7 @@ import math
 import mmap
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -140,6 +140,9 @@ class GGUF:
         if located is None:
             return None
         array, data = located
+        quick = _split(data, array.count)
+        if quick is not None:
+            return quick
         texts: list[str] = []
         at, length = 0, struct.Struct("<Q").unpack_from
         try:
@@ -150,6 +153,31 @@ class GGUF:
         except UnicodeDecodeError:
             raise CheckpointError(f"{self.path}: {key:.80} should be UTF-8, entry {len(texts)} is not") from None
         return texts
+
+    def few_strings(self, key: str, indices: Collection[int]) -> dict[int, str]:
+        """Some strings of the array of this key, by their indices; those beyond its end are left out.
+
+        Raises:
+            CheckpointError: as `strings`.
+        """
+        located = self._array(key, lambda kind: kind == _STRING, "strings")
+        if located is None:
+            return {}
+        array, data = located
+        count = min(array.count, max(indices, default=-1) + 1)
+        starts = _short_strings(data, 0, len(data), count)
+        if starts is None:
+            texts = self.strings(key) or []
+            return {i: texts[i] for i in indices if i < count}
+        try:
+            return {i: data[starts[i] + 8 : starts[i + 1]].decode() for i in indices if i < count}
+        except UnicodeDecodeError:
+            raise CheckpointError(f"{self.path}: {key:.80} should be UTF-8") from None
+
+    def length(self, key: str) -> int:
+        """Number of elements in the array of this key; 0 if it is none."""
+        array = self.metadata.get(key)
+        return array.count if isinstance(array, Array) else 0
 
     def numbers(self, key: str) -> NDArray[Any] | None:
         """The array of numbers of this key; None if absent.
@@ -177,6 +205,50 @@ class GGUF:
         if not isinstance(array, Array) or not accepts(array.kind):
             raise CheckpointError(f"{self.path}: {key:.80} should be an array of {what}")
         return array, WeightFile(self.path).read(array.start, array.stop - array.start)
+
+
+def _short_strings(data: Any, at: int, limit: int, count: int) -> NDArray[np.intp] | None:
+    """Where strings begin, and where the last one ends, if all have less than 256 bytes; else None. [count + 1]
+
+    Args:
+        data: bytes, or a map of them; strings begin at byte `at` and end before `limit`
+        at: the first string
+        limit: the end of what may be read
+        count: number of strings
+    """
+    if count > limit - at:
+        return None
+    starts = [at] * (count + 1)
+    try:
+        for i in range(1, count + 1):
+            at += 8 + data[at]
+            starts[i] = at
+    except IndexError:
+        return None
+    if at > limit:
+        return None
+    places = np.array(starts)
+    numbers = np.frombuffer(data, np.uint8, limit)
+    return None if any(numbers[places[:-1] + i].any() for i in range(1, 8)) else places  # other bytes of the lengths
+
+
+def _split(data: bytes, count: int) -> list[str] | None:
+    """The strings of an array, all at once; None if one is long, has a NUL, or is not UTF-8.
+
+    All lengths become NULs, so that one call decodes and another splits.
+    """
+    starts = _short_strings(data, 0, len(data), count)
+    if starts is None or not count:
+        return None
+    text, inside = np.frombuffer(data, np.uint8).copy(), np.ones(len(data), bool)
+    text[starts[:-1]] = 0
+    for i in range(1, 8):
+        inside[starts[:-1] + i] = False
+    try:
+        texts = text[inside].tobytes().decode().split("\0")[1:]
+    except UnicodeDecodeError:
+        return None
+    return texts if len(texts) == count else None
 
 
 def is_gguf(path: Path) -> bool:
@@ -389,6 +461,10 @@ class _Header:
         return Located(name, shape, TYPES[code], offset)
 
     def _skip_strings(self, count: int) -> None:
+        end = min(self._size, HEADER_LIMIT)
+        if (starts := _short_strings(self._data, self.at, end, count)) is not None:
+            self.at = int(starts[-1])
+            return
         at, limit, length = self.at, min(self._size, HEADER_LIMIT), struct.Struct("<Q").unpack_from
         for _ in range(count):
             if at + 8 > limit:

@@ -160,9 +160,10 @@ class GGUFFile(ModelFiles):
         source = header.get("tokenizer.chat_template", str)
         if source is None:
             return None
-        tokens = header.strings("tokenizer.ggml.tokens") or []
-        ids, names = header.token_ids(len(tokens)), {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-        special = {f"{names[name]}_token": tokens[i] for name, i in ids.items() if name in names}
+        key, names = "tokenizer.ggml.tokens", {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+        ids = {name: i for name, i in header.token_ids(header.length(key)).items() if name in names}
+        tokens = header.few_strings(key, ids.values())
+        special = {f"{names[name]}_token": tokens[i] for name, i in ids.items()}
         tool_use = header.get("tokenizer.chat_template.tool_use", str)
         return ChatTemplate(source, f"the chat template of {header.path}", special, tool_use)
 

@@ -84,7 +84,11 @@ class BlockTensor(ComputedTensor):
         """
         if self.type.name in BLOCK_FORMATS:
             return self._matrix(self._rows())
-        return self._apart(self._rows()) if self.type.name in GROUPS else super().stored()
+        if self.type.name not in GROUPS:
+            return super().stored()
+        apart = self._apart(self._rows())
+        self.data.release()
+        return apart
 
     def _matrix(self, rows: NDArray[np.uint8]) -> BlockMatrix:
         return BlockMatrix(rows, BLOCK_FORMATS[self.type.name])
@@ -126,6 +130,7 @@ class BlockTensor(ComputedTensor):
         for first in range(0, self.shape[0], count):
             values = self._values(rows[first * step : (first + count) * step])
             yield values.reshape(-1, *self.shape[1:])
+        self.data.release()
 
     def _values(self, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Dequantise rows. [n, bytes of a row] -> [n, in]"""

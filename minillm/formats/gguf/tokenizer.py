@@ -17,6 +17,7 @@ off before, the longest first.
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from ...errors import CheckpointError, UnsupportedModelError, listed
 from ...text.tokenizer import Tokenizer
 from ...text.tokenizer.guarded import call
 from ...text.tokenizer.layouts import BYTE_SYMBOLS, frame
+from ...text.tokenizer.partial import PartialTokenizer
 from ...text.tokenizer.sentencepiece import merges_by_score, spaces_decoder
 from ...text.tokenizer.settings import SPACE
 from ...text.tokenizer.turn_ends import turn_ends
@@ -128,10 +130,13 @@ class Vocabulary(NamedTuple):
     where: str
     """The file, for error messages"""
     tokens: list[str]
+    ids: dict[str, int]
     types: NDArray[Any]
 
-    def of(self, *types: int) -> list[int]:
-        """The ids of tokens of these types."""
+    def of(self, *types: int, among: Iterable[int] | None = None) -> list[int]:
+        """The ids of tokens of these types, in order; of all, or of those `among` them."""
+        if among is not None:
+            return [i for i in sorted(among) if self.types[i] in types]
         ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
         return ids
 
@@ -142,10 +147,10 @@ def read_tokenizer(gguf: GGUF, model_vocab_size: int = 0) -> Tokenizer | None:
     Raises:
         CheckpointError, UnsupportedModelError: as `read_backend`.
     """
-    made = read_backend(gguf)
-    if made is None:
+    kind = _kind(gguf)
+    if kind is None:
         return None
-    backend, role_ids, ends = made
+    backend, role_ids, ends = call(str(gguf.path), _read, gguf, kind, at_once=kind == "gpt2")
     tokenizer = Tokenizer(backend, role_ids, model_vocab_size)
     tokenizer.end_ids = tuple(ends)
     return tokenizer
@@ -158,7 +163,13 @@ def read_backend(gguf: GGUF) -> "tuple[tokenizers.Tokenizer, dict[str, int], lis
         CheckpointError: the metadata contradict each other or are of the wrong type.
         UnsupportedModelError: another kind of tokenizer, or unknown rules.
     """
-    kind = gguf.get("tokenizer.ggml.model", str)
+    kind = _kind(gguf)
+    return None if kind is None else call(str(gguf.path), _read, gguf, kind, at_once=True)
+
+
+def _kind(gguf: GGUF) -> str | None:
+    """The kind of the tokenizer; None without one."""
+    kind: str | None = gguf.get("tokenizer.ggml.model", str)
     if kind is None or kind in ("none", "no_vocab"):
         return None
     if kind not in ("gpt2", "llama"):
@@ -167,7 +178,7 @@ def read_backend(gguf: GGUF) -> "tuple[tokenizers.Tokenizer, dict[str, int], lis
             "(SentencePiece); tokenizer= names another tokenizer"
         )
     _warn_of_other_keys(gguf)
-    return call(str(gguf.path), _read, gguf, kind)
+    return kind
 
 
 def _warn_of_other_keys(gguf: GGUF) -> None:
@@ -178,23 +189,35 @@ def _warn_of_other_keys(gguf: GGUF) -> None:
         _log.warning("%s: not read: %s", gguf.path, listed(named))
 
 
-def _read(gguf: GGUF, kind: str) -> "tuple[tokenizers.Tokenizer, dict[str, int], list[int]]":
-    from tokenizers import AddedToken
-
+def _read(gguf: GGUF, kind: str, *, at_once: bool) -> "tuple[Any, dict[str, int], list[int]]":
+    """As `read_backend`; not `at_once` gives a `PartialTokenizer`."""
     vocabulary = _vocabulary(gguf)
     ids = _role_ids(gguf, kind, len(vocabulary.tokens))
-    backend, begins = _byte_level(gguf, vocabulary) if kind == "gpt2" else _sentencepiece(gguf, vocabulary)
     special = sorted({*vocabulary.of(UNKNOWN, CONTROL), *ids.values()} - set(vocabulary.of(BYTE)))
-    backend.add_special_tokens([AddedToken(vocabulary.tokens[i], normalized=False, special=True) for i in special])
     others = [i for i in vocabulary.of(USER_DEFINED) if i not in ids.values()]
-    backend.add_tokens([AddedToken(vocabulary.tokens[i], normalized=False, special=False) for i in others])
-    settings = {
-        "add_bos_token": gguf.get("tokenizer.ggml.add_bos_token", bool, begins),
-        "add_eos_token": gguf.get("tokenizer.ggml.add_eos_token", bool, False),
-    }
-    frame(backend, vocabulary.where, ids, settings, "its metadata name none")
+
+    def build(chosen: list[int] | None) -> "tokenizers.Tokenizer":
+        """The tokenizer of these tokens, single bytes and added tokens; None: of all."""
+        from tokenizers import AddedToken
+
+        if kind == "gpt2":
+            backend, begins = _byte_level(gguf, vocabulary)
+        else:
+            always = [*special, *others, *vocabulary.of(BYTE)]
+            backend, begins = _sentencepiece(gguf, vocabulary, None if chosen is None else {*chosen, *always}), True
+        named = (AddedToken(vocabulary.tokens[i], normalized=False, special=True) for i in special)
+        backend.add_special_tokens(list(named))
+        backend.add_tokens([AddedToken(vocabulary.tokens[i], normalized=False, special=False) for i in others])
+        settings = {
+            "add_bos_token": gguf.get("tokenizer.ggml.add_bos_token", bool, begins),
+            "add_eos_token": gguf.get("tokenizer.ggml.add_eos_token", bool, False),
+        }
+        frame(backend, vocabulary.where, ids, settings, "its metadata name none")
+        return backend
+
     ends = turn_ends({vocabulary.tokens[i]: i for i in special})
     named = [ids[name] for name in ("eos_token", "eot_token", "eom_token") if name in ids]
+    backend = build(None) if at_once else PartialTokenizer(vocabulary.tokens, vocabulary.ids, build)
     return backend, ids, list(dict.fromkeys(named + ends))
 
 
@@ -204,7 +227,8 @@ def _vocabulary(gguf: GGUF) -> Vocabulary:
         raise CheckpointError(f"{gguf.path} has a tokenizer without tokens: tokenizer.ggml.tokens is missing")
     if "" in tokens:
         tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
-    if len(set(tokens)) < len(tokens):
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(ids) < len(tokens):
         [(twice, _)] = Counter(tokens).most_common(1)
         raise CheckpointError(f"{gguf.path}: tokenizer.ggml.tokens has the token {twice!r:.60} twice")
     types = gguf.numbers("tokenizer.ggml.token_type")
@@ -212,7 +236,7 @@ def _vocabulary(gguf: GGUF) -> Vocabulary:
         raise CheckpointError(
             f"{gguf.path}: tokenizer.ggml.token_type should have {len(tokens)} numbers, found {len(types)}"
         )
-    return Vocabulary(str(gguf.path), tokens, np.full(len(tokens), NORMAL) if types is None else types)
+    return Vocabulary(str(gguf.path), tokens, ids, np.full(len(tokens), NORMAL) if types is None else types)
 
 
 def _role_ids(gguf: GGUF, kind: str, count: int) -> dict[str, int]:
@@ -246,7 +270,7 @@ def _byte_level(gguf: GGUF, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokeniz
             f"{gguf.path}: tokenizer.ggml.pre is {name!r:.60}; minillm has the rules of "
             f"{', '.join(sorted(RULES))}; tokenizer= names another tokenizer"
         )
-    vocab = {token: i for i, token in enumerate(vocabulary.tokens)}
+    vocab = vocabulary.ids
     lacking = sum(symbol not in vocab for symbol in BYTE_SYMBOLS)
     if lacking == len(BYTE_SYMBOLS):
         raise CheckpointError(f"{gguf.path}: tokenizer.ggml.tokens has none of the 256 symbols of bytes")
@@ -257,8 +281,10 @@ def _byte_level(gguf: GGUF, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokeniz
             "without it every text falls into single bytes: convert the model again, or name another tokenizer "
             "(tokenizer=)"
         )
-    parts = (merge.partition(" ") if merge[:1] != " " else _after_a_space(merge) for merge in listed)
-    merges = [(left, right) for left, _, right in parts]
+    merges: list[Any] = list(map(tuple, (merge.split(" ", 1) for merge in listed)))
+    for number, merge in enumerate(listed):
+        if merge[:1] == " " or " " not in merge:
+            merges[number] = _after_a_space(merge)
     try:
         backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     except Exception:  # the library's own kind
@@ -273,10 +299,10 @@ def _byte_level(gguf: GGUF, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokeniz
     return backend, RULES[name].begins
 
 
-def _after_a_space(merge: str) -> tuple[str, str, str]:
-    """The parts of a merge whose first token begins with a space."""
-    head, space, right = merge[1:].partition(" ")
-    return merge[:1] + head, space, right
+def _after_a_space(merge: str) -> tuple[str, str]:
+    """The parts of a merge whose first token begins with a space, or which has no second one."""
+    head, _, right = merge[1:].partition(" ")
+    return merge[:1] + head, right
 
 
 def split_by(backend: "tokenizers.Tokenizer", gguf: GGUF, *, byte_level: bool) -> None:
@@ -296,25 +322,29 @@ def split_by(backend: "tokenizers.Tokenizer", gguf: GGUF, *, byte_level: bool) -
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
 
 
-def _sentencepiece(gguf: GGUF, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokenizer, bool]":
-    """A SentencePiece BPE tokenizer, and whether its texts begin with BOS: yes."""
+def _sentencepiece(gguf: GGUF, vocabulary: Vocabulary, chosen: set[int] | None) -> "tokenizers.Tokenizer":
+    """A SentencePiece BPE tokenizer of the tokens `chosen`, with their ids; None: of all."""
     from tokenizers import Tokenizer, models
 
+    tokens = vocabulary.tokens
     scores = gguf.numbers("tokenizer.ggml.scores")
-    if scores is None or len(scores) != len(vocabulary.tokens):
+    if scores is None or len(scores) != len(tokens):
         raise CheckpointError(
-            f"{gguf.path}: tokenizer.ggml.scores should have {len(vocabulary.tokens)} numbers, found "
+            f"{gguf.path}: tokenizer.ggml.scores should have {len(tokens)} numbers, found "
             f"{'none' if scores is None else len(scores)}"
         )
-    vocab = {token: i for i, token in enumerate(vocabulary.tokens)}
-    pieces = {vocabulary.tokens[i]: i for i in vocabulary.of(NORMAL, USER_DEFINED, UNUSED)}
-    unknown = next((vocabulary.tokens[i] for i in vocabulary.of(UNKNOWN)), None)
+    mergeable = vocabulary.of(NORMAL, USER_DEFINED, UNUSED, among=chosen)
+    unknown = next((tokens[i] for i in vocabulary.of(UNKNOWN)), None)
     byte_fallback = bool(vocabulary.of(BYTE))
-    merges = merges_by_score(pieces, scores)
-    backend = Tokenizer(
-        models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
+    model = models.BPE(
+        vocab=vocabulary.ids if chosen is None else {tokens[i]: i for i in chosen},
+        merges=merges_by_score({tokens[i]: i for i in mergeable}, scores),
+        unk_token=unknown,
+        fuse_unk=True,
+        byte_fallback=byte_fallback,
     )
+    backend = Tokenizer(model)
     split_by(backend, gguf, byte_level=False)
     spaced = gguf.get("tokenizer.ggml.add_space_prefix", bool, True)
     backend.decoder = spaces_decoder(byte_fallback, leading_space=spaced)
-    return backend, True
+    return backend

@@ -1,63 +1,74 @@
 """Writing of GGUF files, which llama.cpp and minillm run: configuration, tokenizer, chat template and weights in one.
 
     float32, float16, bfloat16    F32, F16, BF16; norms and biases are always F32
-    int8                          Q8_0
-    int4                          Q4_0, the vocabulary Q8_0
+    int8, or Q8_0                 Q8_0
+    int4, or Q4_0                 Q4_0, the vocabulary Q8_0
                                   (rows that are not whole groups of 32: F16)
+    Q4_K_M, Q6_K, ...             llama.cpp's mixtures (`mixtures.py`)
 
-The names are `architectures.py`'s, read backwards. What llama.cpp would compute otherwise is refused
-by name. Integers and scales are minillm's own (`reference/quantize.py`), block by block as the format has them. The
-package `gguf` (extra "gguf") writes the file.
+The names are `architectures.py`'s, read backwards. What llama.cpp would compute otherwise is refused by name. Integers
+and scales are minillm's own (`reference/quantize.py`, `reference/block_quantize.py`), block by block as the format has
+them. The package `gguf` (extra "gguf") writes the file.
 """
 
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.formats import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, STORED_FORMATS, WEIGHT_FORMATS, Format
+from ...backends.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, INT4, INT8, STORED_FORMATS, WEIGHT_FORMATS, Format
 from ...backends.loader import Tensor, gather
 from ...backends.weights import expand
 from ...errors import ParameterError, UnsupportedModelError, install
 from ...output_files import check_absent, new_file
-from ...progress import showing, work
+from ...progress import showing, tick, work
+from ...reference.block_quantize import quantize_blocks
+from ...reference.blocks import BLOCK_FORMATS, dequantize_blocks
 from ...reference.quantize import Quantized
 from ..load_model import open_model
 from ..model_files import ModelFiles
 from ..write_checkpoint import Rounding, plan
 from .architectures import ARCHITECTURES
-from .file import FILE_TYPES as NAMES
+from .file import Type
+from .mixtures import FILE_TYPE_OF, MIXTURES, TYPE_OF, Mixture
 from .names import gguf_name, in_file_order
 from .tokenizer_entries import gguf_entries
 from .write_metadata import gguf_fields, rotary_factors
 
 TYPES = {FLOAT32: "F32", FLOAT16: "F16", BFLOAT16: "BF16", INT8: "Q8_0", INT4: "Q4_0"}
-FILE_TYPES = {form.name: code for form, name in TYPES.items() for code, known in NAMES.items() if known == name}
-"""dtype -> `general.file_type`"""
+FORMS = {name: form for form, name in TYPES.items()}
+"""Types that are formats of minillm, too"""
+DTYPES = (*(form.name for form in TYPES), *MIXTURES)
+"""Names of formats and mixtures that a file may have"""
+OTHER_NAMES = {"Q8_0": INT8.name, "Q4_0": INT4.name}
+"""llama.cpp's names of dtypes"""
 GROUP = 32
 """Weights that share a scale in Q8_0 and Q4_0"""
 QUANTISATION_VERSION = 2
 """Version of the types' layouts, in files that have such tensors"""
 
 
-def check_gguf_request(target: Path, dtype: str, group: int | None) -> None:
-    """Check the arguments that do not depend on the checkpoint.
+def check_gguf_request(target: Path, dtype: str, group: int | None) -> str:
+    """Check the arguments that do not depend on the checkpoint. Returns the dtype as in `DTYPES`.
 
     Raises:
         ParameterError: the dtype or the group is not offered, or `target` exists.
         UnsupportedModelError: the package that writes is not installed.
     """
     check_absent(target)
-    if dtype not in FILE_TYPES:
-        raise ParameterError(f"dtype {dtype!r} is none of a GGUF file: expected one of {', '.join(FILE_TYPES)}")
+    names = {name.lower(): name for name in DTYPES} | {name.lower(): dtype for name, dtype in OTHER_NAMES.items()}
+    if dtype.lower() not in names:
+        raise ParameterError(f"dtype {dtype!r} is none of a GGUF file: expected one of {', '.join(DTYPES)}")
     if group is not None and group != GROUP:
         raise ParameterError(f"GGUF files have groups of {GROUP} weights: leave the group size {group} out")
     try:
         import gguf  # noqa: F401
     except ImportError:
         raise UnsupportedModelError(f"GGUF files are written by the package gguf: {install('gguf')}") from None
+    return names[dtype.lower()]
 
 
 def write_gguf(
@@ -71,7 +82,7 @@ def write_gguf(
     Args:
         source: a checkpoint folder with a tokenizer, or a GGUF file
         target: a file that does not exist, in a folder that does
-        dtype: "float32", "float16", "bfloat16", "int8" or "int4"
+        dtype: one of `DTYPES`, or of `OTHER_NAMES`, in any case
         group: 32 if given
         progress: show a bar on a terminal or in a notebook
 
@@ -82,44 +93,50 @@ def write_gguf(
     Example:
         >>> roundings = write_gguf(Path("checkpoints/Qwen3-0.6B"), Path("qwen3.gguf"), "int8")  # doctest: +SKIP
     """
-    check_gguf_request(target, dtype, group)
+    dtype = check_gguf_request(target, dtype, group)
     from gguf import GGUFWriter
 
     files = open_model(source)
-    planned = plan(files, WEIGHT_FORMATS[dtype], as_built=True)
+    planned = plan(files, WEIGHT_FORMATS["int8" if dtype in MIXTURES else dtype], as_built=True)
     raw, config = files.raw, files.config
     architecture, entries = gguf_fields(raw, config, str(source))
     entries |= _general(files.name, dtype) | _tokenizer_entries(files)
-    tensors: dict[str, tuple[list[Tensor], Format]] = {}
+    tensors: dict[str, list[Tensor]] = {}
+    forms: dict[str, Format] = {}
     table = ARCHITECTURES[architecture]
     for part in (part for fused in planned for part in fused):
         name = gguf_name(table, part.name)
-        tensor = in_file_order(part.tensor, name, table, config)
-        parts, _ = tensors.setdefault(name, ([], _fitting(part.format, tensor.shape)))
-        parts.append(tensor)  # of each expert
+        tensors.setdefault(name, []).append(in_file_order(part.tensor, name, table, config))  # of each expert
+        forms[name] = part.format
     if table.needs_output and "output.weight" not in tensors:
-        tensors["output.weight"] = tensors["token_embd.weight"]
+        tensors["output.weight"], forms["output.weight"] = tensors["token_embd.weight"], forms["token_embd.weight"]
+    mixture = Mixture(dtype, config, architecture, "output.weight" not in tensors) if dtype in MIXTURES else None
+    kinds = {name: _type(name, parts[0].shape, forms[name], mixture) for name, parts in tensors.items()}
     factors = rotary_factors(raw, config)
-    total, rounded = sum(math.prod(tensor.shape) for parts, _ in tensors.values() for tensor in parts), []
-    with showing(progress), work(f"writing {dtype}", total, "parameters") as writing, new_file(target) as partial:
-        writer = GGUFWriter(str(partial), architecture)
+    total, rounded = sum(math.prod(tensor.shape) for parts in tensors.values() for tensor in parts), []
+    with (
+        showing(progress),
+        work(f"writing {dtype}", total, "parameters") as writing,
+        new_file(target) as partial,
+        closing(GGUFWriter(str(partial), architecture)) as writer,
+    ):
         _add_entries(writer, entries)
         for name, values in factors.items():
-            _announce(writer, name, values.shape, FLOAT32)
-        for name, (parts, form) in tensors.items():
-            _announce(writer, name, _shape(name, parts), form)
+            _announce(writer, name, values.shape, TYPE_OF["F32"])
+        for name, parts in tensors.items():
+            _announce(writer, name, _shape(name, parts), kinds[name])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for values in factors.values():
             writer.write_tensor_data(values)
-        for name, (parts, form) in tensors.items():
-            rounding = Rounding(name, form)
-            encoded = [_encoded(tensor, form, rounding) for tensor in parts]
+        for name, parts in tensors.items():
+            kind = kinds[name]
+            rounding = Rounding(name, kind if mixture else FORMS[kind.name])
+            encoded = [_encoded(tensor, kind.name, rounding) for tensor in parts]
             writer.write_tensor_data(encoded[0] if len(encoded) == 1 else np.concatenate(encoded))
             writing.advance(sum(math.prod(tensor.shape) for tensor in parts))
             rounded += [rounding] if rounding.squared_norm else []
-        writer.close()
     return rounded
 
 
@@ -128,37 +145,59 @@ def _shape(name: str, parts: list[Tensor]) -> tuple[int, ...]:
     return (len(parts), *parts[0].shape) if name.endswith("_exps.weight") else parts[0].shape
 
 
-def _fitting(form: Format, shape: tuple[int, ...]) -> Format:
-    """The format that llama.cpp takes a tensor in: vectors are float32, and groups do not end within a row."""
+def _type(name: str, shape: tuple[int, ...], form: Format, mixture: Mixture | None) -> Type:
+    """The type of a tensor: vectors are float32; `form` unless there is a mixture, and where it does not round.
+
+    Groups do not end within a row.
+    """
     if len(shape) == 1:
-        return FLOAT32
-    return FLOAT16 if form.scale_bits and shape[-1] % GROUP else form
+        return TYPE_OF["F32"]
+    if mixture is not None and form.scale_bits:
+        return mixture.type_of(name, shape[-1])
+    return TYPE_OF["F16" if form.scale_bits and shape[-1] % GROUP else TYPES[form]]
 
 
-def _announce(writer: Any, name: str, shape: tuple[int, ...], form: Format) -> None:
+def _announce(writer: Any, name: str, shape: tuple[int, ...], kind: Type) -> None:
     """Enter a tensor into the header."""
     from gguf import GGMLQuantizationType
 
-    nbytes = math.prod(shape[:-1]) * form.row_bytes(shape[-1])
-    kind = np.dtype(np.float32)  # `shape` counts numbers, not bytes
-    writer.add_tensor_info(name, shape, kind, nbytes, raw_dtype=GGMLQuantizationType[TYPES[form]])
+    nbytes = math.prod(shape) // kind.numbers * kind.bytes
+    numbers = np.dtype(np.float32)  # `shape` counts numbers, not bytes
+    writer.add_tensor_info(name, shape, numbers, nbytes, raw_dtype=GGMLQuantizationType[kind.name])
 
 
-def _encoded(tensor: Tensor, form: Format, rounding: Rounding) -> NDArray[Any]:
+def _encoded(tensor: Tensor, kind: str, rounding: Rounding) -> NDArray[Any]:
     """A tensor's bytes in the file; if it is rounded for it, `rounding` counts its error.
 
     Raises:
-        ParameterError: a weight does not fit the format.
+        ParameterError: a weight does not fit the type.
     """
     if len(tensor.shape) == 1:
         return tensor.load()
     try:
-        data = gather([tensor], form)
+        return _grouped(tensor, kind, rounding) if kind in BLOCK_FORMATS else _gathered(tensor, FORMS[kind], rounding)
     except ParameterError as error:
         raise ParameterError(f"tensor {rounding.name}: {error}") from None
+
+
+def _grouped(tensor: Tensor, kind: str, rounding: Rounding) -> NDArray[np.uint8]:
+    """Rows in a block format. [out, bytes of a row]"""
+    form = BLOCK_FORMATS[kind]
+    rows, first = np.empty((tensor.shape[0], form.row_bytes(tensor.shape[1])), np.uint8), 0
+    for chunk in tensor.chunks():
+        matrix = quantize_blocks(chunk, form)
+        rounding.add(chunk, dequantize_blocks(matrix))
+        rows[first : first + len(chunk)] = matrix.blocks
+        first += len(chunk)
+        tick()
+    return rows
+
+
+def _gathered(tensor: Tensor, form: Format, rounding: Rounding) -> NDArray[Any]:
+    """Rows in a format of minillm."""
+    data = gather([tensor], form)
     if form == FLOAT16 and not np.isfinite(data).all():
-        words = "weights in float16 must be finite and below 65,520: try bfloat16"
-        raise ParameterError(f"tensor {rounding.name}: {words}")
+        raise ParameterError("weights in float16 must be finite and below 65,520: try bfloat16")
     if form not in (FLOAT32, STORED_FORMATS[tensor.dtype]):
         first = 0
         for chunk in tensor.chunks():
@@ -173,8 +212,10 @@ def _encoded(tensor: Tensor, form: Format, rounding: Rounding) -> NDArray[Any]:
 
 def _general(name: str, dtype: str) -> dict[str, Any]:
     """Entries about the file as a whole."""
-    entries = {"general.name": name, "general.file_type": FILE_TYPES[dtype]}
-    return entries | ({"general.quantization_version": QUANTISATION_VERSION} if dtype in ("int8", "int4") else {})
+    recipe = dtype if dtype in MIXTURES else TYPES[FORMATS[dtype]]
+    entries = {"general.name": name, "general.file_type": FILE_TYPE_OF[recipe]}
+    floats = dtype not in MIXTURES and not FORMATS[dtype].scale_bits
+    return entries | ({} if floats else {"general.quantization_version": QUANTISATION_VERSION})
 
 
 def _tokenizer_entries(files: ModelFiles) -> dict[str, Any]:

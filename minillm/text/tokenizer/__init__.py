@@ -8,6 +8,7 @@ turn_ends.py      which tokens end a turn of a conversation
 cleaning.py       decoded text without the spaces before punctuation
 layouts.py        the files of a checkpoint folder -> an object of the `tokenizers` library, which encodes and decodes
 sentencepiece.py  a SentencePiece tokenizer.model -> the same, with the `sentencepiece` package
+partial.py        a tokenizer of a large vocabulary, of which a short text gets the part that it needs
 seq2seq.py        mBART, Pegasus, MarianMT: SentencePiece models whose pieces the checkpoint numbers anew; languages
 wordpiece.py      the vocab.txt of BERT -> the same
 guarded.py        errors of the `tokenizers` library in one line
