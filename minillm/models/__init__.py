@@ -43,6 +43,21 @@ FAMILIES = (
     "olmo2",
     "granite",
     "phi3",
+    "phi",
+    "stablelm",
+    "gemma",
+    "olmo3",
+    "exaone4",
+    "ministral3",
+    "seed_oss",
+    "hunyuan_v1_dense",
+    "ernie4_5",
+    "helium",
+    "glm",
+    "glm4",
+    "cohere",
+    "cohere2",
+    "internlm3",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 
