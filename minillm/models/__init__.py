@@ -58,6 +58,11 @@ FAMILIES = (
     "cohere",
     "cohere2",
     "internlm3",
+    "qwen2_moe",
+    "glm4_moe",
+    "dots1",
+    "minimax_m2",
+    "ernie4_5_moe",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 
