@@ -12,7 +12,7 @@ from . import test_llama
 CONFIG: dict[str, Any] = test_llama.CONFIG | {"model_type": "cohere2", "sliding_window": 7, "pad_token_id": 0}
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "window, then full": CONFIG | {"layer_types": ["sliding_attention", "full_attention"]},
+    "window then full": CONFIG | {"layer_types": ["sliding_attention", "full_attention"]},
     "untied, with biases": CONFIG
     | {
         "tie_word_embeddings": False,

@@ -12,7 +12,7 @@ from . import test_llama
 CONFIG: dict[str, Any] = test_llama.CONFIG | {"model_type": "exaone4", "sliding_window": 7, "pad_token_id": 0}
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "window, then full": CONFIG | {"layer_types": ["sliding_attention", "full_attention"]},
+    "window then full": CONFIG | {"layer_types": ["sliding_attention", "full_attention"]},
     "full, tied": CONFIG | {"sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True},
     "windows": CONFIG | {"num_key_value_heads": 4, "rope_theta": 500.0, "sliding_window_pattern": 3},
 }

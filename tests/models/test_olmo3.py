@@ -12,7 +12,7 @@ from . import test_llama
 CONFIG: dict[str, Any] = test_llama.CONFIG | {"model_type": "olmo3", "sliding_window": 7, "pad_token_id": 0}
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "window, then full": CONFIG | {"layer_types": ["sliding_attention", "full_attention"]},
+    "window then full": CONFIG | {"layer_types": ["sliding_attention", "full_attention"]},
     "tables, tied": CONFIG
     | {
         "num_key_value_heads": 4,
