@@ -12,7 +12,7 @@ from . import test_llama
 CONFIG: dict[str, Any] = test_llama.CONFIG | {"model_type": "seed_oss", "head_dim": 16, "pad_token_id": 0}
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "biases of Q, K and V": CONFIG,
+    "with biases": CONFIG,
     "other biases, tied": CONFIG
     | {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     "all biases": CONFIG | {"attention_out_bias": True, "num_key_value_heads": 4, "head_dim": 8, "rope_theta": 500.0},
