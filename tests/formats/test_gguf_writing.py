@@ -98,6 +98,12 @@ REFUSED = {
     ("starcoder2", "no biases, untied"): "with biases True alone",
     ("starcoder2", "wide heads"): "with gelu_new alone, not gelu",
     ("olmo2", "with biases"): "with bias False alone",
+    ("gemma", "untied, with biases"): "with bias False alone",
+    ("gemma", "silu"): "with gelu_new alone, not silu",
+    ("seed_oss", "other biases, tied"): "with out_bias False alone",
+    ("seed_oss", "all biases"): "with out_bias False alone",
+    ("ernie4_5", "with biases, untied"): "with qkv_bias False alone",
+    ("cohere", "untied, with biases"): "with bias False alone",
     ("olmo2", "wide heads"): "with silu alone, not gelu_new",
 }
 """Configurations that llama.cpp would run otherwise, or not at all"""

@@ -233,6 +233,39 @@ ARCHITECTURES = {
         period=6,
         shared_scale=62,
     ),
+    "gemma": Architecture(
+        model_type="gemma",
+        activation="gelu_new",
+        needs={"bias": False, "tied_head": True},
+    ),
+    "seed_oss": Architecture(
+        model_type="seed_oss",
+        tensors={name: ours for name, ours in _LLAMA.items() if name != "blk.N.ffn_norm"}
+        | {"blk.N.post_attention_norm": "layers.N.post_attention_layernorm"},
+        flags={"attention_bias": "blk.0.attn_q.bias"},
+        needs={"out_bias": False, "mlp_bias": False},
+    ),
+    "ernie4_5": Architecture(model_type="ernie4_5", permuted=_PERMUTED, needs={"qkv_bias": False}),
+    "stablelm": Architecture(
+        model_type="stablelm",
+        keys=_GROUPED
+        | {
+            "attention.layer_norm_epsilon": "layer_norm_eps",
+            "use_parallel_residual": "use_parallel_residual",
+        },
+        optional=frozenset({"use_parallel_residual"}),
+        flags={"use_qkv_bias": "blk.0.attn_q.bias"},
+        square=True,
+        needs_output=True,
+    ),
+    "command-r": Architecture(
+        model_type="cohere",
+        keys=_GROUPED | {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"},
+        tensors={name: ours for name, ours in _LLAMA.items() if name != "blk.N.ffn_norm"},
+        permuted=_PERMUTED,
+        needs={"bias": False, "tied_head": True},
+        square=True,
+    ),
     "phi3": Architecture(
         model_type="phi3",
         keys=_RMS | {"rope.scaling.original_context_length": "original_max_position_embeddings"},

@@ -56,6 +56,7 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
         "expert_used_count": config.experts_per_token or None,
         "expert_feed_forward_length": getattr(config, "expert_size", None),
         "use_parallel_residual": getattr(config, "parallel", None),
+        "logit_scale": getattr(config, "logit_scale", None),
     }
     if config.model_type == "granite":  # whose configuration has products of them
         factors = {key: field for key, field in architecture.keys.items() if "scale" in key}
