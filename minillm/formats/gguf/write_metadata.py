@@ -168,7 +168,7 @@ def _scaling(architecture: Architecture, table: Fields, rotary: RotaryConfig, wh
             where, rotary.short
         )  # fmt: skip
         return {"rope.scaling.attn_factor": float(rotary.scale)}
-    if kind == "default":
+    if kind == "default" or (kind == "dynamic" and table.raw.get("alpha")):  # of a larger base
         return {}
     if kind not in architecture.scalings:
         raise UnsupportedModelError(f"{where}: llama.cpp runs this family without rotary scaling {kind!r:.40}")
