@@ -63,6 +63,8 @@ class ModelConfig:
     """X: experts of a layer; 0: each layer has one MLP"""
     experts_per_token: int = 0
     """k: experts that compute each token"""
+    further_layers: int = 0
+    """Layers in checkpoints after the last, which predict further tokens: they are not run"""
     mixed_layers: bool = False
     """Layers differ in their results: some have experts, or do not rotate queries and keys"""
     encoder_layers: int = 0

@@ -25,9 +25,13 @@ PARAMETERS: dict[str, int] = {
 CASES = [(family, name) for family, configs in CONFIGS.items() for name in configs]
 IDS = [f"{family}-{name}".replace(" ", "-") for family, name in CASES]
 
-_QUICK = {"opt": 3, "qwen3_moe": 0, "olmoe": 0}
+_SWITCHES = """
+ernie4_5 gemma glm glm4 helium hunyuan_v1_dense internlm3 ministral3 olmo3 seed_oss stablelm cohere qwen2_moe dots1
+minimax_m2 ernie4_5_moe
+"""
+_QUICK = {"opt": 3, "qwen3_moe": 0, "olmoe": 0} | dict.fromkeys(_SWITCHES.split(), 0)
 """The number of configurations that the ordinary tests run of a family, if it is not 1: the long tests run all. Those
-with experts take long."""
+with experts take long; the others differ from a family that is run in a switch."""
 
 
 def each_of(cases: list[tuple[str, str]]) -> list[Any]:

@@ -16,6 +16,10 @@ transformers.logging.disable_progress_bar()
 torch.set_num_threads(1)
 
 
+BIASES = ("final_logits_bias", "e_score_correction_bias")
+"""Endings of names of what is stored, though it is not trained"""
+
+
 def build(variant: str = "pre-norm", seed: int = 0, **fields: Any) -> transformers.PreTrainedModel:
     """A variant of OPT with random weights, biases and norms."""
     return build_model(tiny_config(variant, **fields), seed)
@@ -28,10 +32,10 @@ def build_model(raw: dict[str, Any], seed: int = 0) -> transformers.PreTrainedMo
     kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
     model = kind.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
-    biases = [(name, buffer) for name, buffer in model.named_buffers() if name == "final_logits_bias"]
+    biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(BIASES)]
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *biases]:
-            if not parameter.requires_grad and (name, parameter) not in biases:
+            if not parameter.requires_grad and not name.endswith(BIASES):
                 continue  # sinusoidal positions
             parameter.normal_(0, std_of(name, raw), generator=generator)
             if parameter.ndim == 1 and name.endswith(".weight") and not raw["model_type"].startswith("gemma"):

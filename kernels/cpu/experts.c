@@ -1,6 +1,7 @@
 /* A mixture of experts: the choice of each token's experts, their products, and the sum of the results.
  *
- *     route           experts = argsort(-logits)[:, :k]; weights = softmax(logits)[experts], / their sum if normalised;
+ *     route           scores = softmax(logits) or sigmoid(logits); experts = argsort(-(scores + bias))[:, :k], of each
+ *                     token's best groups; weights = scores[experts], / their sum if normalised, * scale;
  *                     the T k rows are sorted by expert and then by token: rows, tokens, starts
  *     linear_experts  out[starts[e]:starts[e + 1]] = x[starts[e]:starts[e + 1]] @ W[e].T, for each expert e
  *     combine         out = (weights * y[rows]).sum(axis=1) + residual
@@ -23,39 +24,76 @@ void linear_many(const void *arguments, int64_t share, int64_t shares, int64_t w
 
 typedef struct {
     const float *logits; /* [T, X] */
+    const float *bias;   /* [X], or NULL */
     int64_t *experts;    /* out, [T, k] */
     float *weights;      /* out, [T, k] */
     int64_t *rows;       /* out, [T, k]: the row of each choice */
     int64_t *tokens;     /* out, [T k]: the token of each row */
     int64_t *starts;     /* out, [X + 1]: the first row of each expert */
-    int64_t T, X, k, normalised;
+    int64_t T, X, k, normalised, sigmoid, groups, chosen_groups;
+    double scale;
 } route_arguments;
 
-static float exponential_of(float x) {
-    return exponential(splat(x))[0];
-}
+#define MOST_EXPERTS 4096
+#define LEAST_SUM 1e-20f
 
 /* Whether an expert comes before one that was found earlier; NaN is below all numbers. */
 static bool is_likelier(float logit, float than) {
     return logit > than || isnan(than);
 }
 
-/* The k largest logits, largest first, of equal ones the first; and their shares of the softmax. */
-static void choose(const float *logits, int64_t X, int64_t k, bool normalised, int64_t *experts, float *weights) {
+/* The k largest numbers, largest first, of equal ones the first. */
+static void take_largest(const float *ranked, int64_t X, int64_t k, int64_t *experts) {
     for (int64_t e = 0; e < X; e++) {
         int64_t place = e < k ? e : k; /* after those chosen so far */
-        while (place > 0 && is_likelier(logits[e], logits[experts[place - 1]])) place--;
+        while (place > 0 && is_likelier(ranked[e], ranked[experts[place - 1]])) place--;
         for (int64_t i = (e < k ? e : k - 1); i > place; i--) experts[i] = experts[i - 1];
         if (place < k) experts[place] = e;
     }
-    float most = logits[experts[0]], total = 0;
-    for (int64_t e = 0; e < X; e += LANES) {
-        floats exponentials = exponential(load_part(logits + e, X - e) - most);
-        for (int64_t i = 0; i < smaller(LANES, X - e); i++) total += exponentials[i];
+}
+
+/* Minus infinity for the experts outside of the groups whose best two have the largest sums. */
+static void keep_groups(const route_arguments *a, float *ranked) {
+    int64_t size = a->X / a->groups, best[MOST_EXPERTS];
+    float sums[MOST_EXPERTS];
+    for (int64_t g = 0; g < a->groups; g++) {
+        float first = -INFINITY, second = -INFINITY;
+        for (int64_t e = g * size; e < (g + 1) * size; e++) {
+            float value = ranked[e];
+            if (value > first) second = first, first = value;
+            else if (value > second) second = value;
+        }
+        sums[g] = first + second;
     }
-    float chosen = 0;
-    for (int64_t i = 0; i < k; i++) chosen += weights[i] = exponential_of(logits[experts[i]] - most);
-    for (int64_t i = 0; i < k; i++) weights[i] /= normalised ? chosen : total;
+    take_largest(sums, a->groups, a->chosen_groups, best);
+    for (int64_t g = 0; g < a->groups; g++) {
+        bool counts = false;
+        for (int64_t i = 0; i < a->chosen_groups; i++) counts |= best[i] == g;
+        for (int64_t e = g * size; !counts && e < (g + 1) * size; e++) ranked[e] = -INFINITY;
+    }
+}
+
+/* The experts of a token, likeliest first, and their weights. */
+static void choose(const route_arguments *a, const float *logits, int64_t *experts, float *weights) {
+    int64_t X = a->X, k = a->k;
+    float scores[MOST_EXPERTS + LANES], ranked[MOST_EXPERTS], most = logits[0], total = 0;
+    for (int64_t e = 1; e < X; e++) most = is_likelier(logits[e], most) ? logits[e] : most;
+    for (int64_t e = 0; e < X; e += LANES) {
+        floats part = load_part(logits + e, X - e);
+        store(scores + e, a->sigmoid ? 1 / (1 + exponential(-part)) : exponential(part - most));
+    }
+    if (!a->sigmoid)
+        for (int64_t e = 0; e < X; e++) total += scores[e];
+    if (a->bias || a->groups > 1) {
+        for (int64_t e = 0; e < X; e++)
+            ranked[e] = (a->sigmoid ? scores[e] : scores[e] / total) + (a->bias ? a->bias[e] : 0);
+        if (a->groups > 1) keep_groups(a, ranked);
+    }
+    take_largest(a->bias || a->groups > 1 ? ranked : logits, X, k, experts);
+    float chosen = 0, scale = a->scale;
+    for (int64_t i = 0; i < k; i++) chosen += weights[i] = scores[experts[i]];
+    float divisor = a->normalised ? chosen + (a->sigmoid ? LEAST_SUM : 0) : a->sigmoid ? 1 : total;
+    for (int64_t i = 0; i < k; i++) weights[i] = weights[i] / divisor * scale;
 }
 
 /* One share: the choice of a token takes less than a microsecond. */
@@ -65,7 +103,7 @@ void route(const void *arguments, int64_t share, int64_t shares, int64_t worker)
     for (int64_t e = 0; e <= a->X; e++) a->starts[e] = 0;
     for (int64_t t = 0; t < a->T; t++) {
         int64_t *experts = a->experts + t * a->k;
-        choose(a->logits + t * a->X, a->X, a->k, a->normalised, experts, a->weights + t * a->k);
+        choose(a, a->logits + t * a->X, experts, a->weights + t * a->k);
         for (int64_t i = 0; i < a->k; i++) a->starts[experts[i] + 1]++;
     }
     for (int64_t e = 0; e < a->X; e++) a->starts[e + 1] += a->starts[e];

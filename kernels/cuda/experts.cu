@@ -1,7 +1,9 @@
 // A mixture of experts: the choice of experts, the order of rows, and the sum of results (reference/experts.py). The
 // products between them are experts_fma and experts_mma in gemv.cu.
 //
-//     weights, experts = top_k(softmax(logits), k)                  # route, [T, X] -> [T, k]
+//     scores = softmax(logits), or sigmoid(logits)                  # route, [T, X] -> [T, k]
+//     experts = top_k(scores + bias, k), of the groups whose best two have the largest sums
+//     weights = scores[experts], / their sum if normalised, * scale
 //     rows, tokens, starts = places in a stable sort by expert      # sort_rows
 //     out[t] = sum_j weights[t, j] * y[rows[t, j]] + r[t]           # combine, [T k, E] -> [T, E]
 //
@@ -29,10 +31,49 @@ __device__ __forceinline__ bool precedes(float value, int place, float other, in
 }
 
 // Grid: T / 4; block: 4 warps, a token each. Constant: VALUES, the logits of a lane, X / 32 or more (32 at most).
-// experts, weights: [T, k]; logits: [T, X], contiguous.
+// experts, weights: [T, k]; logits: [T, X], contiguous; bias: [X] or null; groups: up to 32.
 #ifdef VALUES
-extern "C" __global__ __launch_bounds__(128) void route(int* experts, float* weights, const float* logits, int T, int X,
-                                                        int k, int normalised) {
+// The groups whose best two numbers have the largest sums, a bit for each. ranked: a lane's numbers, of a group of `size`
+// experts after the other.
+__device__ __forceinline__ unsigned best_groups(const float* ranked, int X, int groups, int chosen_groups, int lane) {
+    int size = X / groups;
+    float sum = minus_infinity();  // lane g has that of group g
+    for (int g = 0; g < groups; ++g) {
+        float first = minus_infinity(), second = minus_infinity();
+#pragma unroll
+        for (int i = 0; i < VALUES; ++i) {
+            int expert = i * WARP + lane;
+            if (expert >= X || expert / size != g) continue;
+            second = fmaxf(second, fminf(first, ranked[i]));
+            first = fmaxf(first, ranked[i]);
+        }
+#pragma unroll
+        for (int offset = WARP / 2; offset > 0; offset /= 2) {
+            float other = __shfl_xor_sync(ALL_LANES, first, offset);
+            float other_second = __shfl_xor_sync(ALL_LANES, second, offset);
+            second = fmaxf(fminf(first, other), fmaxf(second, other_second));
+            first = fmaxf(first, other);
+        }
+        if (lane == g) sum = first + second;
+    }
+    unsigned chosen = 0;
+    for (int j = 0; j < chosen_groups; ++j) {
+        float best = sum;
+        int place = lane < groups && !(chosen >> lane & 1) ? lane : -1;
+#pragma unroll
+        for (int offset = WARP / 2; offset > 0; offset /= 2) {
+            float other = __shfl_xor_sync(ALL_LANES, best, offset);
+            int other_place = __shfl_xor_sync(ALL_LANES, place, offset);
+            if (precedes(other, other_place, best, place)) best = other, place = other_place;
+        }
+        chosen |= 1u << place;
+    }
+    return chosen;
+}
+
+extern "C" __global__ __launch_bounds__(128) void route(int* experts, float* weights, const float* logits,
+                                                        const float* bias, int T, int X, int k, int normalised,
+                                                        int sigmoid, int groups, int chosen_groups, float scale) {
     follow();
     int t = blockIdx.x * 4 + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (t >= T) return;
@@ -48,6 +89,24 @@ extern "C" __global__ __launch_bounds__(128) void route(int* experts, float* wei
 #pragma unroll
     for (int i = 0; i < VALUES; ++i) sum += i * WARP + lane < X ? expf(values[i] - highest) : 0.0f;
     sum = warp_sum(sum);
+    const float* own = logits + (size_t)t * X;
+    if (bias != nullptr || groups > 1) {  // the scores, not the logits, are compared
+#pragma unroll
+        for (int i = 0; i < VALUES; ++i) {
+            int expert = i * WARP + lane;
+            if (expert >= X) continue;
+            values[i] = sigmoid ? 1.0f / (1.0f + expf(-values[i])) : expf(values[i] - highest) / sum;
+            if (bias != nullptr) values[i] += bias[expert];
+        }
+    }
+    if (groups > 1) {
+        unsigned counted = best_groups(values, X, groups, chosen_groups, lane);
+#pragma unroll
+        for (int i = 0; i < VALUES; ++i) {
+            int expert = i * WARP + lane;
+            if (expert < X && !(counted >> expert / (X / groups) & 1)) values[i] = minus_infinity();
+        }
+    }
 
     unsigned taken = 0;  // a bit for each of this lane's logits
     float chosen_sum = 0.0f;
@@ -67,15 +126,16 @@ extern "C" __global__ __launch_bounds__(128) void route(int* experts, float* wei
             if (precedes(other, other_place, best, place)) best = other, place = other_place;
         }
         if (place % WARP == lane) taken |= 1u << place / WARP;
-        float weight = expf(best - highest) / sum;
+        float weight = sigmoid ? 1.0f / (1.0f + expf(-own[place])) : expf(own[place] - highest) / sum;
         chosen_sum += weight;
         if (lane == 0) {
             experts[(size_t)t * k + j] = place;
             weights[(size_t)t * k + j] = weight;
         }
     }
-    if (normalised && lane == 0) {
-        for (int j = 0; j < k; ++j) weights[(size_t)t * k + j] /= chosen_sum;
+    if ((normalised || scale != 1.0f) && lane == 0) {
+        float divisor = normalised ? chosen_sum + (sigmoid ? 1e-20f : 0.0f) : 1.0f;
+        for (int j = 0; j < k; ++j) weights[(size_t)t * k + j] = weights[(size_t)t * k + j] / divisor * scale;
     }
 }
 #else

@@ -28,3 +28,22 @@ extern "C" __global__ void glu(storage_t* out, const storage_t* x, int F, int x_
     for (int i = 0; i < VECTOR; i++) gate[i] = activate(gate[i], activation) * up[i];
     store_vector(out + (long long)blockIdx.x * F + at, gate, left, wide);
 }
+
+// out = x * sigmoid(logits), each of n equal parts of a row by a logit of its own. [T, F], [T, n] -> [T, F]
+// Grid and block as of glu. x, out: [T, F], logits: [T, n], rows x_stride and logits_stride apart.
+extern "C" __global__ void gate(storage_t* out, const storage_t* x, const storage_t* logits, int F, int n, int x_stride,
+                                int logits_stride) {
+    follow();
+    int at = (blockIdx.y * blockDim.x + threadIdx.x) * VECTOR, left = F - at, width = F / n;
+    if (left <= 0) return;
+    bool wide = rows_aligned(x, x_stride) && rows_aligned(out, F);
+    float values[VECTOR];
+    load_vector(values, x + (long long)blockIdx.x * x_stride + at, left, wide);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        if (i >= left) break;
+        float logit = to_float(logits[(long long)blockIdx.x * logits_stride + (at + i) / width]);
+        values[i] /= 1.0f + expf(-logit);
+    }
+    store_vector(out + (long long)blockIdx.x * F + at, values, left, wide);
+}

@@ -6,7 +6,7 @@ The formulas stand in `reference/`, beside the mathematics; here the shapes and 
 from collections.abc import Callable
 from typing import Any
 
-from ..reference.activation import glu_cost, scale_logits_cost
+from ..reference.activation import gate_cost, glu_cost, scale_logits_cost
 from ..reference.attention import attention_cost, kv_cost
 from ..reference.cost import Cost
 from ..reference.experts import combine_cost, linear_experts_cost, route_cost
@@ -49,7 +49,8 @@ def _add_low_rank(call: Any) -> Cost:
 
 def _layer_norm(call: Any) -> Cost:
     T, E = call.result.shape
-    return layer_norm_cost(T, E, affine=call.weight.data is not None, number_bytes=call.result.itemsize)
+    gain, bias = call.weight.data is not None, call.weight.bias is not None
+    return layer_norm_cost(T, E, gain=gain, bias=bias, number_bytes=call.result.itemsize)
 
 
 def _rms_norm(call: Any) -> Cost:
@@ -71,9 +72,14 @@ def _glu(call: Any) -> Cost:
     return glu_cost(T, F, call.activation, call.result.itemsize)
 
 
+def _gate(call: Any) -> Cost:
+    T, F = call.result.shape
+    return gate_cost(T, F, call.logits.shape[1], call.result.itemsize)
+
+
 def _route(call: Any) -> Cost:
     T, X = call.logits.shape
-    return route_cost(T, X, call.k, normalised=call.normalised)
+    return route_cost(T, X, call.k, normalised=call.normalised, biased=call.bias is not None, spec=call.spec)
 
 
 def _linear_experts(call: Any) -> Cost:
@@ -121,6 +127,7 @@ COSTS: dict[str, Callable[[Any], Cost]] = {
     "rms_norm": _rms_norm,
     "rotary": _rotary,
     "glu": _glu,
+    "gate": _gate,
     "route": _route,
     "linear_experts": _linear_experts,
     "combine": _combine,

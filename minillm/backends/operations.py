@@ -10,7 +10,7 @@ from typing import Any
 from .. import reference
 from ..batch import Batch
 from ..reference.attention import AttentionSpec
-from ..reference.experts import Routing
+from ..reference.experts import SOFTMAX, RouterSpec, Routing
 from ..reference.rotary import Rotation
 from .group import Group
 from .loader import Loader
@@ -116,9 +116,16 @@ class Backend:
         """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]"""
         return reference.glu(x, activation, self.xp, self.memory.arena.take((len(x), x.shape[1] // 2)))
 
-    def route(self, logits: Any, k: int, *, normalised: bool) -> Routing:
+    def gate(self, x: Any, logits: Any) -> Any:
+        """x * sigmoid(logits), each of n parts of a row by a logit of its own. [T, F], [T, n] -> [T, F]"""
+        return reference.gate(x, logits, self.xp, self.memory.arena.take(x.shape))
+
+    def route(
+        self, logits: Any, k: int, *, normalised: bool, bias: Weight | None = None, spec: RouterSpec = SOFTMAX
+    ) -> Routing:
         """The k experts of each token, and its rows sorted by expert: see `reference.route`. [T, X] -> [T, k]"""
-        return reference.route(logits, k, self.xp, normalised=normalised)
+        added = None if bias is None else bias.data
+        return reference.route(logits, k, self.xp, normalised=normalised, bias=added, spec=spec)
 
     def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
         """Each row's product with its expert's matrix; the others are not read. [T k, in] -> [T k, out]"""

@@ -148,7 +148,11 @@ class ShapeBackend(Backend):
         """[T, 2 F] -> [T, F]"""
         return self.memory.arena.take((len(x), x.shape[1] // 2))
 
-    def route(self, logits: Any, k: int, *, normalised: bool) -> Routing:
+    def gate(self, x: Any, logits: Any) -> Any:
+        """[T, F], [T, n] -> [T, F]"""
+        return self.memory.arena.take(x.shape)
+
+    def route(self, logits: Any, k: int, **variant: Any) -> Routing:
         """[T, X] -> [T, k]"""
         T, X = logits.shape
         sizes = ((T, k), np.int64), ((T, k), np.float32), ((T, k), np.int64), ((T * k,), np.int64), ((X + 1,), np.int64)

@@ -30,6 +30,8 @@ def canonical_names(
     """
     names: parameters.Names = family_named(config.model_type).NAMES
     tensors = names.canonical(stored, tied_head=config.tied_head)
+    further = tuple(f"layers.{config.num_layers + i}." for i in range(config.further_layers))
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(further)} if further else tensors
     if config.output == "tokens":
         return tensors
     own = tensor_shapes(config) if shapes is None else shapes

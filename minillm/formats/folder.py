@@ -15,7 +15,8 @@ from ..config import ModelConfig, read_config, warn_of_unknown_tokens
 from ..decoding.checkpoint_fields import model_config_fields
 from ..errors import CheckpointError
 from ..files import read_optional_json, read_text
-from ..models import TEXT_PARTS, family_of, tensor_shapes
+from ..models import family_of, tensor_shapes
+from ..models.text_parts import TEXT_PARTS, text_tensors
 from ..tasks.pooling import EmbeddingSettings
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import Tokenizer
@@ -66,7 +67,11 @@ class Folder(ModelFiles):
         scheme, tensors = self.quantization, dict[str, Tensor](self.stored)
         if scheme is not None:
             tensors = scheme.join(self.stored, self.config)
-        tied = family_of(self.raw).NAMES.ties_head(tensors, self.config.tied_head)
+        tensors = dict(text_tensors(self.raw, tensors))
+        names = family_of(self.raw).NAMES
+        if self.config.tied_head and self.raw["model_type"] in TEXT_PARTS:
+            names = replace(names, head_decides=True)  # as transformers has it, whose configurations often do not say
+        tied = names.ties_head(tensors, self.config.tied_head)
         config = replace(self.config, tied_head=tied)
         if self.as_built:
             return config, tensors
@@ -107,7 +112,7 @@ class Folder(ModelFiles):
     def check_complete(self) -> None:
         """Check names and shapes of tensors that are not quantised; others are checked when they are read."""
         if self.quantization is None:
-            check_published(self.stored, self.config)
+            check_published(text_tensors(self.raw, self.stored), self.config)
 
     # --- beside the model ---------------------------------------------------------------------------------------------
 

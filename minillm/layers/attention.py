@@ -97,6 +97,8 @@ class Attention:
     """Rotary position embedding; None: positions enter in another way"""
     head_norms: HeadNorms | None = None
     projection_norms: ProjectionNorms | None = None
+    norms_follow_rotation: bool = False
+    """Queries and keys are rotated before `head_norms`, not after (Hunyuan)"""
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch, residual: Any | None) -> Any:
         """residual + attention(x) W^O. [T, E] -> [T, E]"""
@@ -109,10 +111,12 @@ class Attention:
         q = partition_heads(q, self.num_heads)  # [T, H D] -> [T, H, D]
         k = partition_heads(k, self.num_kv_heads)  # [T, K D] -> [T, K, D]
         v = partition_heads(v, self.num_kv_heads)  # [T, K D] -> [T, K, D]
-        if self.head_norms is not None:
+        if self.head_norms is not None and not self.norms_follow_rotation:
             q, k = self.head_norms(backend, q, k)
         if self.rotation is not None:
             q, k = backend.rotary(q, k, batch, self.rotation)
+        if self.head_norms is not None and self.norms_follow_rotation:
+            q, k = self.head_norms(backend, q, k)
         backend.store_kv(k, v, cache, self.layer, batch)
         z = backend.attend(q, cache, self.layer, batch, self.spec)
         z = merge_heads(z)  # [T, H, D] -> [T, H D]

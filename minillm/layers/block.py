@@ -49,6 +49,16 @@ class Parallel(_Parts):
         return self.mlp(backend, self.mlp_norm(backend, x), residual=attended)
 
 
+class ParallelOneNorm(Parallel):
+    """Parallel block with one norm, `attention_norm`, which is `mlp_norm` too (Wang and Komatsuzaki's GPT-J, 2021)."""
+
+    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
+        """x + attention(norm(x)) + mlp(norm(x)). [T, E] -> [T, E]"""
+        normed = self.attention_norm(backend, x)
+        attended = self.attention(backend, normed, cache, batch, residual=x)
+        return self.mlp(backend, normed, residual=attended)
+
+
 @dataclass(frozen=True, eq=False)
 class Sandwich:
     """Pre-norm block whose sublayers' results are normed too, before the sum (Ding et al., arXiv 2105.13290, 3.4)."""

@@ -5,6 +5,8 @@ from typing import Any
 
 from ..backends.operations import Backend
 from ..backends.weights import Weight
+from ..reference.experts import SOFTMAX, RouterSpec, Routing
+from .mlp import GatedMLP
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,13 +24,40 @@ class ExpertMLP:
     normalised: bool
     """The weights of a token's experts sum to one"""
     activation: str
+    spec: RouterSpec = SOFTMAX
+    """How logits become scores, and scores a choice"""
+    correction: Weight | None = None
+    """Added to the scores for the choice alone, [X]"""
+    shared: GatedMLP | None = None
+    """An MLP that computes every token (DeepSeekMoE: Dai et al., arXiv 2401.06066, section 3.2)"""
+    shared_gate: Weight | None = None
+    """The sigmoid of its product is the factor of the shared MLP's result, [1, E] (Qwen2-MoE)"""
 
     def __call__(self, backend: Backend, x: Any, residual: Any) -> Any:
-        """residual + the weighted sum of each token's k experts. [T, E] -> [T, E]"""
+        """residual + the weighted sum of each token's k experts, + the shared MLP's result. [T, E] -> [T, E]"""
         logits = backend.linear(x, self.router)  # [T, E] -> [T, X]
-        routing = backend.route(logits, self.top_k, normalised=self.normalised)  # [T, X] -> [T, k]
+        routing = self.route(backend, logits)  # [T, X] -> [T, k]
+        if self.shared is not None:
+            residual = self._add_shared(backend, self.shared, x, residual)
         rows = backend.take_rows(x, routing.tokens)  # [T, E] -> [T k, E], sorted by expert
         hidden = backend.linear_experts(rows, self.gate_up, routing)  # [T k, E] -> [T k, 2 F]
         hidden = backend.glu(hidden, self.activation)  # [T k, 2 F] -> [T k, F]
         y = backend.linear_experts(hidden, self.down, routing)  # [T k, F] -> [T k, E]
         return backend.combine_reduced(y, routing, residual)  # [T k, E] -> [T, E]
+
+    def route(self, backend: Backend, logits: Any) -> Routing:
+        """Each token's experts. [T, X] -> [T, k]"""
+        if self.correction is None and self.spec == SOFTMAX:
+            return backend.route(logits, self.top_k, normalised=self.normalised)
+        return backend.route(logits, self.top_k, normalised=self.normalised, bias=self.correction, spec=self.spec)
+
+    def _add_shared(self, backend: Backend, shared: GatedMLP, x: Any, residual: Any) -> Any:
+        """residual + sigmoid(x W_g) * shared(x). [T, E] -> [T, E]
+
+        The factor is that of the hidden layer, which has one number of a token in place of the result's sum over ranks.
+        """
+        if self.shared_gate is None:
+            return shared(backend, x, residual)
+        hidden = backend.glu(backend.linear(x, shared.gate_up), shared.activation)  # [T, E] -> [T, 2 F] -> [T, F]
+        hidden = backend.gate(hidden, backend.linear(x, self.shared_gate))  # [T, F], [T, 1] -> [T, F]
+        return backend.linear_reduced(hidden, shared.down, residual)  # [T, F] -> [T, E]

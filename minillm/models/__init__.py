@@ -20,6 +20,7 @@ from .base import Model
 from .decoder import Decoder
 from .heads import builder, read_head
 from .parameters import Shapes, random_tensors
+from .text_parts import text_config
 
 logger = logging.getLogger("minillm")
 
@@ -42,6 +43,26 @@ FAMILIES = (
     "olmo2",
     "granite",
     "phi3",
+    "phi",
+    "stablelm",
+    "gemma",
+    "olmo3",
+    "exaone4",
+    "ministral3",
+    "seed_oss",
+    "hunyuan_v1_dense",
+    "ernie4_5",
+    "helium",
+    "glm",
+    "glm4",
+    "cohere",
+    "cohere2",
+    "internlm3",
+    "qwen2_moe",
+    "glm4_moe",
+    "dots1",
+    "minimax_m2",
+    "ernie4_5_moe",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 
@@ -50,9 +71,6 @@ ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "pegasus", "marian")
 
 ENCODERS = ("bert", "distilbert", "roberta", "xlm_roberta", "camembert")
 """The same, of encoders, which generate no text."""
-
-TEXT_PARTS = {"gemma3": "gemma3_text"}
-"""model_type of a model of text and images -> the family of its text model, which is read alone."""
 
 
 def family_named(model_type: str) -> ModuleType:
@@ -67,18 +85,17 @@ def family_named(model_type: str) -> ModuleType:
 
 
 def family_of(raw: Mapping[str, Any]) -> ModuleType:
-    """The module of the family in config.json's model_type.
+    """The module of the family in config.json's model_type; of a model of text and images, its text model's.
 
     Raises:
         UnsupportedModelError: the family is not supported; the message lists those that are.
     """
-    model_type = raw.get("model_type")
-    family = TEXT_PARTS.get(model_type, model_type) if isinstance(model_type, str) else model_type
+    family = text_config(raw).get("model_type")
     known = FAMILIES + ENCODER_DECODERS + ENCODERS
     ours = isinstance(family, str) and family.replace("-", "_") in known
     if not isinstance(family, str) or not (ours or family in plugins("minillm.models")):
         raise UnsupportedModelError(
-            f"config.json: model_type is {model_type!r}; minillm runs {', '.join(map(repr, known))}"
+            f"config.json: model_type is {family!r:.60}; minillm runs {', '.join(map(repr, known))}"
         )
     return family_named(family)
 
@@ -89,7 +106,7 @@ def config_of(raw: Mapping[str, Any]) -> ModelConfig:
     Raises:
         CheckpointError, UnsupportedModelError: as the family's `read_config`, and `heads.read_head`.
     """
-    config: ModelConfig = read_head(family_of(raw).read_config(raw), raw)
+    config: ModelConfig = read_head(family_of(raw).read_config(text_config(raw)), raw)
     return config.within_vocabulary()
 
 

@@ -6,7 +6,7 @@
 
 The norm is RMS norm, its gain stored less 1. Scores of queries and keys have a soft cap as well, and their own scale;
 every other layer has a sliding window. Positions enter by rotating queries and keys, heads have a width of their own,
-and the MLP is gated by GELU. Gemma 3 differs in its switches: its file only reads its configuration.
+and the MLP is gated by GELU. Gemma 1 and 3 differ in their switches: their files only read their configurations.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from ..backends.operations import Backend
 from ..backends.weights import expand, narrow
 from ..config import Fields, ModelConfig
 from ..errors import UnsupportedModelError
-from ..layers.block import Sandwich
+from ..layers.block import PreNorm, Sandwich
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.norm import RMSNorm
@@ -46,7 +46,7 @@ GAIN_OFFSET = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaConfig(ModelConfig):
-    """The shared fields, Gemma 2's own and the switches of Gemma 3."""
+    """The shared fields, Gemma 2's own and the switches of Gemma 1 and 3."""
 
     epsilon: float
     """Added to the mean square in each norm"""
@@ -59,6 +59,8 @@ class GemmaConfig(ModelConfig):
     """Rotary embedding of each layer"""
     windows: tuple[int | None, ...]
     """Sliding window of each layer: positions that a query sees, its own included; None: no window"""
+    output_norms: bool = True
+    """Norms after attention and MLP too, before the sums (not in Gemma 1)"""
     head_norms: bool = False
     """RMS norm of each query and key head (Gemma 3)"""
     score_cap: float | None = None
@@ -92,18 +94,23 @@ def read_config(raw: Mapping[str, Any]) -> GemmaConfig:
 
 
 def read_gemma(fields: Fields, model_type: str, **own: Any) -> GemmaConfig:
-    """Read the fields that Gemma 2 and 3 share; `own` are the fields of `GemmaConfig` that each reads itself.
+    """Read the fields that all versions share; `own` are the fields of `GemmaConfig` that each reads itself.
 
     Raises:
         As `read_config`.
     """
+    shared: dict[str, Any] = read_grouped_heads(fields, **HEADS) | read_shared(fields, tied_head=True)
+    shared |= {
+        "intermediate_size": fields.size("intermediate_size"),
+        "epsilon": fields.number("rms_norm_eps", 1e-6),
+        "bias": fields.get("attention_bias", False),
+    }
+    if not own.get("output_norms", True):
+        return GemmaConfig(model_type=model_type, **shared, **own)
     return GemmaConfig(
         model_type=model_type,
-        **read_grouped_heads(fields, **HEADS) | read_shared(fields, tied_head=True),
-        intermediate_size=fields.size("intermediate_size"),
-        epsilon=fields.number("rms_norm_eps", 1e-6),
+        **shared,
         activation=read_activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
-        bias=fields.get("attention_bias", False),
         query_scalar=fields.number("query_pre_attn_scalar", 256.0),
         logit_cap=read_cap(fields, "final_logit_softcapping"),
         **own,
@@ -120,13 +127,22 @@ def layer_windows(fields: Fields, every: int) -> tuple[int | None, ...]:
         UnsupportedModelError: another kind of attention, or one that is not causal.
     """
     refuse_other_layers(fields, windows=True)
+    refuse_bidirectional(fields)
+    kinds = read_layer_kinds(fields, lambda i: (i + 1) % every > 0)
+    window = fields.size("sliding_window") if any(kinds) else None
+    return tuple(window if sliding else None for sliding in kinds)
+
+
+def refuse_bidirectional(fields: Fields) -> None:
+    """Refuse attention both ways.
+
+    Raises:
+        UnsupportedModelError: config.json asks for it.
+    """
     if fields.get("use_bidirectional_attention", False):
         raise UnsupportedModelError(
             f"{fields.source}: use_bidirectional_attention is true; minillm runs causal attention"
         )
-    kinds = read_layer_kinds(fields, lambda i: (i + 1) % every > 0)
-    window = fields.size("sliding_window") if any(kinds) else None
-    return tuple(window if sliding else None for sliding in kinds)
 
 
 def read_cap(fields: Fields, name: str) -> float | None:
@@ -159,23 +175,28 @@ def embedding_scale(width: int, form: Format) -> float:
     return float(exact[0] if form == FLOAT32 else expand(narrow(exact, form))[0])
 
 
-def _build_layer(config: GemmaConfig, weights: Weights, rotation: Rotation, i: int) -> Sandwich:
+def _build_layer(config: GemmaConfig, weights: Weights, rotation: Rotation, i: int) -> Sandwich | PreNorm:
     E, F = config.hidden_size, config.intermediate_size
 
     def norm(name: str) -> RMSNorm:
         return weights.rms_norm(name, E, config.epsilon, offset=GAIN_OFFSET)
 
+    attention_norm = norm("input_layernorm")
+    attention = weights.attention(
+        config,
+        i,
+        AttentionSpec(config.query_scalar**-0.5, window=config.windows[i], softcap=config.score_cap),
+        qkv=weights.qkv_proj(config, bias=config.bias),
+        out=weights.o_proj(config, bias=config.bias),
+        rotation=rotation,
+        head_norms=weights.head_norms(config, config.epsilon, offset=GAIN_OFFSET) if config.head_norms else None,
+    )
+    if not config.output_norms:
+        mlp_norm = norm("post_attention_layernorm")
+        return PreNorm(attention_norm, attention, mlp_norm, weights.gated_mlp(E, F, config.activation))
     return Sandwich(
-        attention_norm=norm("input_layernorm"),
-        attention=weights.attention(
-            config,
-            i,
-            AttentionSpec(config.query_scalar**-0.5, window=config.windows[i], softcap=config.score_cap),
-            qkv=weights.qkv_proj(config, bias=config.bias),
-            out=weights.o_proj(config, bias=config.bias),
-            rotation=rotation,
-            head_norms=weights.head_norms(config, config.epsilon, offset=GAIN_OFFSET) if config.head_norms else None,
-        ),
+        attention_norm=attention_norm,
+        attention=attention,
         attention_out_norm=norm("post_attention_layernorm"),
         mlp_norm=norm("pre_feedforward_layernorm"),
         mlp=weights.gated_mlp(E, F, config.activation),

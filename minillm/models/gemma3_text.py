@@ -4,7 +4,7 @@ Gemma 2 with norms of each query and key in place of the soft caps, a sliding wi
 bases of rotary embedding: one for layers with a window, one for those that see the whole text, whose positions may be
 scaled as well.
 
-Checkpoints with a vision tower (model_type "gemma3") have the text model under names of its own; it alone is read.
+Checkpoints with a vision tower (model_type "gemma3") have the text model under names of its own (`text_parts.py`).
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,9 @@ from typing import Any
 
 from ..config import Fields
 from ..errors import UnsupportedModelError
-from .gemma2 import HEADS, TOKENS, GemmaConfig, build, layer_windows, read_gemma
-from .parameters import Names
+from .gemma2 import HEADS, NAMES, TOKENS, GemmaConfig, build, layer_windows, read_gemma
 from .reading import read_grouped_heads
-from .rotary import RotaryConfig, read_rotary
+from .rotary import read_rotaries
 
 __all__ = ["NAMES", "build", "read_config"]
 
@@ -27,61 +26,31 @@ FULL_BASE, LOCAL_BASE = 1_000_000.0, 10_000.0
 
 
 def read_config(raw: Mapping[str, Any]) -> GemmaConfig:
-    """Gemma 3's configuration from config.json, or from its `text_config` if it has a vision tower.
+    """Gemma 3's configuration from config.json.
 
     Raises:
         As `gemma2.read_config`.
     """
-    source = "config.json"
-    if raw.get("model_type") == "gemma3":
-        outer = Fields(raw)
-        raw = {"tie_word_embeddings": outer.get("tie_word_embeddings", True)} | outer.get("text_config", {})
-        source = "config.json, text_config"
-    fields = Fields(TOKENS | {"sliding_window": WINDOW} | dict(raw), source)
+    fields = Fields(TOKENS | {"sliding_window": WINDOW} | dict(raw))
     if fields.raw.get("attn_logit_softcapping") is not None:
         raise UnsupportedModelError(
-            f"{source}: attn_logit_softcapping is {fields.raw['attn_logit_softcapping']!r:.60}; Gemma 3 has no cap of "
-            "attention scores: expected null"
+            f"config.json: attn_logit_softcapping is {fields.raw['attn_logit_softcapping']!r:.60}; Gemma 3 has no cap "
+            "of attention scores: expected null"
         )
     windows = layer_windows(fields, every=fields.size("sliding_window_pattern", EVERY))
-    full, local = _read_rotaries(fields)
+    head_dim, positions = (
+        read_grouped_heads(fields, **HEADS)["head_dim"],
+        fields.size("max_position_embeddings", 131_072),
+    )
+    full, local = read_rotaries(
+        fields, head_dim, positions, base=FULL_BASE, local="rope_local_base_freq", local_base=LOCAL_BASE
+    )
     return read_gemma(
         fields,
         "gemma3_text",
-        max_positions=fields.size("max_position_embeddings", 131_072),
+        max_positions=positions,
         keys_follow_length=full.stretch is not None or local.stretch is not None,
         rotaries=tuple(full if window is None else local for window in windows),
         windows=windows,
         head_norms=True,
     )
-
-
-def _read_rotaries(fields: Fields) -> tuple[RotaryConfig, RotaryConfig]:
-    """Rotary embedding of layers without a window, and of those with one.
-
-    transformers 5 writes a table of each; earlier releases wrote `rope_theta` and `rope_scaling` of the former, and
-    `rope_local_base_freq` of the latter.
-    """
-    tables, kinds = fields.get("rope_parameters", {}), ("full_attention", "sliding_attention")
-    for name in tables:
-        if name not in kinds:
-            raise UnsupportedModelError(
-                f"{fields.source}: rope_parameters has {name!r:.60}; expected a table for each of {', '.join(kinds)}"
-            )
-    inside = Fields(tables, f"{fields.source}, rope_parameters")
-    older = {name: fields.raw.get(name) for name in ("rope_theta", "rope_scaling")}
-    local_base = fields.number("rope_local_base_freq", LOCAL_BASE, above=1)
-    D = read_grouped_heads(fields, **HEADS)["head_dim"]
-    positions = fields.size("max_position_embeddings", 131_072)
-    full = Fields(older | {"rope_parameters": inside.get(kinds[0], {})}, fields.source)
-    local = Fields({"rope_parameters": inside.get(kinds[1], {})}, fields.source)
-    return read_rotary(full, D, positions, base=FULL_BASE), read_rotary(local, D, positions, base=local_base)
-
-
-NAMES = Names(
-    prefixes=("model.", "language_model.", "model."),
-    left_out=("rotary_emb.inv_freq",),
-    other_parts=("vision_tower.", "multi_modal_projector."),
-)
-"""Tensors of checkpoints: (model.)layers.0.mlp.up_proj.weight, or language_model.model.layers.0... beside a vision
-tower, which is left out."""

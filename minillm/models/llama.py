@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
-from ..layers.block import PreNorm
+from ..layers.block import PreNorm, Sandwich
 from ..layers.embedding import Embedding
 from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
@@ -61,6 +61,14 @@ class LlamaConfig(ModelConfig):
     """Factor of logits (Granite)"""
     fused: bool = False
     """Checkpoints have Q, K and V as one tensor, gate and up as another (Phi-3)"""
+    fused_mlp: bool = False
+    """Checkpoints have gate and up as one tensor (GLM-4)"""
+    paired: bool = False
+    """Checkpoints have the numbers of each rotated pair side by side (GLM-4, ERNIE 4.5, Helium)"""
+    output_norms: bool = False
+    """Norms after attention and MLP too, before the sums (GLM-4-0414)"""
+    norms_follow_rotation: bool = False
+    """Queries and keys are rotated before the norms of each head (Hunyuan)"""
 
 
 def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
@@ -134,7 +142,7 @@ NAMES = Names(prefixes=("model.",), left_out=("rotary_emb.inv_freq",))
 def gated_mlp(config: LlamaConfig, weights: Weights, i: int) -> GatedMLP:
     """The MLP of layer i."""
     E, F = config.hidden_size, config.intermediate_size
-    return weights.gated_mlp(E, F, config.activation, bias=config.mlp_bias, fused=config.fused)
+    return weights.gated_mlp(E, F, config.activation, bias=config.mlp_bias, fused=config.fused or config.fused_mlp)
 
 
 def build(
@@ -157,30 +165,33 @@ def build(
 
 def _build_layer(
     config: LlamaConfig, weights: Weights, rotation: Rotation, i: int, mlp: Callable[..., GatedMLP | ExpertMLP]
-) -> PreNorm:
+) -> PreNorm | Sandwich:
     E, D = config.hidden_size, config.head_dim
 
     def norm(name: str) -> RMSNorm:
         return weights.rms_norm(name, E, config.epsilon)
 
     scale = D**-0.5 if config.score_scale is None else config.score_scale
-    return PreNorm(
-        norm("input_layernorm"),
-        weights.attention(
+    attention_norm = norm("input_layernorm")
+    attention = weights.attention(
+        config,
+        i,
+        AttentionSpec(scale, window=config.windows[i]),
+        qkv=weights.qkv_proj(
             config,
-            i,
-            AttentionSpec(scale, window=config.windows[i]),
-            qkv=weights.qkv_proj(
-                config,
-                bias=config.qkv_bias,
-                split=None if config.projection_norms else "outputs",  # each rank has all that is normalised together
-                fused=config.fused,
-            ),
-            out=weights.o_proj(config, bias=config.out_bias),
-            rotation=rotation if config.rotated[i] else None,
-            head_norms=weights.head_norms(config, config.epsilon) if config.head_norms else None,
-            projection_norms=weights.projection_norms(config, config.epsilon) if config.projection_norms else None,
+            bias=config.qkv_bias,
+            split=None if config.projection_norms else "outputs",  # each rank has all that is normalised together
+            fused=config.fused,
+            pairs=len(config.rotary.frequencies) if config.paired else None,
         ),
-        norm("post_attention_layernorm"),
-        mlp(config, weights, i),
+        out=weights.o_proj(config, bias=config.out_bias),
+        rotation=rotation if config.rotated[i] else None,
+        head_norms=weights.head_norms(config, config.epsilon) if config.head_norms else None,
+        norms_follow_rotation=config.norms_follow_rotation,
+        projection_norms=weights.projection_norms(config, config.epsilon) if config.projection_norms else None,
     )
+    if config.output_norms:
+        attention_out_norm, mlp_norm = norm("post_self_attn_layernorm"), norm("post_attention_layernorm")
+        dense = gated_mlp(config, weights, i)
+        return Sandwich(attention_norm, attention, attention_out_norm, mlp_norm, dense, norm("post_mlp_layernorm"))
+    return PreNorm(attention_norm, attention, norm("post_attention_layernorm"), mlp(config, weights, i))

@@ -5,7 +5,7 @@
     logits = norm(x) W_lm
 
 Llama whose norms come after attention and MLP, before the sums; and with norms of all of a token's queries together,
-and of its keys.
+and of its keys. OLMo 3 and EXAONE 4 differ in some switches: their files only read their configurations.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,15 @@ from ..config import Fields, ModelConfig
 from ..layers.block import OutputNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
+from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .decoder import Decoder
 from .llama import NAMES
 from .parameters import Weights
-from .reading import read_activation, read_grouped_heads, read_shared, refuse_other_layers
+from .reading import read_activation, read_grouped_heads, read_layers, read_shared, refuse_other_layers
 from .rotary import RotaryConfig, read_rotary, refuse_partial
 
-__all__ = ["NAMES", "Olmo2Config", "build", "read_config"]
+__all__ = ["NAMES", "Olmo2Config", "build", "read_config", "read_olmo"]
 
 END_OF_TEXT = 50279
 """The EOS token id if config.json has none."""
@@ -32,7 +33,7 @@ END_OF_TEXT = 50279
 
 @dataclass(frozen=True, kw_only=True)
 class Olmo2Config(ModelConfig):
-    """The shared fields and OLMo 2's own."""
+    """The shared fields, OLMo 2's own and the switches of OLMo 3 and EXAONE 4."""
 
     epsilon: float
     """Added to the mean square in each norm"""
@@ -40,6 +41,15 @@ class Olmo2Config(ModelConfig):
     bias: bool
     """Whether the four projections of attention have biases"""
     rotary: RotaryConfig
+    """Rotary embedding of layers without a window"""
+    local: RotaryConfig | None = None
+    """Rotary embedding of layers with a window, if it is another (OLMo 3)"""
+    windows: tuple[int | None, ...] = ()
+    """Sliding window of each layer: positions that a query sees, its own included; None: no window"""
+    rotated: tuple[bool, ...] = ()
+    """Whether each layer rotates queries and keys"""
+    head_norms: bool = False
+    """RMS norm of each query and key head, in place of those of all together (EXAONE 4)"""
 
 
 def read_config(raw: Mapping[str, Any]) -> Olmo2Config:
@@ -52,10 +62,21 @@ def read_config(raw: Mapping[str, Any]) -> Olmo2Config:
     fields = Fields({"eos_token_id": END_OF_TEXT} | dict(raw))
     refuse_other_layers(fields)
     refuse_partial(fields)
+    head_dim = read_grouped_heads(fields)["head_dim"]
+    rotary = read_rotary(fields, head_dim, fields.size("max_position_embeddings", 2048))
+    layers = read_layers(fields)
+    return read_olmo(fields, "olmo2", rotary, windows=(None,) * layers, rotated=(True,) * layers)
+
+
+def read_olmo(fields: Fields, model_type: str, rotary: RotaryConfig, **own: Any) -> Olmo2Config:
+    """Read the fields that OLMo 2 and its derivatives share; `own` are fields of `Olmo2Config` that each reads itself.
+
+    Raises:
+        As `read_config`.
+    """
     shared = read_grouped_heads(fields) | read_shared(fields, tied_head=False)
-    rotary = read_rotary(fields, shared["head_dim"], fields.size("max_position_embeddings", 2048))
     return Olmo2Config(
-        model_type="olmo2",
+        model_type=model_type,
         **shared,
         intermediate_size=fields.size("intermediate_size"),
         max_positions=rotary.longest,
@@ -64,6 +85,7 @@ def read_config(raw: Mapping[str, Any]) -> Olmo2Config:
         activation=read_activation(fields, "hidden_act", "silu"),
         bias=fields.get("attention_bias", False),
         rotary=rotary,
+        **own,
     )
 
 
@@ -72,7 +94,9 @@ def build(config: Olmo2Config, weights: Weights, backend: Backend) -> Decoder:
     E, V, rotation = config.hidden_size, config.vocab_size, config.rotary.rotation(backend)
     embedding = Embedding(weights.table("embed_tokens", V, E, "vocabulary"))
     lm_head = LMHead(embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary"))
-    layers = tuple(_build_layer(config, weights.at(f"layers.{i}"), rotation, i) for i in range(config.num_layers))
+    local = rotation if config.local is None else config.local.rotation(backend)
+    rotations = [rotation if window is None else local for window in config.windows]
+    layers = tuple(_build_layer(config, weights.at(f"layers.{i}"), rotations[i], i) for i in range(config.num_layers))
     norm = weights.rms_norm("norm", E, config.epsilon)
     return Decoder(config.sharded(weights.ranks), embedding, layers, norm, lm_head)
 
@@ -83,10 +107,13 @@ def _build_layer(config: Olmo2Config, weights: Weights, rotation: Rotation, i: i
         weights.attention(
             config,
             i,
-            qkv=weights.qkv_proj(config, bias=config.bias, split=None),  # each rank has all: see the norms
+            AttentionSpec(config.head_dim**-0.5, window=config.windows[i]),
+            # Each rank has all that is normalised together.
+            qkv=weights.qkv_proj(config, bias=config.bias, split="outputs" if config.head_norms else None),
             out=weights.o_proj(config, bias=config.bias),
-            rotation=rotation,
-            projection_norms=weights.projection_norms(config, config.epsilon),
+            rotation=rotation if config.rotated[i] else None,
+            head_norms=weights.head_norms(config, config.epsilon) if config.head_norms else None,
+            projection_norms=None if config.head_norms else weights.projection_norms(config, config.epsilon),
         ),
         weights.rms_norm("post_attention_layernorm", E, config.epsilon),
         weights.gated_mlp(E, F, config.activation),

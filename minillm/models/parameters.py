@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -59,6 +60,8 @@ class Parameter:
     blocks: int = 1
     heads: int | None = None
     """Rows are stored head by head (`Weights.linear`)"""
+    paired: tuple[int, int] | None = None
+    """Rows are stored with rotated pairs side by side (`Weights.linear`)"""
     transposed: bool = False
     """Published as [inputs, outputs]"""
     is_expert: bool = False
@@ -66,6 +69,8 @@ class Parameter:
 
     def arranged(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Rows in the checkpoint's order as the model has them. [outputs, ...]"""
+        if self.paired is not None:
+            return rows_in_halves(rows, *self.paired)
         return rows if self.heads is None else rows_by_block(rows, self.heads, self.blocks)
 
 
@@ -139,6 +144,7 @@ class Weights:
         blocks: int | tuple[int, ...] = 1,
         heads: int | None = None,
         units: Sequence[int] | None = None,
+        paired: Mapping[str, tuple[int, int]] = MappingProxyType({}),
         transposed: bool = False,
         role: Role = "projection",
     ) -> Weight:
@@ -156,6 +162,8 @@ class Weights:
             heads: the checkpoint has the blocks' rows head by head (each head's Q, K, V), of so many heads
             units: the heads in each tensor, or in each block of one: ranks take whole ones, and several have the same
                 where there are fewer than ranks (key/value heads)
+            paired: tensors with the numbers of each rotated pair side by side, where the model has them half of the
+                rotated numbers apart: name -> (D, rotated numbers of each head)
             transposed: the checkpoint has it as [inputs, outputs]
             role: "labels" of a classification head
         """
@@ -165,9 +173,10 @@ class Weights:
         place = {"blocks": blocks if isinstance(blocks, int) else 1, "heads": heads, "transposed": transposed}
         for i, (stem, rows) in enumerate(parts.items()):
             within = units if units is None or len(parts) == 1 else units[i : i + 1]
-            order: dict[str, Any] = {"split": split, "blocks": blocks, "heads": heads, "units": within}
+            pairs = paired.get(stem)
+            order: dict[str, Any] = {"split": split, "blocks": blocks, "heads": heads, "units": within, "paired": pairs}
             matrix = self._tensors(f"{stem}.weight", (rows, inputs), **order, transposed=transposed)
-            self._listen(stem, name, matrix, outputs=rows, inputs=inputs, first=first, **place)
+            self._listen(stem, name, matrix, outputs=rows, inputs=inputs, first=first, paired=pairs, **place)
             tensors += matrix
             biases += self._tensors(f"{stem}.bias", (rows,), **order) if bias else []
             first += rows
@@ -205,19 +214,27 @@ class Weights:
         return weight
 
     def table(
-        self, name: str, rows: int, width: int, role: Role, *, bias: str | None = None, split: Split | None = None
+        self,
+        name: str,
+        rows: int,
+        width: int,
+        role: Role,
+        *,
+        bias: str | None = None,
+        published: tuple[int, ...] | None = None,
+        split: Split | None = None,
     ) -> Weight:
         """An embedding table or the LM head [rows, width]; a rank has some of its rows if each token has one.
 
-        `bias` is the name of a head's bias, which published checkpoints have as [1, rows]; `split` "inputs": a rank has
-        some columns, as of a table with one for each head.
+        `bias` is the name of a head's bias, which checkpoints have in the shape `published`, by default [1, rows];
+        `split` "inputs": a rank has some columns, as of a table with one for each head.
         """
         tensors = self._tensors(f"{name}.weight", (rows, width), split=split)
         biases: list[Tensor] = []
-        if bias is not None and self._as_built:
+        if bias is not None and (self._as_built or published == (rows,)):
             biases += self._tensors(bias, (rows,))
         elif bias is not None:
-            biases += [Rearranged(tensor, np.ravel) for tensor in self._tensors(bias, (1, rows))]
+            biases += [Rearranged(tensor, np.ravel) for tensor in self._tensors(bias, published or (1, rows))]
         first = None
         if self.ranks > 1 and role == "vocabulary":
             first, stop = vocabulary_share(rows, self.rank, self.ranks)
@@ -240,6 +257,11 @@ class Weights:
         if bias:
             biases = self._tensors(f"{name}.bias", (width,))
         return self._prepare(name, gains, biases, "projection")
+
+    def vector(self, name: str, width: int, *, published: tuple[int, ...] | None = None) -> Weight:
+        """A vector [width] that is neither a gain nor a projection's bias; checkpoints have it in another shape."""
+        whole = self._tensors(name, published if published is not None and not self._as_built else (width,))
+        return self._prepare(name, [Rearranged(t, np.ravel) if len(t.shape) > 1 else t for t in whole], [], "router")
 
     def layer_norm(self, name: str, width: int, epsilon: float) -> LayerNorm:
         """A layer norm with gain and bias."""
@@ -277,15 +299,28 @@ class Weights:
     # --- projections with the names of Llama's tensors ---------------------------------------------------------------
 
     def qkv_proj(
-        self, config: ModelConfig, *, bias: bool = False, split: Split | None = "outputs", fused: bool = False
+        self,
+        config: ModelConfig,
+        *,
+        bias: bool = False,
+        split: Split | None = "outputs",
+        fused: bool = False,
+        pairs: int | None = None,
     ) -> Weight:
-        """Queries, keys and values of a layer, which checkpoints have apart or `fused`. [(H + 2 K) D, E]"""
+        """Queries, keys and values of a layer, which checkpoints have apart or `fused`. [(H + 2 K) D, E]
+
+        `pairs`: checkpoints have the numbers of each rotated pair side by side, so many pairs of each head. Scores do
+        not depend on the order of a head's numbers, so the model has them as all others do: a half after the other.
+        """
         H, K = config.num_heads, config.num_kv_heads
         Q, KV = H * config.head_dim, K * config.head_dim
         outputs, blocks = {f"self_attn.{name}_proj": rows for name, rows in zip("qkv", (Q, KV, KV), strict=True)}, None
         if fused:
             outputs, blocks = {"self_attn.qkv_proj": Q + 2 * KV}, (Q, KV, KV)
         place: dict[str, Any] = {"split": split, "blocks": blocks or 1, "units": (H, K, K)}
+        if pairs is not None:
+            assert not fused
+            place["paired"] = {f"self_attn.{name}_proj": (config.head_dim, 2 * pairs) for name in "qk"}
         return self.linear("self_attn.qkv", outputs, inputs=config.hidden_size, bias=bias, **place)
 
     def o_proj(self, config: ModelConfig, *, bias: bool = False) -> Weight:
@@ -324,11 +359,12 @@ class Weights:
         blocks: int | tuple[int, ...] = 1,
         heads: int | None = None,
         units: Sequence[int] | None = None,
+        paired: tuple[int, int] | None = None,
         transposed: bool = False,
     ) -> list[Tensor]:
         """A tensor in the order in which the model uses it, or this rank's parts of it; arguments as of `linear`."""
         if self._as_built:
-            heads, transposed = None, False
+            heads, paired, transposed = None, None, False
         tensor = self._find(self._prefix + name, shape[::-1] if transposed else shape)
         axis = 0 if split == "outputs" else 1
         parts = [tensor]
@@ -345,6 +381,8 @@ class Weights:
         if heads is not None:
             assert isinstance(blocks, int)
             return [by_block(piece, heads, blocks) for piece in parts]
+        if paired is not None:
+            return [in_halves(piece, *paired) for piece in parts]
         return [transpose(piece) for piece in parts] if transposed else parts
 
     def _listen(self, name: str, weight: str, tensors: Sequence[Tensor], **place: Any) -> None:
@@ -561,6 +599,18 @@ def rows_by_block(stored: NDArray[Any], heads: int, blocks: int) -> NDArray[Any]
     """The rows of an array in the order of `by_block`."""
     by_head = stored.reshape(heads, blocks, -1, *stored.shape[1:])  # [H 3 D, ...] -> [H, 3, D, ...]
     return by_head.swapaxes(0, 1).reshape(stored.shape)  # [H, 3, D, ...] -> [3, H, D, ...] -> [3 H D, ...]
+
+
+def in_halves(tensor: Tensor, D: int, rotated: int) -> Rearranged:
+    """Rows of each head with rotated pairs side by side, as one half of them after the other. [H D, ...] -> the same"""
+    return Rearranged(tensor, lambda stored: rows_in_halves(stored, D, rotated))
+
+
+def rows_in_halves(stored: NDArray[Any], D: int, rotated: int) -> NDArray[Any]:
+    """The rows of an array in the order of `in_halves`; those of a head after the first `rotated` stay."""
+    order = [*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, D)]
+    by_head = stored.reshape(-1, D, *stored.shape[1:])  # [H D, ...] -> [H, D, ...]
+    return by_head[:, order].reshape(stored.shape)  # [H, D, ...] -> [H D, ...]
 
 
 def source_of(tensor: Tensor) -> Tensor:

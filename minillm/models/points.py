@@ -16,7 +16,8 @@ with experts has `experts.probabilities` in place of `mlp.hidden`.
     blocks.3.mlp.in            [T, E]     what the MLP, or the router of the experts, reads
     blocks.3.mlp.hidden        [T, F]     after the activation, and the gate if there is one
     blocks.3.mlp.out           [T, E]     the MLP's result, before any norm of it and the residual sum
-    blocks.3.experts.probabilities [T, X] softmax of the router's logits
+    blocks.3.experts.probabilities [T, X] softmax of the router's logits, or their sigmoids
+    blocks.3.experts.shared    [T, E]     the result of the shared expert; `mlp.out` is that of the others
     blocks.3.residual          [T, E]     the residual stream after the block
     final                      [T, E]     after the final norm
     logits                     [T, V]     the head's result, of rows that a strategy reads; where they are watched,
@@ -130,6 +131,9 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
     if isinstance(mlp, ExpertMLP):
         yield "experts.probabilities", ("T", mlp.router.shape[0])
         points.inputs[id(mlp.router)] = "mlp.in"
+        if mlp.shared is not None:
+            yield "experts.shared", ("T", E)
+            points.summands[id(mlp.shared.down)] = "experts.shared"
     else:
         yield "mlp.hidden", ("T", mlp.down.shape[1])
         points.inputs[id(mlp.gate_up if hasattr(mlp, "gate_up") else mlp.up)] = "mlp.in"

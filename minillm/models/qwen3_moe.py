@@ -15,7 +15,7 @@ from .mixtral import ExpertConfig, expert_mlp, read_experts
 from .parameters import Weights
 from .reading import merge_names, read_layer_types, read_layers, refuse_other_layers
 
-__all__ = ["NAMES", "build", "named_mlp", "read_config"]
+__all__ = ["NAMES", "build", "named_mlp", "read_config", "sparse_layers"]
 
 WINDOW = 4096
 """Sliding window if config.json has none and asks for one"""
@@ -52,12 +52,17 @@ def read_config(raw: Mapping[str, Any]) -> ExpertConfig:
             chosen=8,
             width="moe_intermediate_size",
             default_width=768,
-            sparse=_sparse_layers(fields, layers),
+            sparse=sparse_layers(fields, layers),
         ),
     )
 
 
-def _sparse_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
+def sparse_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Whether each layer has experts: as `read_config` says.
+
+    Raises:
+        CheckpointError: a field is invalid, or none has.
+    """
     step, dense = fields.size("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
     for layer in dense:
         if not isinstance(layer, int) or isinstance(layer, bool):

@@ -88,6 +88,65 @@ def read_rotary(
     return from_tables(fields, lambda table: _read_table(table, dim, max_positions, base, kinds))
 
 
+def read_partial_rotary(
+    fields: Fields, head_dim: int, max_positions: int, *, share: float, base: float = BASE
+) -> RotaryConfig:
+    """Rotary position embedding of the first `partial_rotary_factor` of each head.
+
+    Args:
+        fields: config.json
+        head_dim: D
+        max_positions: longest context in config.json
+        share: the factor if config.json has none, in a table or beside it
+        base: default if config.json has none
+
+    Raises:
+        As `read_rotary`.
+    """
+
+    def read(one: Fields) -> RotaryConfig:
+        beside = one.number("partial_rotary_factor", share, most=1.0)
+        rotated = int(head_dim * rope_table(one).number("partial_rotary_factor", beside, most=1.0))
+        return read_rotary(one, rotated, max_positions, base=base)
+
+    return from_tables(fields, read)
+
+
+def read_rotaries(
+    fields: Fields, head_dim: int, max_positions: int, *, base: float, local: str | None = None, local_base: float
+) -> tuple[RotaryConfig, RotaryConfig]:
+    """Rotary embedding of layers without a window, and of those with one.
+
+    transformers 5 writes a table of each; earlier releases wrote `rope_theta` and `rope_scaling` of the former, and
+    the field `local` with the base of the latter.
+
+    Args:
+        fields: config.json
+        head_dim: D
+        max_positions: longest context in config.json
+        base: base without a window if config.json has none
+        local: the field that has the base with a window
+        local_base: the same if config.json has none
+
+    Raises:
+        As `read_rotary`; UnsupportedModelError also for tables of other kinds of layers.
+    """
+    tables, kinds = fields.get("rope_parameters", {}), ("full_attention", "sliding_attention")
+    for name in tables:
+        if name not in kinds:
+            raise UnsupportedModelError(
+                f"{fields.source}: rope_parameters has {name!r:.60}; expected a table for each of {', '.join(kinds)}"
+            )
+    inside = Fields(tables, f"{fields.source}, rope_parameters")
+    older = {name: fields.raw.get(name) for name in ("rope_theta", "rope_scaling")}
+    base_beside = local_base if local is None else fields.number(local, local_base, above=1)
+    full = Fields(older | {"rope_parameters": inside.get(kinds[0], {})}, fields.source)
+    windowed = Fields({"rope_parameters": inside.get(kinds[1], {})}, fields.source)
+    return read_rotary(full, head_dim, max_positions, base=base), read_rotary(
+        windowed, head_dim, max_positions, base=base_beside
+    )
+
+
 def from_tables(fields: Fields, read: Callable[[Fields], RotaryConfig]) -> RotaryConfig:
     """The result of `read` with one table of config.json, which has to be the same with the other.
 

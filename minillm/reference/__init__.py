@@ -1,6 +1,6 @@
 """Reference implementation of every operation on an array module `xp`, each with its cost."""
 
-from .activation import glu, scale_logits
+from .activation import gate, glu, scale_logits
 from .attention import attend, store_kv
 from .experts import Routing, combine, linear_experts, route
 from .linear import embed, linear
@@ -9,6 +9,6 @@ from .norm import layer_norm, rms_norm
 from .rotary import Rotation, cosines_and_sines, rotary
 from .sampling import sample
 
-__all__ = ["Rotation", "Routing", "add_low_rank", "attend", "combine", "cosines_and_sines", "embed", "glu"]
+__all__ = ["Rotation", "Routing", "add_low_rank", "attend", "combine", "cosines_and_sines", "embed", "gate", "glu"]
 __all__ += ["layer_norm", "linear", "linear_experts", "rms_norm", "rotary", "route", "sample", "scale_logits"]
 __all__ += ["store_kv"]

@@ -117,3 +117,20 @@ def scale_logits_cost(R: int, V: int, *, scaled: bool, capped: bool) -> Cost:
     """A product for the scale; a division, a hyperbolic tangent and a product for the cap. Logits are float32."""
     numbers, steps = 4 * R * V, scaled + capped
     return Cost((scaled + 3 * capped) * R * V, numbers, numbers, (steps - 1) * 2 * numbers)
+
+
+def gate(x: Any, logits: Any, xp: Any, out: Any) -> Any:
+    """x * sigmoid(logits), each of n equal parts of a row by a logit of its own. [T, F], [T, n] -> [T, F]
+
+    Of a whole row: the shared expert of Qwen2-MoE (arXiv 2407.10671, section 2.2.2).
+    """
+    T, F = x.shape
+    parts = x.reshape(T, logits.shape[1], -1)  # [T, F] -> [T, n, F / n]
+    factors = 1 / (1 + xp.exp(-logits))[:, :, None]
+    return xp.multiply(parts, factors, out=out.reshape(parts.shape)).reshape(T, F)
+
+
+def gate_cost(T: int, F: int, n: int, number_bytes: int = 4) -> Cost:
+    """Three FLOPs for each sigmoid (exponential, sum, division), and a product for each number."""
+    numbers = number_bytes * T * F
+    return Cost(3 * T * n + T * F, numbers + number_bytes * T * n, numbers)

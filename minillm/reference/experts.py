@@ -5,11 +5,13 @@
     hidden = glu(linear_experts(rows, gate_up))        each used expert's matrix is read once, for all of its rows
     y = combine(linear_experts(hidden, down), routing) each token's weighted sum of its k results
 
-Shazeer et al., arXiv 1701.06538; with the softmax before the choice, as here, Fedus et al., arXiv 2101.03961. Sorting
-by expert turns the sparse product into a dense one for each expert (a grouped GEMM: Gale et al., arXiv 2211.15841).
+Shazeer et al., arXiv 1701.06538; with the softmax before the choice, as here, Fedus et al., arXiv 2101.03961. Scores
+may be sigmoids instead, and the choice be corrected by a bias and limited to groups (`RouterSpec`). Sorting by expert
+turns the sparse product into a dense one for each expert (a grouped GEMM: Gale et al., arXiv 2211.15841).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,6 +19,27 @@ from .cost import Cost
 
 INDEX_BYTES = 8
 """Bytes of an index of an expert, a token or a row"""
+
+
+@dataclass(frozen=True)
+class RouterSpec:
+    """How a router's logits become scores, and scores a choice (DeepSeek-AI, arXiv 2412.19437, 2.1.2 and 2.1.3).
+
+    A bias of each expert, where there is one, is added to its score for the choice alone. With several groups of
+    experts, those count whose best two have the largest sum.
+    """
+
+    sigmoid: bool = False
+    """The score of an expert is sigmoid(logit), by itself; else its share of the softmax"""
+    groups: int = 1
+    """Groups of X / groups experts each, in their order"""
+    chosen_groups: int = 1
+    """Groups whose experts can be chosen"""
+    scale: float = 1.0
+    """Factor of the weights"""
+
+
+SOFTMAX = RouterSpec()
 
 
 class Routing(NamedTuple):
@@ -41,22 +64,34 @@ class Routing(NamedTuple):
         return int((self.starts[1:] > self.starts[:-1]).sum())
 
 
-def route(logits: Any, k: int, xp: Any, *, normalised: bool) -> Routing:
+def route(
+    logits: Any, k: int, xp: Any, *, normalised: bool, bias: Any | None = None, spec: RouterSpec = SOFTMAX
+) -> Routing:
     """Choose the k likeliest experts of each token; the first among equals.
 
     Args:
         logits: [T, X] float32, not modified
         k: experts of each token
         xp: the array module
-        normalised: the weights of a token's k experts sum to one; else they are their probabilities among all X
+        normalised: the weights of a token's k experts sum to one; else they are their scores among all X
+        bias: added to the scores for the choice, [X] float32, or None
+        spec: scores, groups and the factor of the weights
     """
     T, X = logits.shape
-    chosen = xp.argsort(-logits, axis=1, kind="stable")[:, :k]  # [T, X] -> [T, k]
-    weights = xp.exp(logits - logits.max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
-    weights = xp.take_along_axis(weights, chosen, axis=1)  # [T, X] -> [T, k]
+    if spec.sigmoid:
+        scores = 1 / (1 + xp.exp(-logits))
+    else:
+        scores = xp.exp(logits - logits.max(axis=1, keepdims=True))
+        scores /= scores.sum(axis=1, keepdims=True)
+    ranked = logits if bias is None else scores + bias
+    if spec.groups > 1:
+        ranked = _within_groups(scores if bias is None else ranked, spec, xp)
+    chosen = xp.argsort(-ranked, axis=1, kind="stable")[:, :k]  # [T, X] -> [T, k]
+    weights = xp.take_along_axis(scores, chosen, axis=1)  # [T, X] -> [T, k]
     if normalised:
-        weights /= weights.sum(axis=1, keepdims=True)
+        weights /= weights.sum(axis=1, keepdims=True) + LEAST_SUM
+    if spec.scale != 1:
+        weights *= xp.float32(spec.scale)
     by_expert = chosen.ravel()  # [T, k] -> [T k]
     order = xp.argsort(by_expert, kind="stable")
     rows = xp.empty_like(order)
@@ -66,13 +101,30 @@ def route(logits: Any, k: int, xp: Any, *, normalised: bool) -> Routing:
     return Routing(chosen, weights, rows.reshape(T, k), order // k, starts)
 
 
-def route_cost(T: int, X: int, k: int, *, normalised: bool) -> Cost:
-    """Softmax's four FLOPs for each logit (difference, exponential, sum, division); two for each weight normalised.
+LEAST_SUM = 1e-20
+"""Added to the sum of a token's scores, which may all be zero"""
 
-    It reads the logits; it writes each choice's expert, weight, row and token, and each expert's start.
+
+def _within_groups(ranked: Any, spec: RouterSpec, xp: Any) -> Any:
+    """Minus infinity for experts outside of each token's best groups. [T, X] -> [T, X]"""
+    T, X = ranked.shape
+    by_group = ranked.reshape(T, spec.groups, -1)  # [T, X] -> [T, groups, X / groups]
+    sums = xp.sort(by_group, axis=2)[:, :, -2:].sum(axis=2)  # -> [T, groups]
+    best = xp.argsort(-sums, axis=1, kind="stable")[:, : spec.chosen_groups]
+    counts = xp.zeros(sums.shape, bool)
+    counts[xp.arange(T)[:, None], best] = True
+    return xp.where(counts[:, :, None], by_group, -xp.inf).astype(ranked.dtype).reshape(T, X)
+
+
+def route_cost(T: int, X: int, k: int, *, normalised: bool, biased: bool = False, spec: RouterSpec = SOFTMAX) -> Cost:
+    """Softmax's four FLOPs for each logit (difference, exponential, sum, division), or a sigmoid's three.
+
+    One for each bias, and one for each group's sum; two for each weight normalised, and one for its factor. It reads
+    the logits and biases; it writes each choice's expert, weight, row and token, and each expert's start.
     """
-    flops = 4 * T * X + 2 * T * k * normalised
-    return Cost(flops, 4 * T * X, T * k * (3 * INDEX_BYTES + 4) + INDEX_BYTES * (X + 1))
+    flops = (3 if spec.sigmoid else 4) * T * X + T * X * biased + 2 * T * k * normalised
+    flops += T * spec.groups * (spec.groups > 1) + T * k * (spec.scale != 1)
+    return Cost(flops, 4 * (T * X + X * biased), T * k * (3 * INDEX_BYTES + 4) + INDEX_BYTES * (X + 1))
 
 
 def linear_experts(x: Any, matrix_of: Callable[[int], Any], starts: Any, xp: Any, out: Any) -> Any:

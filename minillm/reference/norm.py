@@ -24,13 +24,13 @@ def layer_norm(x: Any, gain: Any | None, bias: Any | None, epsilon: float, xp: A
     return y
 
 
-def layer_norm_cost(T: int, E: int, *, affine: bool, number_bytes: int = 4) -> Cost:
-    """Layer norm. Per element: mean 1, difference 1, square and sum 2, scaling 1, gain and bias 2; per row 5 more.
+def layer_norm_cost(T: int, E: int, *, gain: bool, bias: bool, number_bytes: int = 4) -> Cost:
+    """Layer norm. Per element: mean 1, difference 1, square and sum 2, scaling 1, gain 1, bias 1; per row 5 more.
 
     The five: two divisions by E, epsilon's addition, a square root and its reciprocal.
     """
-    per_element = 7 if affine else 5
-    return Cost(T * (per_element * E + 5), number_bytes * T * E + 4 * 2 * E * affine, number_bytes * T * E)
+    vectors = gain + bias
+    return Cost(T * ((5 + vectors) * E + 5), number_bytes * T * E + 4 * E * vectors, number_bytes * T * E)
 
 
 def rms_norm(x: Any, gain: Any | None, epsilon: float, xp: Any, out: Any, residual: Any | None = None) -> Any:

@@ -29,7 +29,7 @@ from ..decoding.hooks import Hook, Hooks, Place, Watched, padded
 from ..errors import NumericalError, ParameterError
 from ..models.points import Points
 from ..reference.attention import AttentionSpec, attention_scores, merge_values
-from ..reference.experts import Routing
+from ..reference.experts import SOFTMAX, RouterSpec, Routing
 from ..reference.softmax import softmax
 
 
@@ -243,6 +243,8 @@ class HookedBackend(WrappedBackend):
         """[T, in] -> [T, out]"""
         if (point := self._points.inputs.get(id(weight))) is not None and self.looks_at(point):
             x = self._looked_at(point, x)
+        elif x is self._changed[0]:
+            x = self._changed[1]  # what the shared expert reads, as the router does
         if (point := self._points.results.get(id(weight))) is not None:
             out = self.inner.linear(x, weight, activation=activation, residual=residual)
             self.look(point, out)
@@ -333,13 +335,17 @@ class HookedBackend(WrappedBackend):
                 merge_values(weights, values, span, out, np)
                 z[view.rows] = self.inner.xp.asarray(out)
 
-    def route(self, logits: Any, k: int, *, normalised: bool) -> Routing:
+    def route(
+        self, logits: Any, k: int, *, normalised: bool, bias: Weight | None = None, spec: RouterSpec = SOFTMAX
+    ) -> Routing:
         """[T, X] -> [T, k]"""
         if self.looks_at("experts.probabilities"):
-            probabilities = softmax(logits, self.inner.xp)  # [T, X]
+            xp = self.inner.xp
+            probabilities = 1 / (1 + xp.exp(-logits)) if spec.sigmoid else softmax(logits, xp)  # [T, X]
             for rows in self.look("experts.probabilities", probabilities):
-                logits[rows] = self.inner.xp.log(probabilities[rows])
-        return self.inner.route(logits, k, normalised=normalised)
+                changed = probabilities[rows]
+                logits[rows] = xp.log(changed / (1 - changed)) if spec.sigmoid else xp.log(changed)
+        return self.inner.route(logits, k, normalised=normalised, bias=bias, spec=spec)
 
     def combine_reduced(self, y: Any, routing: Routing, residual: Any) -> Any:
         """[T k, E] -> [T, E]"""

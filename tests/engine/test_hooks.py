@@ -201,6 +201,23 @@ def test_experts_read_what_the_router_reads() -> None:
     assert rows(lambda array, _: None)["blocks.1.mlp.out"].any()
 
 
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen2_moe"])
+def test_a_shared_expert_has_a_point_and_reads_what_the_router_reads(family: str) -> None:
+    runner = runner_of(model_of(next(iter(CONFIGS[family].values()))), pages=64)
+    request = request_for(IDS, max_new_tokens=1)
+
+    def rows(hook: Any) -> dict[str, np.ndarray]:
+        inside = runner.hooks.read("blocks.1.**", {"blocks.1.mlp.in": hook})
+        return run(loop_of(target=runner), replace(request, hooks=inside))[0][1]
+
+    plain = rows(lambda array, _: None)
+    parts = [plain[f"blocks.1.{point}"] for point in ("residual_mid", "experts.shared", "mlp.out")]
+    np.testing.assert_allclose(np.sum(parts, axis=0), plain["blocks.1.residual"], rtol=1e-5, atol=1e-5)
+    assert all(part.any() for part in parts)
+    silenced = rows(silent)
+    assert not silenced["blocks.1.experts.shared"].any() and not silenced["blocks.1.mlp.out"].any()
+
+
 def test_functions_run_in_their_order_and_know_their_place(engine: Engine) -> None:
     places: list[Any] = []
 

@@ -115,7 +115,8 @@ ROPE_FIELDS = [
 
 
 WINDOWED = ("mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "starcoder2")
-WINDOWED += ("gemma2", "gemma3_text", "smollm3", "phi3")
+WINDOWED += ("gemma2", "gemma3_text", "smollm3", "phi3", "olmo3", "exaone4", "ministral3", "cohere2")
+WINDOWED += ("qwen2_moe", "dots1")
 """Families that read `sliding_window`"""
 
 
@@ -137,6 +138,7 @@ def without(raw: dict[str, Any], field: str) -> dict[str, Any]:
 
 ROTARY = [family for family, configs in CONFIGS.items() if hasattr(read(next(iter(configs.values()))), "rotary")]
 ROTARY.remove("phi3")  # which has LongRoPE in place of these kinds
+ROTARY.remove("olmo3")  # which has a table for each kind of layers
 
 
 @pytest.mark.parametrize("family", FAMILIES)

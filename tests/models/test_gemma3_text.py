@@ -1,8 +1,5 @@
 """Gemma 3's configuration: two rotary bases, windows, and the text part of a model of text and images."""
 
-import copy
-import json
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -15,8 +12,7 @@ from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.formats.gguf.architectures import ARCHITECTURES
 from minillm.formats.gguf.file import read_gguf
 from minillm.formats.gguf.read_metadata import read_gguf_model
-from minillm.formats.load_model import load_model
-from minillm.models import build_model, family_of, gemma3_text
+from minillm.models import build_model, gemma3_text
 
 from ..tiny import logits_of, model_of, runner_of, tiny_tensors
 from . import test_gemma2
@@ -89,14 +85,6 @@ def test_an_impossible_configuration_is_named(change: dict[str, Any], error: typ
         gemma3_text.read_config(CONFIG | change)
 
 
-def test_of_a_model_of_text_and_images_the_text_model_is_read() -> None:
-    raw = {"model_type": "gemma3", "text_config": CONFIG, "vision_config": {"hidden_size": 4}}
-    assert family_of(raw) is gemma3_text
-    assert gemma3_text.read_config(raw) == gemma3_text.read_config(CONFIG)
-    with pytest.raises(CheckpointError, match=r"config\.json, text_config: num_hidden_layers is missing"):
-        gemma3_text.read_config({"model_type": "gemma3"})
-
-
 def test_a_gguf_file_has_the_same_logits(tmp_path: Path) -> None:
     """Its norms have the whole gain, and its windows and the base of their layers are llama.cpp's own."""
     gguf = pytest.importorskip("gguf", reason="needs the package gguf")
@@ -122,24 +110,3 @@ def test_a_gguf_file_has_the_same_logits(tmp_path: Path) -> None:
     line = np.random.default_rng(2).integers(3, 96, 30).tolist()
     ours, plain = (logits_of(runner_of(each), line) for each in (model, model_of(raw)))
     np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.reference
-def test_text_of_a_model_of_text_and_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Saved by transformers with a vision tower: its logits for text, and a line that says what was left out."""
-    transformers = pytest.importorskip("transformers", reason="needs the reference extra")
-    from .. import huggingface
-
-    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision |= {"image_size": 28, "patch_size": 14, "model_type": "siglip_vision_model"}
-    config = transformers.Gemma3Config(
-        text_config=copy.deepcopy(CONFIG), vision_config=vision, mm_tokens_per_image=4, image_token_index=95
-    )
-    model = transformers.Gemma3ForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
-    huggingface.save(model, tmp_path)
-    assert any("vision" in name for name in json.loads((tmp_path / "config.json").read_text(encoding="utf-8")))
-    line = np.random.default_rng(2).integers(3, 90, 30).tolist()
-    with caplog.at_level(logging.WARNING):
-        ours = logits_of(runner_of(load_model(tmp_path, NumpyBackend())), line)
-    np.testing.assert_allclose(ours, huggingface.logits(model, line), rtol=0, atol=1e-4)
-    assert "a model of text and images, of which minillm reads the text model alone" in caplog.text

@@ -50,7 +50,7 @@ def test_each_layer_has_experts_or_one_mlp() -> None:
         (
             {"shared_expert_intermediate_size": 24},
             UnsupportedModelError,
-            "shared_expert_intermediate_size is 24: minillm runs no experts shared by all tokens",
+            "shared_expert_intermediate_size is 24: in this family minillm runs no experts shared by all tokens",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

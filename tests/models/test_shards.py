@@ -182,7 +182,7 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
             np.testing.assert_array_equal(np.concatenate(rows), expand(weight.data), err_msg=path)
             assert [other.first for _, other in others] == np.cumsum([0, *map(len, rows)])[:-1].tolist()
             continue
-        halves = [weight.shape[-2] // 2] * 2 if place == "mlp.gate_up" else []
+        halves = [weight.shape[-2] // 2] * 2 if place in ("mlp.gate_up", "mlp.shared.gate_up") else []
         sections = qkv if place == "attention.qkv" else halves
         for one, *parts in zip(*(each_expert(each) for each in (weight, *(other for _, other in others))), strict=True):
             data, bias = joined(one, parts, sections)
@@ -190,8 +190,9 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
                 np.testing.assert_array_equal(data, expand(one.data), err_msg=path)
                 np.testing.assert_equal(bias, one.bias, err_msg=path)
         split += others[0][1].data is not None and others[0][1].shape != weight.shape
-    whole_qkv = config.model_type in ("olmoe", "olmo2")  # whose norms of queries and keys span all heads
-    assert split == (4 - whole_qkv) * config.num_layers  # of each layer's attention and MLP both projections
+    whole_qkv = config.model_type in ("olmoe", "olmo2", "olmo3", "minimax_m2")  # whose norms of queries span all heads
+    shared = sum(getattr(layer.mlp, "shared", None) is not None for layer in whole.layers)
+    assert split == (4 - whole_qkv) * config.num_layers + 2 * shared  # both projections of attention and of each MLP
 
 
 @pytest.mark.sampled(4)

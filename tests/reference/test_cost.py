@@ -139,13 +139,13 @@ def test_linear(bias: bool, residual: bool, activation: str | None) -> None:
     assert Number.comparisons == (T * outputs if activation == "relu" else 0)
 
 
-@pytest.mark.parametrize("affine", [True, False])
-def test_layer_norm(affine: bool) -> None:
+@pytest.mark.parametrize(("has_gain", "has_bias"), [(True, True), (True, False), (False, False)])
+def test_layer_norm(has_gain: bool, has_bias: bool) -> None:
     T, E = 3, 6
-    gain, bias = (numbers(E), numbers(E)) if affine else (None, None)
+    gain, bias = (numbers(E) if there else None for there in (has_gain, has_bias))
     reference.layer_norm(numbers(T, E), gain, bias, 1e-5, XP, empty(T, E))
     sums = T  # the mean's; einsum begins the other at zero and makes the n-th addition itself
-    assert layer_norm_cost(T, E, affine=affine).flops == Number.arithmetic + sums
+    assert layer_norm_cost(T, E, gain=has_gain, bias=has_bias).flops == Number.arithmetic + sums
 
 
 @pytest.mark.parametrize("residual", [True, False])

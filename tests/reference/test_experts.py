@@ -1,5 +1,6 @@
 """A mixture of experts against a loop over tokens in float64; its routing, its costs, and what is counted of it."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ from minillm.backends.observe import CountingBackend, put_between
 from minillm.backends.weights import Weight
 from minillm.batch import TokenSequence
 from minillm.layers.experts import ExpertMLP
+from minillm.layers.mlp import GatedMLP
 from minillm.measure import accounting
 from minillm.measure.accounting.memory import parts_held
 from minillm.measure.accounting.storage import Storage
 from minillm.models import published_config
 from minillm.reference.experts import (
+    RouterSpec,
     Routing,
     combine,
     combine_cost,
@@ -44,6 +47,37 @@ class Prepared:
 
     def load(self) -> np.ndarray:
         return self.values
+
+
+def test_a_bias_counts_in_the_choice_alone_and_groups_by_their_best_two() -> None:
+    """DeepSeek-V3's router, token by token: the loop of its paper."""
+    logits, bias = random(T, 12), random(12, seed=1)
+    spec = RouterSpec(sigmoid=True, groups=4, chosen_groups=2, scale=2.5)
+    routing = route(logits, 3, np, normalised=True, bias=bias, spec=spec)
+    for t in range(T):
+        scores = 1 / (1 + np.exp(-logits[t].astype(np.float64)))
+        ranked = (scores + bias).tolist()
+        groups = sorted(range(4), key=lambda g: -sum(sorted(ranked[3 * g : 3 * g + 3])[1:]))[:2]
+        experts = sorted((e for g in groups for e in range(3 * g, 3 * g + 3)), key=lambda e: -ranked[e])[:3]
+        assert routing.experts[t].tolist() == experts
+        np.testing.assert_allclose(routing.weights[t], 2.5 * scores[experts] / scores[experts].sum(), rtol=1e-5)
+
+
+def test_a_shared_expert_computes_every_token() -> None:
+    """Times the sigmoid of a product of its own, where it has one; the rest is the chosen experts' sum."""
+    x, residual, backend = random(T, E), random(T, E, seed=1), NumpyBackend()
+    arrays = random(X, E, seed=2), random(X, 2 * F, E, seed=3), random(X, E, F, seed=4)
+    each: list[Any] = [[[Prepared(matrix)] for matrix in matrices] for matrices in arrays[1:]]
+    experts = [backend.loader.prepare_experts("e", matrices) for matrices in each]
+    plain = ExpertMLP(Weight("r", arrays[0], role="router"), *experts, 2, True, "silu")
+    gate_up, down, factor = random(2 * 5, E, seed=5), random(E, 5, seed=6), random(1, E, seed=7)
+    shared = GatedMLP(Weight("g", gate_up), Weight("d", down), "silu")
+    gated, up = np.split(x @ gate_up.T, 2, axis=1)
+    own = (gated / (1 + np.exp(-gated)) * up) @ down.T
+    for weight, factors in ((None, 1), (Weight("f", factor), 1 / (1 + np.exp(-(x @ factor.T))))):
+        layer = replace(plain, shared=shared, shared_gate=weight)
+        sums = plain(backend, x, residual).copy() + factors * own
+        np.testing.assert_allclose(layer(backend, x, residual), sums, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("normalised", [True, False])

@@ -51,7 +51,7 @@ def test_cost_is_a_count_of_the_operations(affine: bool) -> None:
         flops += 2 * E if affine else 0
         flops += 2 + 1 + 2  # two divisions by E, epsilon, square root and reciprocal
     x = np.zeros((T, E), np.float32)
-    cost = norm.layer_norm_cost(T, E, affine=affine)
+    cost = norm.layer_norm_cost(T, E, gain=affine, bias=affine)
     assert cost == (flops, x.nbytes + (2 * x[0].nbytes if affine else 0), x.nbytes, 0)
 
 

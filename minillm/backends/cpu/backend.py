@@ -17,7 +17,7 @@ from ...batch import Batch
 from ...errors import NumericalError
 from ...reference.attention import AttentionSpec
 from ...reference.blocks import BLOCK_FORMATS, BlockMatrix
-from ...reference.experts import Routing
+from ...reference.experts import SOFTMAX, RouterSpec, Routing
 from ...reference.philox import Keys
 from ...reference.quantize import Quantized
 from ...reference.rotary import Rotation
@@ -36,6 +36,7 @@ from .launching import (
     Attention,
     Combine,
     Embed,
+    Gate,
     Glu,
     KeepAllowed,
     Linear,
@@ -261,14 +262,28 @@ class CpuBackend(Recordable, Backend):
         return out
 
     @recorded
-    def route(self, logits: Any, k: int, *, normalised: bool) -> Routing:
+    def gate(self, x: Any, logits: Any) -> Any:
+        """x * sigmoid(logits), each of n parts of a row by a logit of its own. [T, F], [T, n] -> [T, F]"""
+        (T, F), n = x.shape, logits.shape[1]
+        out = self.memory.arena.take((T, F))
+        launch("gate", filled(Gate, x=_contiguous(x), logits=_contiguous(logits), out=out, T=T, F=F, n=n), shares_of(T))
+        return out
+
+    @recorded
+    def route(
+        self, logits: Any, k: int, *, normalised: bool, bias: Weight | None = None, spec: RouterSpec = SOFTMAX
+    ) -> Routing:
         """The k experts of each token. [T, X] -> [T, k]"""
         T, X = logits.shape
         routing = Routing(  # not of the arena: observers read a layer's routing when the pass has ended
             np.empty((T, k), np.int64), np.empty((T, k), np.float32), np.empty((T, k), np.int64),
             np.empty(T * k, np.int64), np.empty(X + 1, np.int64),
         )  # fmt: skip
-        arguments = filled(Route, logits=_contiguous(logits), **routing._asdict(), T=T, X=X, k=k, normalised=normalised)
+        arguments = filled(
+            Route, logits=_contiguous(logits), bias=None if bias is None else bias.data, **routing._asdict(), T=T, X=X,
+            k=k, normalised=normalised, sigmoid=spec.sigmoid, groups=spec.groups, chosen_groups=spec.chosen_groups,
+            scale=spec.scale,
+        )  # fmt: skip
         launch("route", arguments)
         return routing
 

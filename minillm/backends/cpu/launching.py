@@ -32,6 +32,7 @@ def _structure(name: str, *fields: tuple[str, Any]) -> Any:
 
 Norm = _structure("Norm", ("p", "x gain bias residual out"), ("i", "T heads width stride"), ("d", "epsilon"))
 Glu = _structure("Glu", ("p", "x out"), ("i", "T F activation"))
+Gate = _structure("Gate", ("p", "x logits out"), ("i", "T F n"))
 Table = _structure("Table", ("p", "values scales offsets"), ("i", "format group zeros"))
 Embed = _structure(
     "Embed", ("p", "ids"), (Table, "words"), ("p", "positions"), (Table, "places"), ("p", "types"),
@@ -62,7 +63,12 @@ Linear = _structure(
     ("i", "rows inputs outputs format group activation zeros wide one_order stride"),
 )
 LinearParts = _structure("LinearParts", ("p", "parts"), ("i", "count many"))
-Route = _structure("Route", ("p", "logits experts weights rows tokens starts"), ("i", "T X k normalised"))
+Route = _structure(
+    "Route",
+    ("p", "logits bias experts weights rows tokens starts"),
+    ("i", "T X k normalised sigmoid groups chosen_groups"),
+    ("d", "scale"),
+)
 LinearExperts = _structure(
     "LinearExperts", (Linear, "all"), ("p", "matrices starts"), ("i", "X many row_bytes scale_stride sum_stride")
 )

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...batch import Batch
 from ...reference.attention import AttentionSpec
-from ...reference.experts import Routing
+from ...reference.experts import SOFTMAX, RouterSpec, Routing
 from ...reference.quantize import Quantized
 from ...reference.rotary import Rotation
 from ..formats import WEIGHT_FORMATS, Format
@@ -183,12 +183,22 @@ class CudaBackend(Recordable, Backend):
         return out
 
     @recorded
-    def route(self, logits: Any, k: int, *, normalised: bool) -> Routing:
+    def gate(self, x: Any, logits: Any) -> Any:
+        """One launch. [T, F], [T, n] -> [T, F]"""
+        out = self.memory.arena.take(x.shape)
+        rows.gate(self.kernels, x, logits, out)
+        return out
+
+    @recorded
+    def route(
+        self, logits: Any, k: int, *, normalised: bool, bias: Weight | None = None, spec: RouterSpec = SOFTMAX
+    ) -> Routing:
         """Two launches. [T, X] -> [T, k]"""
         assert logits.shape[1] <= experts.MOST_EXPERTS, logits.shape
         places = self.memory.workspace.places
         places.restart()
-        return experts.route(self.kernels, logits, k, places.take, normalised=normalised)
+        added = None if bias is None else bias.data
+        return experts.route(self.kernels, logits, k, places.take, normalised=normalised, bias=added, spec=spec)
 
     @recorded
     def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...reference.experts import Routing
+from ...reference.experts import SOFTMAX, RouterSpec, Routing
 from ...reference.quantize import Quantized
 from ..weights import Experts
 from .kernels import Kernels, or_null, row_stride
@@ -16,6 +16,9 @@ from .linear import expert_shape, integer_constants
 
 MOST_EXPERTS = 1024
 """X that the kernels take"""
+
+MOST_GROUPS = 32
+"""Groups of experts that the kernels take"""
 
 GROUPED_ROWS = 256
 """Up to so many rows of all experts together they are multiplied in one launch; for more the host launches products of
@@ -28,7 +31,16 @@ Take = Callable[[tuple[int, ...], Any], Any]
 """Gives an array of this shape and type."""
 
 
-def route(kernels: Kernels, logits: Any, k: int, take: Take, *, normalised: bool) -> Routing:
+def route(
+    kernels: Kernels,
+    logits: Any,
+    k: int,
+    take: Take,
+    *,
+    normalised: bool,
+    bias: Any | None = None,
+    spec: RouterSpec = SOFTMAX,
+) -> Routing:
     """The k experts of each token and its rows, sorted by expert, as `reference.route`; all int32.
 
     Args:
@@ -37,7 +49,10 @@ def route(kernels: Kernels, logits: Any, k: int, take: Take, *, normalised: bool
         k: experts of each token
         take: allocates the results
         normalised: the weights of a token's experts sum to one
+        bias: [X] float32, or None
+        spec: scores, groups (up to `MOST_GROUPS`) and the factor of the weights
     """
+    assert spec.groups <= MOST_GROUPS, spec
     T, X = logits.shape
     listed = min(X, T * k)
     experts, weights = take((T, k), np.int32), take((T, k), np.float32)
@@ -45,7 +60,8 @@ def route(kernels: Kernels, logits: Any, k: int, take: Take, *, normalised: bool
     present = take((listed,), np.int32)
     if T:
         values = 1 << (-(-X // 32) - 1).bit_length()
-        args = (experts, weights, logits, *map(np.int32, (T, X, k, normalised)))
+        sizes = T, X, k, normalised, spec.sigmoid, spec.groups, spec.chosen_groups
+        args: tuple[Any, ...] = (experts, weights, logits, or_null(bias), *map(np.int32, sizes), np.float32(spec.scale))
         kernels.get("experts", "route", VALUES=values)((-(-T // ROUTE_TOKENS),), (32 * ROUTE_TOKENS,), args)
         threads = min(1024, 32 * max(X, -(-T * k // 32)))
         args = (rows, tokens, starts, present, experts, *map(np.int32, (T * k, X, k, listed)))

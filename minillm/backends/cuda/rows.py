@@ -133,6 +133,24 @@ def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
     kernels.get("glu", "glu")((T, -(-vectors // threads)), (threads,), args)
 
 
+def gate(kernels: Kernels, x: Any, logits: Any, out: Any) -> None:
+    """out = x * sigmoid(logits), each of n equal parts of a row by a logit of its own.
+
+    Args:
+        kernels: for the storage type of all three.
+        x: [T, F]
+        logits: [T, n]
+        out: [T, F]
+    """
+    T, F = out.shape
+    if T == 0:
+        return
+    vectors = -(-F // _vector(out))
+    threads = min(MOST_THREADS, _warps(vectors))
+    args = (out, x, logits, *int32s(F, logits.shape[1]), row_stride(x), row_stride(logits))
+    kernels.get("glu", "gate")((T, -(-vectors // threads)), (threads,), args)
+
+
 def scale_logits(kernels: Kernels, logits: Any, scale: float, cap: float | None) -> None:
     """logits = cap * tanh(scale * logits / cap), or scale * logits without a cap, in place. [R, V] float32"""
     if logits.size == 0:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...config import Fields, ModelConfig
 from ...errors import UnsupportedModelError
 from ...models.rotary import RotaryConfig, read_rotary, rope_table, yarn_scale
+from ...models.text_parts import text_config
 from .architectures import ARCHITECTURES, LONGROPE, ROTARY_FACTORS, Architecture
 
 logger = logging.getLogger("minillm")
@@ -34,7 +35,7 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
     architecture = ARCHITECTURES[name]
     _refuse_other(architecture, config, where)
     rotary, local = _rotaries(config, where)
-    fields = Fields(_text_part(raw))
+    fields = Fields(text_config(raw))
     values = {
         "block_count": config.num_layers,
         "context_length": fields.size("max_position_embeddings", config.max_positions)
@@ -55,6 +56,7 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
         "expert_used_count": config.experts_per_token or None,
         "expert_feed_forward_length": getattr(config, "expert_size", None),
         "use_parallel_residual": getattr(config, "parallel", None),
+        "logit_scale": getattr(config, "logit_scale", None),
     }
     if config.model_type == "granite":  # whose configuration has products of them
         factors = {key: field for key, field in architecture.keys.items() if "scale" in key}
@@ -73,15 +75,9 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
     return name, {f"{name}.{key}": value for key, value in (entries | {"vocab_size": config.vocab_size}).items()}
 
 
-def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of the text model, which those with a vision tower have in a table."""
-    fields: Mapping[str, Any] = raw.get("text_config", raw)
-    return fields
-
-
 def _scaling_table(raw: Mapping[str, Any]) -> Fields:
     """The table of rotary scaling; for Gemma 3, the one of layers without a window."""
-    fields = Fields(_text_part(raw))
+    fields = Fields(text_config(raw))
     tables = fields.get("rope_parameters", {})
     if any(isinstance(table, dict) for table in tables.values()):
         fields = Fields({"rope_parameters": tables.get("full_attention", {})})
@@ -172,7 +168,7 @@ def _scaling(architecture: Architecture, table: Fields, rotary: RotaryConfig, wh
             where, rotary.short
         )  # fmt: skip
         return {"rope.scaling.attn_factor": float(rotary.scale)}
-    if kind == "default":
+    if kind == "default" or (kind == "dynamic" and table.raw.get("alpha")):  # of a larger base
         return {}
     if kind not in architecture.scalings:
         raise UnsupportedModelError(f"{where}: llama.cpp runs this family without rotary scaling {kind!r:.40}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.cpu.launching import num_threads, set_threads
 from minillm.backends.cpu.selftest import random_blocks
 from minillm.backends.weights import Experts, Weight, expand
+from minillm.reference.activation import gate
 from minillm.reference.blocks import BLOCK_FORMATS
-from minillm.reference.experts import Routing, combine, route
+from minillm.reference.experts import RouterSpec, Routing, combine, route
 
 from ...tiny import Held
 from .kernels import with_offsets
@@ -51,6 +53,31 @@ def test_the_routing_is_the_references(T: int, experts: int, k: int, normalised:
             assert ours is None
             continue
         np.testing.assert_allclose(ours, theirs, rtol=3e-6, err_msg=name)
+
+
+SPECS = [
+    RouterSpec(sigmoid=True),
+    RouterSpec(sigmoid=True, groups=4, chosen_groups=2, scale=2.5),
+    RouterSpec(groups=3, chosen_groups=2),
+]
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("spec", SPECS, ids=["sigmoid", "groups", "softmax in groups"])
+def test_scores_biases_and_groups_are_the_references(spec: RouterSpec, biased: bool, backend: CpuBackend) -> None:
+    logits, bias = random(40, 24), random(24, seed=7) if biased else None
+    given: dict[str, Any] = {"normalised": not biased, "spec": spec}
+    weight = None if bias is None else Weight("b", bias)
+    got, expected = backend.route(logits, 5, bias=weight, **given), route(logits, 5, np, bias=bias, **given)
+    for name in ("experts", "rows", "tokens", "starts"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)
+    np.testing.assert_allclose(got.weights, expected.weights, rtol=3e-6)
+
+
+@pytest.mark.parametrize("n", [1, 5, 70])
+def test_a_gate_is_the_references(n: int, backend: CpuBackend) -> None:
+    x, logits = random(3, 70), random(3, n, seed=1)
+    np.testing.assert_allclose(backend.gate(x, logits), gate(x, logits, np, np.empty_like(x)), rtol=3e-6)
 
 
 def test_logits_that_are_not_numbers_choose_an_expert_and_show_in_the_weights(backend: CpuBackend) -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from minillm import reference
-from minillm.backends.cuda import experts
+from minillm.backends.cuda import experts, rows
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.weights import Experts
-from minillm.reference.experts import Routing
+from minillm.reference.experts import RouterSpec, Routing
 from minillm.reference.quantize import Quantized, dequantize, quantize
 from tests.cuda_emulator import Emulator
 
@@ -45,6 +45,39 @@ def routed(launcher: Emulator, T: int, X: int, k: int, *, normalised: bool = Tru
 def test_experts_are_chosen_and_rows_sorted(any_emulator: Emulator, T: int, X: int, k: int) -> None:
     for normalised in (True, False):
         routed(any_emulator, T, X, k, normalised=normalised, ties=not normalised)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RouterSpec(sigmoid=True),
+        RouterSpec(sigmoid=True, groups=4, chosen_groups=2, scale=2.5),
+        RouterSpec(groups=2, chosen_groups=1),
+    ],
+    ids=["sigmoid", "groups", "softmax in groups"],
+)
+def test_scores_biases_and_groups_are_the_references(emulator: Emulator, spec: RouterSpec, biased: bool) -> None:
+    logits, bias = (np.random.default_rng(1).standard_normal(shape).astype(np.float32) for shape in ((9, 40), 40))
+    given: dict[str, Any] = {"normalised": not biased, "bias": bias if biased else None, "spec": spec}
+    chosen = experts.route(Kernels(emulator, debug=True), logits, 5, take, **given)
+    expected = reference.route(logits, 5, np, **given)
+    for name in ("experts", "rows", "tokens", "starts"):
+        np.testing.assert_array_equal(getattr(chosen, name), getattr(expected, name), err_msg=name)
+    np.testing.assert_allclose(chosen.weights, expected.weights, rtol=1e-6)
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("n", [1, 5, 70])
+def test_a_gate_is_the_references(emulator: Emulator, storage: str, n: int) -> None:
+    rng, dtype = np.random.default_rng(n), STORAGE[storage]
+    x, logits = (rng.standard_normal((3, width)).astype(dtype) for width in (70, n))
+    out = take((3, 70), dtype)
+    rows.gate(Kernels(emulator, storage, debug=True), x, logits, out)
+    exact = reference.gate(x.astype(np.float64), logits.astype(np.float64), np, np.empty((3, 70)))
+    np.testing.assert_allclose(
+        out.astype(np.float64), exact, rtol=4 * UNIT[storage], atol=1e-7
+    )  # float16 below its least normal number
 
 
 def test_logits_that_are_no_numbers_still_choose_different_experts(emulator: Emulator) -> None:

@@ -24,9 +24,11 @@ of each head's D numbers rotated,
     gated MLP   4 T E F + 2 b T F                         gate and up
                 + (a + 1) T F + 2 T F E + b T E + T E     activation, product; down, residual
     ALiBi       2 H pairs
-    experts     2 T E X + 4 T X + 2 n T k             router; softmax; weights normalised
+    experts     2 T E X + 4 T X + 2 n T k             router; softmax (3 T X of sigmoids); weights normalised
+                + b T X + g T + s T k                 biases of the choice; sums of g groups' best; a factor
                 + 4 k T E F + (a + 1) k T F           gate and up of k experts; activation, product
                 + 2 k T F E + 2 k T E + T E           down; weighted sum, residual
+    gate        3 T n + T F                           n sigmoids of a row, and its product with them
     a bias      H pairs, by distance; cross-attention as attention, its pairs those of a token and its source
     soft cap    3 H pairs of scores, 3 R V of logits      (+ R V if logits are scaled)
     T E where the embedding is scaled, and where a norm adds the residual, in place of the product before it
@@ -60,6 +62,7 @@ from .components import (
     Rotate,
     Route,
     ScaleLogits,
+    Sigmoids,
     Spread,
     StoreKV,
     TakeRows,
@@ -151,7 +154,7 @@ def amounts_of(
             step = step.over_sources if part.cross else step
             every = conventions.full_square or not part.causal
             return _attend(part, T, step, storage, step.square if every else step.pairs(part.window))
-        case TakeRows() | Route() | Spread() | ExpertLinear() | Combine():
+        case TakeRows() | Route() | Spread() | ExpertLinear() | Combine() | Sigmoids():
             return _of_chosen(part, T, storage, used)
         case ScaleLogits():
             numbers, steps = VECTOR_BYTES * T * part.width, part.scaled + part.capped
@@ -160,10 +163,14 @@ def amounts_of(
 
 
 def _of_chosen(
-    part: TakeRows | Route | Spread | ExpertLinear | Combine, T: int, storage: Storage, used: Used
+    part: TakeRows | Route | Spread | ExpertLinear | Combine | Sigmoids, T: int, storage: Storage, used: Used
 ) -> Amounts:
-    """Some of all rows; the choice of experts, T k rows instead of T, and their sum."""
+    """Some of all rows; the choice of experts, T k rows instead of T, and their sum; the shared expert's factor."""
     match part:
+        case Sigmoids():
+            numbers, logits = T * part.width, T * part.logits
+            a = storage.activation_bytes
+            return Amounts(other=3 * logits + numbers, read=a * (numbers + logits), written=a * numbers)
         case TakeRows() | Spread():
             rows = T * part.chosen if isinstance(part, Spread) else T
             numbers = storage.activation_bytes * rows * part.width
@@ -171,8 +178,10 @@ def _of_chosen(
         case Route():
             choices = T * part.chosen
             written = choices * (VECTOR_BYTES + 3 * ID_BYTES) + ID_BYTES * (part.experts + 1)
-            flops = 4 * T * part.experts + 2 * choices * part.normalised
-            return Amounts(other=flops, read=VECTOR_BYTES * T * part.experts, written=written)
+            flops = (3 if part.sigmoid else 4) * T * part.experts + 2 * choices * part.normalised
+            flops += T * part.experts * part.biased + T * part.groups * (part.groups > 1) + choices * part.scaled
+            read = VECTOR_BYTES * part.experts * (T + part.biased)
+            return Amounts(other=flops, read=read, written=written)
         case ExpertLinear():
             a, rows = storage.activation_bytes, T * part.chosen
             read = a * rows * part.inputs + round(used_experts(part, T, used) * expert_bytes(part, storage))
@@ -285,6 +294,8 @@ def parameters_of(part: Component) -> int:
             return part.outputs * (part.inputs * (not part.tied) + part.bias)
         case ExpertLinear():
             return part.experts * part.outputs * part.inputs
+        case Route():
+            return part.experts * part.biased
         case Attend():
             return part.buckets * part.heads
         case Norm():
@@ -305,7 +316,7 @@ def weight_bytes_of(part: Component, storage: Storage) -> int:
             return part.experts * expert_bytes(part, storage)
         case Attend():
             return part.buckets * row_bytes(storage, "positions", part.heads)
-        case Norm():
+        case Norm() | Route():
             return VECTOR_BYTES * parameters_of(part)
     return 0
 
@@ -375,7 +386,7 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
     """Bytes of each array that a component's operation returns."""
     a = storage.activation_bytes * rows
     match part:
-        case Embed() | TakeRows() | Combine():
+        case Embed() | TakeRows() | Combine() | Sigmoids():
             return (a * part.width,)
         case Gate():
             return (a * part.rows * part.width,)

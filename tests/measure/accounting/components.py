@@ -100,6 +100,16 @@ class Gate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sigmoids:
+    """x * sigmoid(logits), a logit for each of `logits` parts of a row."""
+
+    kind: ClassVar[str] = "gate"
+    name: str
+    width: int
+    logits: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoreKV:
     """Write of new keys and values to the K/V cache."""
 
@@ -154,6 +164,14 @@ class Route:
     chosen: int
     """k"""
     normalised: bool
+    sigmoid: bool = False
+    """Scores are sigmoids, not shares of a softmax"""
+    biased: bool = False
+    """A bias is added to each score for the choice"""
+    groups: int = 1
+    """Groups of experts, of which some are chosen first"""
+    scaled: bool = False
+    """The weights have a factor"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +220,7 @@ class ScaleLogits:
 
 Component = (
     Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows | Route | Spread | ExpertLinear | Combine
-    | ScaleLogits
+    | ScaleLogits | Sigmoids
 )  # fmt: skip
 
 

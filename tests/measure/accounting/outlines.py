@@ -24,6 +24,7 @@ from .components import (
     Outline,
     Rotate,
     Route,
+    Sigmoids,
     Spread,
     StoreKV,
     TakeRows,
@@ -51,6 +52,7 @@ def outline_of(config: ModelConfig) -> Outline:
 
 def _outlines() -> dict[str, Callable[[Any], Outline]]:
     llamas = ("llama", "mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3", "smollm3", "granite", "phi3")
+    llamas += ("qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe")
     return {"opt": _opt, "t5": _t5, "mt5": _t5} | dict.fromkeys(llamas, _llama)
 
 
@@ -188,12 +190,38 @@ def _experts(config: Any) -> tuple[Component, ...]:
     E, F, X, k = config.hidden_size, config.expert_size, config.num_experts, config.experts_per_token
     return (
         Linear(name="mlp.router", inputs=E, outputs=X, role="router"),
-        Route(experts=X, chosen=k, normalised=config.normalised),
+        Route(
+            experts=X,
+            chosen=k,
+            normalised=config.normalised,
+            sigmoid=config.router.sigmoid,
+            biased=config.corrected,
+            groups=config.router.groups,
+            scaled=config.router.scale != 1,
+        ),
+        *_shared(config),
         Spread(width=E, chosen=k),
         ExpertLinear(name="mlp.gate_up", inputs=E, outputs=2 * F, experts=X, chosen=k),
         Gate(name="glu", width=F, activation=config.activation, rows=k),
         ExpertLinear(name="mlp.down", inputs=F, outputs=E, experts=X, chosen=k),
         Combine(width=E, chosen=k),
+    )
+
+
+def _shared(config: Any) -> tuple[Component, ...]:
+    """The expert that all tokens share, if there is one."""
+    E, F, bias = config.hidden_size, config.shared_size, config.mlp_bias
+    if not F:
+        return ()
+    gate = (
+        Linear(name="mlp.shared_gate", inputs=E, outputs=1),
+        Sigmoids(name="gate", width=F, logits=1),
+    )
+    return (
+        Linear(name="mlp.shared.gate_up", inputs=E, outputs=2 * F, bias=bias),
+        Gate(name="glu", width=F, activation=config.activation),
+        *(gate if config.shared_gate else ()),
+        Linear(name="mlp.shared.down", inputs=F, outputs=E, bias=bias, residual=True),
     )
 
 
