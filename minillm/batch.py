@@ -4,10 +4,10 @@ The new tokens of all sequences are concatenated in one flat array without paddi
 any mixture of them differ only in the number of tokens per sequence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,8 @@ class TokenSequence:
     """The text that an encoder-decoder's decoder attends to beside the sequence"""
     probe: Any = None
     """The hooks of the request that it belongs to (`runner/model_hooks.py`); None: nobody looks inside the model"""
+    first_parts: tuple[int, ...] = ()
+    """Per group of layers with a window (`cache/windows.py`), the first page that it keeps there; empty: all"""
 
     @property
     def pending(self) -> int:
@@ -54,6 +56,16 @@ class TokenSequence:
     def line(self) -> int:
         """Number of cached positions that are not in a tree."""
         return min(self.cached, len(self.token_ids) - len(self.tree))
+
+
+class BlockTables(Protocol):
+    """The pages of some layers of a model, which are others than the sequences' `pages`."""
+
+    group: int
+    """Number of the layers' group in `ModelConfig.kv_groups`"""
+
+    def table(self, sequence: TokenSequence) -> tuple[int, ...]:
+        """The pages of a sequence."""
 
 
 class Span(NamedTuple):
@@ -87,6 +99,12 @@ class Span(NamedTuple):
         positions[-m:] = self.context_len - m - 1 + self.tree.sum(axis=1)
         return positions
 
+    def without_pages(self, count: int, page_size: int) -> "Span":
+        """The span without its first pages, which no query sees: positions count from what is left."""
+        gone = count * page_size
+        lengths = {"context_len": self.context_len - gone, "text_len": self.text_len - gone}
+        return self._replace(pages=self.pages[count:], **lengths) if count else self
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -108,6 +126,10 @@ class Batch:
     """Each sequence's LoRA adapter; empty if none has one"""
     cross_rows: tuple[Span, ...] = field(default=(), kw_only=True)
     """The same rows, with the pages of each sequence's source, fully visible to them; empty without an encoder"""
+    group: int = field(default=0, kw_only=True)
+    """Number of the group of layers whose pages the batch has (`ModelConfig.kv_groups`)"""
+    groups: Mapping[int, "Batch"] = field(default_factory=dict, kw_only=True)
+    """The batch with the pages of other groups, by their numbers; a group that is missing has the same pages"""
 
     @cached_property
     def over_sources(self) -> "Batch":
@@ -156,10 +178,16 @@ class Batch:
         )
 
     @classmethod
-    def of(cls, sequences: Sequence[TokenSequence], counts: Sequence[int], page_size: int) -> "Batch":
+    def of(
+        cls,
+        sequences: Sequence[TokenSequence],
+        counts: Sequence[int],
+        page_size: int,
+        windows: Sequence[BlockTables] = (),
+    ) -> "Batch":
         """The batch that computes the next `counts[i]` pending tokens of each sequence.
 
-        The cache must have allocated their pages (`PagedCache.reserve`).
+        The cache must have allocated their pages (`PagedCache.reserve`); `windows` are those of layers with a window.
         """
         token_ids: list[int] = []
         spans: list[Span] = []
@@ -187,13 +215,29 @@ class Batch:
         if has_tree:
             tokens[1] = np.concatenate([span.positions() for span in spans])
         adapters = [sequence.adapter for sequence in sequences]
-        return cls(
+        batch = cls(
             *(tokens[0], tokens[1], tokens[2], tokens[3]),
             tuple(spans),
             adapters=tuple(adapters) if any(adapters) else (),
             cross_rows=tuple(cross_rows),
             types=np.array(types, np.int64) if types else None,
         )
+        return batch._with_tables(sequences, page_size, windows) if windows else batch
+
+    def _with_tables(
+        self, sequences: Sequence[TokenSequence], page_size: int, windows: Sequence[BlockTables]
+    ) -> "Batch":
+        """The same batch, with the pages of other groups of layers besides."""
+        groups = {}
+        for tables in windows:
+            spans, slots = [], list[int]()
+            for sequence, span in zip(sequences, self.spans, strict=True):
+                spans.append(span._replace(pages=tables.table(sequence)))
+                places = range(span.context_len - (span.stop - span.start), span.context_len)
+                slots += [spans[-1].pages[place // page_size] for place in places]
+            slot_pages = np.array(slots, np.int64)
+            groups[tables.group] = replace(self, slot_pages=slot_pages, spans=tuple(spans), group=tables.group)
+        return replace(self, groups=groups)
 
 
 def ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:

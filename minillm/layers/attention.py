@@ -97,6 +97,8 @@ class Attention:
     """Rotary position embedding; None: positions enter in another way"""
     head_norms: HeadNorms | None = None
     projection_norms: ProjectionNorms | None = None
+    group: int = 0
+    """Number of the layers with such keys and values (`ModelConfig.kv_groups`)"""
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch, residual: Any | None) -> Any:
         """residual + attention(x) W^O. [T, E] -> [T, E]"""
@@ -113,6 +115,8 @@ class Attention:
             q, k = self.head_norms(backend, q, k)
         if self.rotation is not None:
             q, k = backend.rotary(q, k, batch, self.rotation)
+        if self.group:
+            cache, batch = cache.groups[self.group], batch.groups.get(self.group, batch)
         backend.store_kv(k, v, cache, self.layer, batch)
         z = backend.attend(q, cache, self.layer, batch, self.spec)
         z = merge_heads(z)  # [T, H, D] -> [T, H D]

@@ -57,8 +57,6 @@ class GemmaConfig(ModelConfig):
     """Scores are divided by its square root"""
     rotaries: tuple[RotaryConfig, ...]
     """Rotary embedding of each layer"""
-    windows: tuple[int | None, ...]
-    """Sliding window of each layer: positions that a query sees, its own included; None: no window"""
     head_norms: bool = False
     """RMS norm of each query and key head (Gemma 3)"""
     score_cap: float | None = None

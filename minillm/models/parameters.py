@@ -264,7 +264,8 @@ class Weights:
         Without a `spec`, scores are scaled by 1 / sqrt D and masked causally.
         """
         rank, spec = config.sharded(self.ranks), spec or AttentionSpec(config.head_dim**-0.5)
-        return Attention(layer, rank.num_heads, rank.num_kv_heads, spec, qkv, out, **others)
+        group = config.kv_group(layer)
+        return Attention(layer, rank.num_heads, rank.kv_shape(layer)[0], spec, qkv, out, group=group, **others)
 
     def mlp(self, up: str, down: str, E: int, F: int, activation: str, *, bias: bool = True) -> MLP:
         """An MLP of two projections, E -> F -> E, by their names."""

@@ -143,7 +143,7 @@ class Runner:
             self.cache.reserve(sequence, sequence.cached + count)
         if self.model.config.encoder_layers:
             encode_sources(self.backend, self.cache, sequences, self.encode, self.hooks)
-        batch = Batch.of(sequences, counts, self.cache.page_size)
+        batch = Batch.of(sequences, counts, self.cache.page_size, self.cache.windows)
         logit_rows = [span.stop - 1 for span in batch.spans] if rows is None else rows
         hooked = self.hooks.functions or any(sequence.probe is not None for sequence in sequences)
         views = self.hooks.views(batch, sequences) if hooked else []

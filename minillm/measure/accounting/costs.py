@@ -90,7 +90,8 @@ def shape_backend(storage: Storage) -> ShapeBackend:
 def run(model: Model, backend: Any, step: Step, *, full_square: bool = False) -> None:
     """One forward pass on a backend of shapes, or an observer of one: the operations of `Runner.forward`."""
     batch: Any = _ShapeBatch(step, full_square)
-    pages: Any = SimpleNamespace(heads=model.config.num_kv_heads)
+    groups = [SimpleNamespace(heads=group.num_kv_heads) for group in model.config.kv_groups]
+    pages: Any = SimpleNamespace(heads=groups[0].heads, groups=groups)
     if isinstance(model, EncoderDecoder) and step.encodes:
         model.encode(backend, batch, pages)
         return
@@ -107,6 +108,7 @@ class _ShapeBatch:
         self.num_tokens = step.tokens
         self.token_ids = self.positions = without_numbers((step.tokens,), int)
         self.types = self.positions
+        self.groups: dict[int, _ShapeBatch] = {}
         self.visible_pairs = cache(
             lambda window=None, causal=True: step.pairs(window) if causal and not full_square else step.square
         )
