@@ -147,6 +147,10 @@ class Batch:
                 spans.append(span)
         return replace(self, spans=tuple(spans), cross_rows=())
 
+    def in_group(self, group: int) -> "Batch":
+        """The batch with the pages of a group of layers."""
+        return self.groups.get(group, self)
+
     @property
     def num_tokens(self) -> int:
         """T"""

@@ -116,7 +116,7 @@ class Attention:
         if self.rotation is not None:
             q, k = backend.rotary(q, k, batch, self.rotation)
         if self.group:
-            cache, batch = cache.groups[self.group], batch.groups.get(self.group, batch)
+            cache, batch = cache.groups[self.group], batch.in_group(self.group)
         backend.store_kv(k, v, cache, self.layer, batch)
         z = backend.attend(q, cache, self.layer, batch, self.spec)
         z = merge_heads(z)  # [T, H, D] -> [T, H D]

@@ -108,12 +108,15 @@ class _ShapeBatch:
         self.num_tokens = step.tokens
         self.token_ids = self.positions = without_numbers((step.tokens,), int)
         self.types = self.positions
-        self.groups: dict[int, _ShapeBatch] = {}
         self.visible_pairs = cache(
             lambda window=None, causal=True: step.pairs(window) if causal and not full_square else step.square
         )
         self.reach = cache(step.reach)
         self._step = step
+
+    def in_group(self, group: int) -> "_ShapeBatch":
+        """As of `Batch`."""
+        return self
 
     @cached_property
     def over_sources(self) -> "_ShapeBatch":
