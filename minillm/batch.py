@@ -101,9 +101,10 @@ class Span(NamedTuple):
 
     def without_pages(self, count: int, page_size: int) -> "Span":
         """The span without its first pages, which no query sees: positions count from what is left."""
-        gone = count * page_size
-        lengths = {"context_len": self.context_len - gone, "text_len": self.text_len - gone}
-        return self._replace(pages=self.pages[count:], **lengths) if count else self
+        if not count:
+            return self
+        gone, pages = count * page_size, self.pages[count:]
+        return self._replace(context_len=self.context_len - gone, text_len=self.text_len - gone, pages=pages)
 
 
 @dataclass(frozen=True, eq=False)

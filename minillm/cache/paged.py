@@ -282,7 +282,9 @@ class PagedCache:
         """Whether arrays are `count` pages as `read` returns them."""
         expected: list[tuple[str, Pages, Collection[int]]] = [("", self.storage, {count})]
         expected += [(f".{window.group}", window.storage, range(count + 1)) for window in self.windows]
-        names = {f"{name}{end}": (array, counts) for end, pages, counts in expected for name, array in pages.arrays.items()}
+        names = {
+            f"{name}{end}": (array, counts) for end, pages, counts in expected for name, array in pages.arrays.items()
+        }
         if names.keys() != arrays.keys():
             return False
         for name, (array, counts) in names.items():

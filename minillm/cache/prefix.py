@@ -96,14 +96,14 @@ class PrefixCache(PagedCache):
         before, P = sequence.cached, self.page_size
         limit = len(sequence.token_ids) - 1 if limit is None else limit
         limit = min(limit, len(sequence.token_ids) - len(sequence.tree))
-        if self.windows:
-            limit = self._whole_limit(sequence, limit)
-        while sequence.cached < limit:
+        whole = self._whole_limit(sequence, limit) if self.windows else limit
+        while sequence.cached < whole:
             k = sequence.cached // P  # the page of the next position
             parent = self._parent(sequence, k)
             if parent is None:
                 break
             node, common = self._known.find(parent, tuple(sequence.token_ids[k * P : min(k * P + P, limit)]))
+            common = min(common, whole - k * P)
             if node is None or k * P + common <= sequence.cached or not self._take_over(sequence, k, node, common):
                 break
             if sequence.reused == sequence.cached:

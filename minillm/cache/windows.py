@@ -80,7 +80,7 @@ class WindowPages:
         """A sequence's block table."""
         first, parts = self.first(sequence), self.parts
         table = [parts[page] for page in sequence.pages[first:]]
-        return tuple([*[table[0]] * first, *table]) if first else tuple(table)
+        return (*[table[0]] * first, *table) if first else tuple(table)
 
     # --- what a sequence keeps --------------------------------------------------------------------------------------
 

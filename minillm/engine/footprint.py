@@ -74,9 +74,7 @@ def _predicted_cache(cache: PagedCache, config: ModelConfig, storage: Storage) -
     """Bytes of a cache: each group of layers has all pages, or the parts of those that its window sees."""
     pages = dict.fromkeys(range(len(config.kv_groups)), cache.num_pages)
     pages |= {window.group: window.num_parts for window in cache.windows}
-    return sum(
-        count * cache.page_size * position_bytes(config, storage, group) for group, count in pages.items()
-    )
+    return sum(count * cache.page_size * position_bytes(config, storage, group) for group, count in pages.items())
 
 
 def _storage(model: Model, number_bytes: int) -> Storage:

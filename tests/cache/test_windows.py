@@ -12,7 +12,7 @@ from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.operations import Backend
 from minillm.batch import TokenSequence
-from minillm.cache import Concurrency, PagedCache, windows
+from minillm.cache import Concurrency, PagedCache
 from minillm.cache.prefix_files import PrefixPages, read_file, to_file
 from minillm.engine.loading import affordable_pages
 from minillm.engine.prefixes import put
@@ -97,7 +97,7 @@ def test_a_prompt_in_chunks_leaves_what_is_behind_it() -> None:
     runner = windowed(SOME)
     sequence, rows = TokenSequence(LINE[:50]), []
     while sequence.pending:
-        rows.append(runner.forward([sequence], [min(10, sequence.pending)], rows=range(min(10, sequence.pending))).logits.copy())
+        rows.append(runner.forward([sequence], [10], rows=range(10)).logits.copy())
         poison(runner.cache)
     np.testing.assert_allclose(np.concatenate(rows), logits_of(runner, LINE[:50]), rtol=0, atol=1e-4)
     assert runner.cache.windows[0].begun < 8
@@ -212,9 +212,7 @@ def test_a_prefix_in_a_file_has_its_last_window(raw: dict[str, Any], tmp_path: P
 
 def test_parts_run_out_after_pages() -> None:
     """A cache for two sequences, three that run: the third says what is full, and what there was goes on."""
-    runner = runner_of(
-        model_of(ALL, seed=3), pages=60, page_size=P, concurrency=Concurrency(2, 4)
-    )
+    runner = runner_of(model_of(ALL, seed=3), pages=60, page_size=P, concurrency=Concurrency(2, 4))
     runner.cache.windows[0].num_parts = 9  # as on a device, whose memory is reserved at once
     texts = [TokenSequence(LINE[:8]) for _ in range(4)]
     for text in texts:
@@ -246,45 +244,63 @@ def affordable_bytes(config: Any, backend: Backend, pages: int) -> int:
 # --- anything at all --------------------------------------------------------------------------------------------------
 
 
-def play(runner: Runner, seed: int, steps: int) -> None:
+class Player:
     """Random texts that begin alike, forked, cut, freed and retired; every result as without a cache."""
-    rng, cache, live = random.Random(seed), runner.cache, list[TokenSequence]()
-    for _ in range(steps):
-        action = rng.choice(["begin", "compute", "compute", "compute", "fork", "cut", "free", "retire", "forget"])
-        chosen = rng.choice(live) if live else None
-        if chosen is None or (action == "begin" and len(live) < 5):
-            text = [token for _ in range(rng.randint(1, 12)) for token in rng.choice(((5, 6), (7, 8, 9)))]
-            live.append(TokenSequence(text))
-            cache.match(live[-1])
-        elif action == "compute":
-            for member in live:
-                if not member.pending and len(member.token_ids) < 50:
-                    member.token_ids += [rng.choice((5, 7)) for _ in range(rng.randint(1, 3))]
-            due = [member for member in live if member.pending and rng.random() < 0.7]
-            if due:
-                counts = [rng.randint(1, member.pending) for member in due]
-                logits = runner.forward(due, counts).logits
-                for member, row in zip(due, logits, strict=True):
-                    expected = logits_of(runner, member.token_ids[: member.cached])[-1]
-                    np.testing.assert_allclose(row, expected, rtol=0, atol=1e-4)
-        elif action == "fork" and len(live) < 6:
-            keep = rng.randint(max(0, chosen.cached - rng.choice((3, 30))), chosen.cached)
-            spares = [member for member in live if member is not chosen and rng.random() < 0.3]
-            live.append(cache.fork(chosen, keep, spares))
-            live[-1].token_ids.append(rng.choice((5, 7)))
-            for spare in spares:
-                live.remove(spare)
-                cache.free(spare)
-        elif action == "cut":
-            cache.truncate(chosen, rng.randint(max(0, chosen.cached - rng.choice((3, 30))), chosen.cached))
-        elif action == "forget":
-            cache.forget(chosen)
-        elif action in ("free", "retire"):
-            live.remove(chosen)
-            cache.free(chosen) if action == "free" else cache.retire(chosen)
-        live = [member for member in live if member.token_ids]
-        check_books(cache, live)
-        poison(cache)
+
+    ACTIONS = ("begin", "compute", "compute", "compute", "fork", "cut", "end", "end", "forget")
+
+    def __init__(self, runner: Runner, seed: int) -> None:
+        self.rng, self.runner, self.cache = random.Random(seed), runner, runner.cache
+        self.live: list[TokenSequence] = []
+
+    def play(self, steps: int) -> None:
+        for _ in range(steps):
+            action = self.rng.choice(self.ACTIONS)
+            getattr(self, action if self.live else "begin")()
+            self.live = [text for text in self.live if text.token_ids]
+            check_books(self.cache, self.live)
+            poison(self.cache)
+
+    def begin(self) -> None:
+        if len(self.live) < 5:
+            words = [self.rng.choice(((5, 6), (7, 8, 9))) for _ in range(self.rng.randint(1, 12))]
+            self.live.append(TokenSequence([token for word in words for token in word]))
+            self.cache.match(self.live[-1])
+
+    def compute(self) -> None:
+        for text in self.live:
+            if not text.pending and len(text.token_ids) < 50:
+                text.token_ids += [self.rng.choice((5, 7)) for _ in range(self.rng.randint(1, 3))]
+        due = [text for text in self.live if text.pending and self.rng.random() < 0.7]
+        if due:
+            logits = self.runner.forward(due, [self.rng.randint(1, text.pending) for text in due]).logits
+            for text, row in zip(due, logits, strict=True):
+                expected = logits_of(self.runner, text.token_ids[: text.cached])[-1]
+                np.testing.assert_allclose(row, expected, rtol=0, atol=1e-4)
+
+    def _place(self, text: TokenSequence) -> int:
+        """A position near the end, or anywhere."""
+        return self.rng.randint(max(0, text.cached - self.rng.choice((3, 30))), text.cached)
+
+    def fork(self) -> None:
+        text = self.rng.choice(self.live)
+        spares = [other for other in self.live if other is not text and self.rng.random() < 0.3]
+        self.live.append(self.cache.fork(text, self._place(text), spares))
+        self.live[-1].token_ids.append(self.rng.choice((5, 7)))
+        for spare in spares:
+            self.live.remove(spare)
+            self.cache.free(spare)
+
+    def cut(self) -> None:
+        text = self.rng.choice(self.live)
+        self.cache.truncate(text, self._place(text))
+
+    def forget(self) -> None:
+        self.cache.forget(self.rng.choice(self.live))
+
+    def end(self) -> None:
+        text = self.live.pop(self.rng.randrange(len(self.live)))
+        self.rng.choice((self.cache.free, self.cache.retire))(text)
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
@@ -295,14 +311,14 @@ def play(runner: Runner, seed: int, steps: int) -> None:
 def test_random_forks_and_cuts_keep_the_books_and_the_results(
     raw: dict[str, Any], seed: int, prefix_cache: bool
 ) -> None:
-    play(windowed(raw, prefix_cache=prefix_cache, frugal=seed % 2 == 1), seed, 120)
+    Player(windowed(raw, prefix_cache=prefix_cache, frugal=seed % 2 == 1), seed).play(120)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("raw", [SOME, ALL])
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_random_forks_and_cuts_on_the_kernels(raw: dict[str, Any], seed: int) -> None:
-    play(windowed(raw, CpuBackend(), prefix_cache=True), seed, 120)
+    Player(windowed(raw, CpuBackend(), prefix_cache=True), seed).play(120)
 
 
 @pytest.mark.parametrize("raw", [SOME, pytest.param(ALL, marks=pytest.mark.slow)])

@@ -239,7 +239,9 @@ class RecordedStep(Generic[Result]):
             target[...] = getattr(batch, name)
         for group, slots in self._slots.items():
             slots[...] = batch.groups[group].slot_pages
-        self.workspace.refill(self._in_place(batch) if self._slots else replace(batch, positions=self._read["positions"]))
+        self.workspace.refill(
+            self._in_place(batch) if self._slots else replace(batch, positions=self._read["positions"])
+        )
         self._began = time.perf_counter_ns()
         self._program.run(watched=watched)
         return self._result

@@ -126,9 +126,8 @@ class BatchBuffers:
     def _in_group(self, sent: DeviceBatch, batch: Batch, group: int) -> DeviceBatch:
         """A batch on the device with the pages of another group of layers."""
         own, there = batch.groups[group], self._staging.there
-        pages = {"slot_pages": own.slot_pages, "spans": own.spans, "group": group}
-        names = ("slots", "block_table")
-        return replace(sent, **pages, **{name: there[_name(name, group)] for name in names})
+        slots, table = (there[_name(array, group)] for array in ("slots", "block_table"))
+        return replace(sent, slot_pages=own.slot_pages, spans=own.spans, group=group, slots=slots, block_table=table)
 
     def fill_step(self, step: DecodeStep, page_size: int, bucket: Bucket, numbers: Mapping[str, int] = NOBODY) -> Any:
         """Send a decode step; `numbers` of adapters. Returns its token ids on the device, [N]."""

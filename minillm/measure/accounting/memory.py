@@ -93,9 +93,7 @@ def cache_bytes(config: ModelConfig, storage: Storage, context: int) -> int:
 
     Layers with a window keep the positions in it, and `MARGIN` before it.
     """
-    positions = [
-        context if group.window is None else min(context, group.window + MARGIN) for group in config.kv_groups
-    ]
+    positions = [context if group.window is None else min(context, group.window + MARGIN) for group in config.kv_groups]
     return sum(count * position_bytes(config, storage, group) for group, count in enumerate(positions))
 
 
