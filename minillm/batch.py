@@ -7,7 +7,7 @@ any mixture of them differ only in the number of tokens per sequence.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,16 +58,6 @@ class TokenSequence:
         return min(self.cached, len(self.token_ids) - len(self.tree))
 
 
-class BlockTables(Protocol):
-    """The pages of some layers of a model, which are others than the sequences' `pages`."""
-
-    group: int
-    """Number of the layers' group in `ModelConfig.kv_groups`"""
-
-    def table(self, sequence: TokenSequence) -> tuple[int, ...]:
-        """The pages of a sequence."""
-
-
 class Span(NamedTuple):
     """One sequence's part of a batch, in Python integers for loops on the host."""
 
@@ -98,13 +88,6 @@ class Span(NamedTuple):
         m = len(self.tree)
         positions[-m:] = self.context_len - m - 1 + self.tree.sum(axis=1)
         return positions
-
-    def without_pages(self, count: int, page_size: int) -> "Span":
-        """The span without its first pages, which no query sees: positions count from what is left."""
-        if not count:
-            return self
-        gone, pages = count * page_size, self.pages[count:]
-        return self._replace(context_len=self.context_len - gone, text_len=self.text_len - gone, pages=pages)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,16 +166,10 @@ class Batch:
         )
 
     @classmethod
-    def of(
-        cls,
-        sequences: Sequence[TokenSequence],
-        counts: Sequence[int],
-        page_size: int,
-        windows: Sequence[BlockTables] = (),
-    ) -> "Batch":
+    def of(cls, sequences: Sequence[TokenSequence], counts: Sequence[int], page_size: int) -> "Batch":
         """The batch that computes the next `counts[i]` pending tokens of each sequence.
 
-        The cache must have allocated their pages (`PagedCache.reserve`); `windows` are those of layers with a window.
+        The cache must have allocated their pages (`PagedCache.reserve`).
         """
         token_ids: list[int] = []
         spans: list[Span] = []
@@ -220,29 +197,13 @@ class Batch:
         if has_tree:
             tokens[1] = np.concatenate([span.positions() for span in spans])
         adapters = [sequence.adapter for sequence in sequences]
-        batch = cls(
+        return cls(
             *(tokens[0], tokens[1], tokens[2], tokens[3]),
             tuple(spans),
             adapters=tuple(adapters) if any(adapters) else (),
             cross_rows=tuple(cross_rows),
             types=np.array(types, np.int64) if types else None,
         )
-        return batch._with_tables(sequences, page_size, windows) if windows else batch
-
-    def _with_tables(
-        self, sequences: Sequence[TokenSequence], page_size: int, windows: Sequence[BlockTables]
-    ) -> "Batch":
-        """The same batch, with the pages of other groups of layers besides."""
-        groups = {}
-        for tables in windows:
-            spans, slots = [], list[int]()
-            for sequence, span in zip(sequences, self.spans, strict=True):
-                spans.append(span._replace(pages=tables.table(sequence)))
-                places = range(span.context_len - (span.stop - span.start), span.context_len)
-                slots += [spans[-1].pages[place // page_size] for place in places]
-            slot_pages = np.array(slots, np.int64)
-            groups[tables.group] = replace(self, slot_pages=slot_pages, spans=tuple(spans), group=tables.group)
-        return replace(self, groups=groups)
 
 
 def ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:

@@ -8,18 +8,14 @@ Layers with keys and values of other shapes have arrays of their own for the sam
 keep what can still be seen, if the cache is told what runs at once (`windows.py`); otherwise all.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
-
-from numpy.typing import NDArray
 
 from ..backends.operations import Backend
-from ..backends.pages import Pages
 from ..batch import TokenSequence, common_prefix
 from ..config import ModelConfig
 from ..errors import CacheFullError
-from .windows import MARGIN, Concurrency, Sizes, WindowPages
+from .windows import MARGIN, Concurrency, PageCounts, WindowPages, reserve_groups
 
 
 class PagedCache:
@@ -53,39 +49,20 @@ class PagedCache:
         """
         self.page_size = page_size or backend.memory.page_size
         self.num_pages = num_pages
-        self.windows: list[WindowPages] = []
-        """The pages of layers that keep a window only, a group each"""
-        self.storage = self._reserve_memory(config, backend, layers or range(config.num_layers), shared, concurrency)
+        self.storage, self.windows = reserve_groups(
+            config.kv_groups,
+            backend.memory,
+            PageCounts(num_pages, self.page_size),
+            range(config.num_layers) if layers is None else layers,
+            shared=shared,
+            concurrency=concurrency,
+            known=self._is_known,
+        )
         self.copied_positions = 0
         """Positions copied so far, each in all layers."""
         self._begun = 0
         """Number of pages that have ever been used, the first ones: only these take memory"""
         self.clear()
-
-    def _reserve_memory(
-        self, config: ModelConfig, backend: Backend, layers: range, shared: bool, concurrency: Concurrency | None
-    ) -> Pages:
-        """The memory of the first group of layers, with those of the others."""
-        memory, stored = backend.memory, list[Pages]()
-        for number, group in enumerate(config.kv_groups):
-            own = [layer for layer in group.layers if layer in layers]
-            places = dict.fromkeys(own, 0) if shared else {layer: i for i, layer in enumerate(own)}
-            pages = planned = self.num_pages
-            if group.window is not None and concurrency is not None:
-                planned = concurrency.parts(group.window, self.num_pages, self.page_size)
-                pages = pages if memory.committed_late else planned
-            shape = (len(set(places.values())), pages, group.num_kv_heads, self.page_size, group.head_dim)
-            stored.append(memory.new_pages(shape))
-            stored[-1].places = places
-            if group.window is not None and concurrency is not None:
-                sizes = Sizes(pages, planned, self.num_pages, self.page_size)
-                window = WindowPages(len(self.windows), number, group.window, stored[-1], sizes, self._is_known)
-                self.windows.append(window)
-        if len(stored) > 1:
-            windowed = [window.storage for window in self.windows]
-            stored[0].groups = tuple(stored)
-            stored[0].alike = tuple(pages for pages in stored[1:] if not any(pages is other for other in windowed))
-        return stored[0]
 
     def clear(self) -> None:
         """Free all pages. Existing sequences must not be used again."""
@@ -248,53 +225,6 @@ class PagedCache:
     def discard(self, sequence: TokenSequence) -> None:
         """Free all pages of a failed text."""
         self.free(sequence)
-
-    # --- numbers of pages ---------------------------------------------------------------------------------------------
-
-    def read(self, pages: Sequence[int]) -> dict[str, NDArray[Any]]:
-        """Copies of some pages in host memory, as they are stored, [L, n, K, P, ...] each (`Pages.read`).
-
-        Arrays of layers with a window have the group's number in their names, and only the last pages, as many as
-        have not been left.
-        """
-        arrays = self.storage.read(pages)
-        for window in self.windows:
-            parts = window.last_parts(pages)
-            arrays |= {f"{name}.{window.group}": array for name, array in window.storage.read(parts).items()}
-        return arrays
-
-    def write(self, sequence: TokenSequence, arrays: Mapping[str, NDArray[Any]], number: int) -> None:
-        """Overwrite the last page of a sequence, which it alone has, by page `number` of what `read` has returned."""
-        page, count = sequence.pages[-1], arrays["keys"].shape[1]
-        self.storage.write([page], {name: arrays[name][:, number : number + 1] for name in self.storage.arrays})
-        firsts = []
-        for window in self.windows:
-            own = {name: arrays[f"{name}.{window.group}"] for name in window.storage.arrays}
-            at = number - (count - own["keys"].shape[1])
-            if at < 0:
-                firsts.append(window.lose(sequence))
-            else:
-                window.storage.write([window.parts[page]], {name: part[:, at : at + 1] for name, part in own.items()})
-                firsts.append(window.first(sequence))
-        sequence.first_parts = tuple(firsts)
-
-    def has_room_for(self, arrays: Mapping[str, NDArray[Any]], count: int) -> bool:
-        """Whether arrays are `count` pages as `read` returns them."""
-        expected: list[tuple[str, Pages, Collection[int]]] = [("", self.storage, {count})]
-        expected += [(f".{window.group}", window.storage, range(count + 1)) for window in self.windows]
-        names = {
-            f"{name}{end}": (array, counts) for end, pages, counts in expected for name, array in pages.arrays.items()
-        }
-        if names.keys() != arrays.keys():
-            return False
-        for name, (array, counts) in names.items():
-            layers, _, *rest = array.shape
-            given = arrays[name]
-            if given.ndim != array.ndim or given.shape[1] not in counts or given.dtype != array.dtype:
-                return False
-            if given.shape != (layers, given.shape[1], *rest):
-                return False
-        return True
 
     # --- layers with a window -----------------------------------------------------------------------------------------
 

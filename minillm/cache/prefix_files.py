@@ -7,7 +7,7 @@ that differs. A checksum tells damage; of the last, partly filled page nothing b
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..batch import TokenSequence
 from ..errors import UsageError, shown
 from .paged import PagedCache
 
@@ -35,13 +36,16 @@ ORIGIN = {
 """Names of all that must be equal, in the order in which it is compared -> words; models and adapters have digests"""
 
 
+Arrays = dict[str, NDArray[Any]]
+
+
 class PrefixPages(NamedTuple):
     """The tokens of n pages, and the pages."""
 
     token_ids: list[int]
     """T, of which the last page may have fewer than P"""
-    arrays: dict[str, NDArray[Any]]
-    """As `PagedCache.read` returns them, [L, n, K, P, ...] each"""
+    arrays: Arrays
+    """As `read_pages` returns them, [L, n, K, P, ...] each"""
 
     @property
     def nbytes(self) -> int:
@@ -51,6 +55,34 @@ class PrefixPages(NamedTuple):
 
 class ForeignError(UsageError):
     """The file is whole, and was written by another model, or in other formats."""
+
+
+def read_pages(cache: PagedCache, pages: Sequence[int]) -> Arrays:
+    """Copies of some pages in host memory, as they are stored, [L, n, K, P, ...] each (`Pages.read`).
+
+    Arrays of layers with a window have the group's number in their names, and only the last pages, as many as have
+    their part (`windows.py`).
+    """
+    arrays = cache.storage.read(pages)
+    for window in cache.windows:
+        parts = window.last_parts(pages)
+        arrays |= {f"{name}.{window.group}": array for name, array in window.storage.read(parts).items()}
+    return arrays
+
+
+def write_page(cache: PagedCache, sequence: TokenSequence, arrays: Arrays, number: int) -> None:
+    """Overwrite the last page of a sequence, which it alone has, by page `number` of what `read_pages` has returned."""
+    page, count, firsts = sequence.pages[-1], arrays["keys"].shape[1], []
+    cache.storage.write([page], {name: arrays[name][:, number : number + 1] for name in cache.storage.arrays})
+    for window in cache.windows:
+        own = {name: arrays[f"{name}.{window.group}"] for name in window.storage.arrays}
+        at = number - (count - own["keys"].shape[1])
+        if at < 0:
+            firsts.append(window.lose(sequence))
+        else:
+            window.storage.write([window.parts[page]], {name: array[:, at : at + 1] for name, array in own.items()})
+            firsts.append(window.first(sequence))
+    sequence.first_parts = tuple(firsts)
 
 
 def to_file(pages: PrefixPages, origin: Origin, notes: Mapping[str, str]) -> bytes:
@@ -132,4 +164,15 @@ def _fit(arrays: Mapping[str, NDArray[Any]], tokens: NDArray[Any], like: PagedCa
     """True if arrays are pages of this cache, as many as the tokens take."""
     if tokens.dtype != np.int64 or tokens.ndim != 1 or not tokens.size:
         return False
-    return like.has_room_for(arrays, like.pages_for(tokens.size))
+    count, expected = like.pages_for(tokens.size), _forms(like.storage.arrays)
+    for window in like.windows:
+        expected |= _forms({f"{name}.{window.group}": array for name, array in window.storage.arrays.items()})
+    fewer = {f"{name}.{window.group}" for window in like.windows for name in window.storage.arrays}
+    if _forms(arrays) != expected:
+        return False
+    return all(array.shape[1] == count or (name in fewer and array.shape[1] < count) for name, array in arrays.items())
+
+
+def _forms(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[Any, ...]]:
+    """The shapes of arrays of pages but for the number of pages, and their types."""
+    return {name: (array.shape[:1], array.shape[2:], array.dtype) for name, array in arrays.items()}

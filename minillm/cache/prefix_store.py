@@ -28,7 +28,7 @@ from ..errors import CacheFullError, ParameterError, UsageError, one_line, shown
 from ..output_files import replace_file, why_unusable
 from .paged import PagedCache
 from .prefix import PrefixCache
-from .prefix_files import Origin, PrefixPages, read_file, to_file
+from .prefix_files import Origin, PrefixPages, read_file, read_pages, to_file, write_page
 from .prefix_tree import Node
 
 WORTH_STORING = 256
@@ -291,7 +291,7 @@ class StoringPrefixCache(PrefixCache):
                 self.reserve(prefix, len(prefix.token_ids))
             except CacheFullError:
                 break
-            self.write(prefix, pages.arrays, 0)
+            write_page(self, prefix, pages.arrays, 0)
             self.advance(prefix, P)
         super().retire(prefix)
 
@@ -316,7 +316,7 @@ class StoringPrefixCache(PrefixCache):
         Whoever writes to a known page has it forgotten first. So if it is still known, all of it was copied before.
         """
         parts = [window.parts[number] for window in self.windows]
-        pages = PrefixPages(token_ids, self.read([number]))
+        pages = PrefixPages(token_ids, read_pages(self, [number]))
         for window, part in zip(self.windows, parts, strict=True):
             if window.parts[number] != part:  # left meanwhile, so that others may have written there
                 for name in window.storage.arrays:

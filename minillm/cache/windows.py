@@ -19,10 +19,15 @@ table of the parts (`table`); before the first part it repeats that one, which t
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
+from ..backends.memory import Memory
 from ..backends.pages import Pages
-from ..batch import TokenSequence
+from ..batch import Batch, TokenSequence
+from ..config import KVGroup
 from ..errors import CacheFullError
 
 MARGIN = 64
@@ -38,19 +43,29 @@ class WindowPages:
     """True if parts without users are dropped before memory is used for the first time"""
 
     def __init__(
-        self, number: int, group: int, window: int, storage: Pages, sizes: "Sizes", known: Callable[[int], bool]
+        self,
+        number: int,
+        group: int,
+        window: int,
+        storage: Pages,
+        counts: "PageCounts",
+        planned: int,
+        known: Callable[[int], bool],
     ) -> None:
         """Args:
         number: place among the groups with a window
         group: number of the group in `ModelConfig.kv_groups`
         window: W
         storage: of the parts
-        sizes: how many there are
+        counts: the cache's
+        planned: parts that sequences need at most, unless more new tokens are computed at once; others are used last
         known: whether prompts may find a page
         """
         self.number, self.group, self.window, self.storage = number, group, window, storage
-        self.num_parts, self._planned, self._num_pages, self._page_size = sizes
-        self._known = known
+        self.num_parts: int = storage.keys.shape[1]
+        """Parts for which memory is reserved"""
+        self._num_pages, self._page_size = counts
+        self._planned, self._known = planned, known
         self._begun = 0
         """Number of parts that have ever been used, the first ones: only these take memory"""
         self._most_used = 0
@@ -210,21 +225,16 @@ class WindowPages:
         self.parts[page] = -1
 
 
-class Sizes(NamedTuple):
-    """Numbers of parts and pages."""
+class PageCounts(NamedTuple):
+    """Numbers of pages."""
 
-    parts: int
-    """Parts for which memory is reserved"""
-    planned: int
-    """Parts that sequences need at most, unless more new tokens are computed at once; others are used last"""
     pages: int
-    """Pages of the cache"""
     page_size: int
     """P"""
 
 
 class Concurrency(NamedTuple):
-    """What runs at once."""
+    """Limits of what runs at once."""
 
     sequences: int
     tokens: int
@@ -234,3 +244,55 @@ class Concurrency(NamedTuple):
         """Number of parts with which pages run out first; never more than pages."""
         own = -(-(window + MARGIN) // page_size) + 2  # one begun at either end
         return min(num_pages, self.sequences * own + -(-self.tokens // page_size))
+
+
+def reserve_groups(
+    groups: Sequence[KVGroup],
+    memory: Memory,
+    counts: PageCounts,
+    layers: range,
+    *,
+    shared: bool,
+    concurrency: Concurrency | None,
+    known: Callable[[int], bool],
+) -> tuple[Pages, list[WindowPages]]:
+    """The memory of a cache: that of the first group of layers, with those of the others, and the windows.
+
+    Arguments as of `PagedCache` and `WindowPages`.
+    """
+    stored, windows = list[Pages](), list[WindowPages]()
+    for number, group in enumerate(groups):
+        own = [layer for layer in group.layers if layer in layers]
+        places = {layer: 0 if shared else i for i, layer in enumerate(own)}
+        slides, pages = group.window is not None and concurrency is not None, counts.pages
+        planned = pages
+        if group.window is not None and concurrency is not None:
+            planned = concurrency.parts(group.window, *counts)
+            pages = pages if memory.committed_late else planned
+        shape = (len(set(places.values())), pages, group.num_kv_heads, counts.page_size, group.head_dim)
+        stored.append(memory.new_pages(shape))
+        stored[-1].places = places
+        if group.window is not None and slides:
+            windows.append(WindowPages(len(windows), number, group.window, stored[-1], counts, planned, known))
+    if len(stored) > 1:
+        apart = {window.group for window in windows}
+        stored[0].groups = tuple(stored)
+        stored[0].alike = tuple(pages for number, pages in enumerate(stored) if number and number not in apart)
+    return stored[0], windows
+
+
+def with_parts(
+    batch: Batch, sequences: Sequence[TokenSequence], page_size: int, windows: Sequence[WindowPages]
+) -> Batch:
+    """The batch of some sequences, as layers with a window see it besides (`Batch.groups`)."""
+    groups = {}
+    for window in windows:
+        spans, slots = [], list[int]()
+        for sequence, span in zip(sequences, batch.spans, strict=True):
+            pages = window.table(sequence)
+            spans.append(span._replace(pages=pages))
+            places = range(span.context_len - (span.stop - span.start), span.context_len)
+            slots += [pages[place // page_size] for place in places]
+        slot_pages = np.array(slots, np.int64)
+        groups[window.group] = replace(batch, slot_pages=slot_pages, spans=tuple(spans), group=window.group)
+    return replace(batch, groups=groups)

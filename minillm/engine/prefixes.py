@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..batch import TokenSequence
 from ..cache import PrefixCache
-from ..cache.prefix_files import Origin, PrefixPages, read_file, to_file
+from ..cache.prefix_files import Origin, PrefixPages, read_file, read_pages, to_file, write_page
 from ..decoding.prompts import Prompt
 from ..decoding.settings import GenerationConfig
 from ..errors import CacheFullError, ParameterError
@@ -134,7 +134,7 @@ class EnginePrefixes(EngineReadings):
                 cache.match(text, len(token_ids))
                 if text.cached < len(token_ids):
                     return None
-                return PrefixPages(list(token_ids), cache.read(text.pages))
+                return PrefixPages(list(token_ids), read_pages(cache, text.pages))
             finally:
                 cache.free(text)
 
@@ -161,7 +161,7 @@ def put(cache: PrefixCache, pages: PrefixPages, lora: str | None) -> None:
             number = text.cached // cache.page_size
             stop = min(len(text.token_ids), (number + 1) * cache.page_size)
             cache.reserve(text, stop)
-            cache.write(text, pages.arrays, number)
+            write_page(cache, text, pages.arrays, number)
             cache.advance(text, stop - text.cached)
     except CacheFullError:
         cache.free(text)

@@ -83,11 +83,16 @@ def seen_spans(batch: Batch, spec: AttentionSpec, page_size: int) -> Sequence[Sp
     window = spec.window
     if window is None or not spec.causal:  # a query that sees what follows is in a pass of its whole text
         return batch.spans
-    firsts = [span.context_len - (span.stop - span.start) for span in batch.spans]  # also of a tree's queries
-    return [
-        span.without_pages(max(0, first + 1 - window) // page_size, page_size)
-        for first, span in zip(firsts, batch.spans, strict=True)
-    ]
+    spans = []
+    for span in batch.spans:
+        S, first = (
+            span.context_len,
+            span.context_len - (span.stop - span.start),
+        )  # the first query's place, also a tree's
+        pages = max(0, first + 1 - window) // page_size
+        gone = pages * page_size
+        spans.append(span._replace(pages=span.pages[pages:], context_len=S - gone, text_len=span.text_len - gone))
+    return spans
 
 
 def attention_scores(q: Any, keys: Any, span: Span, last: int, spec: AttentionSpec, xp: Any) -> Any:

@@ -13,7 +13,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.operations import Backend
 from minillm.batch import TokenSequence
 from minillm.cache import Concurrency, PagedCache
-from minillm.cache.prefix_files import PrefixPages, read_file, to_file
+from minillm.cache.prefix_files import PrefixPages, read_file, read_pages, to_file
 from minillm.engine.loading import affordable_pages
 from minillm.engine.prefixes import put
 from minillm.errors import CacheFullError
@@ -190,7 +190,7 @@ def test_a_prefix_in_a_file_has_its_last_window(raw: dict[str, Any], tmp_path: P
     text = TokenSequence(LINE[:38])
     while text.pending:
         runner.forward([text], [1])
-    pages = PrefixPages(LINE[:38], runner.cache.read(text.pages))
+    pages = PrefixPages(LINE[:38], read_pages(runner.cache, text.pages))
     assert pages.arrays["keys"].shape[1] == 10
     assert 3 <= pages.arrays["keys.1"].shape[1] <= 6
     path = tmp_path / "prefix.safetensors"
