@@ -13,6 +13,9 @@ someone may need it:
 - Truncating or forking far back, beyond the margin, would need parts that are gone: then nothing is kept, and all
   tokens are computed again. Beams, guesses and lookahead go back by less than the margin.
 
+A text of 8,000 tokens takes 81 MiB in Gemma 3 270M's cache (float32, pages of 128) where it took 284: three of 18
+layers have no window, and the others keep 9 parts for 63 pages.
+
 A part is found by its page's number, so forks and prompts that share a page share its parts. Kernels read the block
 table of the parts (`table`); before the first part it repeats that one, which the mask hides.
 """
