@@ -303,7 +303,7 @@ class Player:
         self.rng.choice((self.cache.free, self.cache.retire))(text)
 
 
-@pytest.mark.parametrize("prefix_cache", [False, True])
+@pytest.mark.parametrize("prefix_cache", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("raw", [SOME, ALL])
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=() if seed == 1 else pytest.mark.slow) for seed in range(1, 12)]

@@ -138,7 +138,9 @@ def test_the_groups_are_those_of_equal_shape_and_window() -> None:
     assert [config.kv_source(i) for i in range(L)] == [0, 1, 2, 3, 2, 3]
 
 
-@pytest.mark.parametrize("switches", SWITCHES)
+@pytest.mark.parametrize(
+    "switches", [*(pytest.param(these, marks=pytest.mark.slow) for these in SWITCHES[:3]), SWITCHES[3]]
+)
 def test_cached_chunked_and_on_the_kernels_the_same(switches: dict[str, Any]) -> None:
     config = config_with(**switches)
     expected = all_logits(runner_of(model_with(NumpyBackend(), config), page_size=4), 50)
