@@ -4,7 +4,7 @@ The new tokens of all sequences are concatenated in one flat array without paddi
 any mixture of them differ only in the number of tokens per sequence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -44,6 +44,8 @@ class TokenSequence:
     """The text that an encoder-decoder's decoder attends to beside the sequence"""
     probe: Any = None
     """The hooks of the request that it belongs to (`runner/model_hooks.py`); None: nobody looks inside the model"""
+    first_parts: tuple[int, ...] = ()
+    """Per group of layers with a window (`cache/windows.py`), the first page that it keeps there; empty: all"""
 
     @property
     def pending(self) -> int:
@@ -108,6 +110,10 @@ class Batch:
     """Each sequence's LoRA adapter; empty if none has one"""
     cross_rows: tuple[Span, ...] = field(default=(), kw_only=True)
     """The same rows, with the pages of each sequence's source, fully visible to them; empty without an encoder"""
+    group: int = field(default=0, kw_only=True)
+    """Number of the group of layers whose pages the batch has (`ModelConfig.kv_groups`)"""
+    groups: Mapping[int, "Batch"] = field(default_factory=dict, kw_only=True)
+    """The batch with the pages of other groups, by their numbers; a group that is missing has the same pages"""
 
     @cached_property
     def over_sources(self) -> "Batch":
@@ -124,6 +130,10 @@ class Batch:
             else:
                 spans.append(span)
         return replace(self, spans=tuple(spans), cross_rows=())
+
+    def in_group(self, group: int) -> "Batch":
+        """The batch with the pages of a group of layers."""
+        return self.groups.get(group, self)
 
     @property
     def num_tokens(self) -> int:

@@ -8,8 +8,9 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from .errors import CheckpointError, ModelNotFoundError, ParameterError, UnsupportedModelError
 from .files import read_json, read_optional_json
@@ -24,6 +25,16 @@ ScoreFunction = Literal["softmax", "sigmoid", "none"]
 SCORE_FUNCTIONS: dict[str, ScoreFunction] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 """Torch's names of them, by which sentence-transformers names a cross-encoder's function"""
 T = TypeVar("T", int, float, bool, str, dict[str, Any], list[Any])
+
+
+class KVGroup(NamedTuple):
+    """Layers whose keys and values have one shape and are kept equally long."""
+
+    layers: tuple[int, ...]
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+    """Positions that a query sees, its own included; None: all before it"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +68,13 @@ class ModelConfig:
     keys_change_beyond: int | None = None
     """Length in tokens; a text that outgrows it has other keys ("longrope" rotary scaling), and is computed anew."""
 
+    windows: tuple[int | None, ...] = ()
+    """Sliding window of each layer: positions that a query sees, its own included; None: no window. Empty: no layer
+    has one"""
+    kv_shapes: tuple[tuple[int, int], ...] = ()
+    """K and D of each layer; empty: `num_kv_heads` and `head_dim` in all"""
+    kv_sources: tuple[int, ...] = ()
+    """The layer whose keys and values each layer reads, itself or an earlier one; empty: each its own"""
     tied_head: bool = False
     """The LM head is the token embedding"""
     num_experts: int = 0
@@ -84,6 +102,38 @@ class ModelConfig:
     """Turns their logits into scores, unless a call names another"""
     pad_token_id: int | None = None
 
+    def window_of(self, layer: int) -> int | None:
+        """A layer's sliding window; None: it has none, or one that no text outgrows."""
+        window = self.windows[layer] if self.windows else None
+        return None if window is None or window >= self.max_positions or self.bidirectional else window
+
+    def kv_shape(self, layer: int) -> tuple[int, int]:
+        """K and D of a layer."""
+        return self.kv_shapes[layer] if self.kv_shapes else (self.num_kv_heads, self.head_dim)
+
+    def kv_source(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads."""
+        return self.kv_sources[layer] if self.kv_sources else layer
+
+    @cached_property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """The layers with keys and values of their own, in groups; those without a window first.
+
+        The first group has no window; it is empty where all layers have one.
+        """
+        groups: dict[tuple[int | None, int, int], list[int]] = {}
+        for layer in range(self.num_layers):
+            if self.kv_source(layer) == layer:
+                groups.setdefault((self.window_of(layer), *self.kv_shape(layer)), []).append(layer)
+        whole = [KVGroup(tuple(layers), K, D, None) for (window, K, D), layers in groups.items() if window is None]
+        windowed = [KVGroup(tuple(layers), K, D, window) for (window, K, D), layers in groups.items() if window]
+        return (*(whole or [KVGroup((), self.num_kv_heads, self.head_dim, None)]), *windowed)
+
+    def kv_group(self, layer: int) -> int:
+        """Number of the group that has the keys and values of a layer."""
+        source = self.kv_source(layer)
+        return next(i for i, group in enumerate(self.kv_groups) if source in group.layers)
+
     def within_vocabulary(self: C) -> C:
         """The configuration without special tokens that the vocabulary does not have."""
         bos, pad = (
@@ -105,11 +155,13 @@ class ModelConfig:
         H, K = self.num_heads, self.num_kv_heads
         if H % ranks:
             raise ParameterError(f"tensor_parallel {ranks} should divide the model's num_heads {H}")
-        if K % ranks and ranks % K:
-            raise ParameterError(
-                f"tensor_parallel {ranks} should divide the model's num_kv_heads {K}, or be a multiple of it"
-            )
-        return replace(self, num_heads=H // ranks, num_kv_heads=max(1, K // ranks))
+        for heads in {K, *(heads for heads, _ in self.kv_shapes)}:
+            if heads % ranks and ranks % heads:
+                raise ParameterError(
+                    f"tensor_parallel {ranks} should divide the model's num_kv_heads {heads}, or be a multiple of it"
+                )
+        shapes = tuple((max(1, heads // ranks), width) for heads, width in self.kv_shapes)
+        return replace(self, num_heads=H // ranks, num_kv_heads=max(1, K // ranks), kv_shapes=shapes)
 
 
 def warn_of_unknown_tokens(fields: Mapping[str, Any], vocab_size: int, where: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.cache import PrefixCache
+from minillm.cache import Concurrency, PrefixCache
 from minillm.decoding.strategy import Request
 from minillm.engine.loop import StepLoop
 from minillm.engine.run import Run
@@ -83,13 +83,15 @@ def loop_on(
     budget: int = 512,
     headroom: int | None = 4,
     prefix_cache: bool = False,
+    concurrency: Concurrency | None = None,
 ) -> StepLoop:
     """A step loop over the engine's models, each with its own cache of small pages."""
+    options = {"prefix_cache": prefix_cache, "concurrency": concurrency}
     runners = {
         name: Runner(
             runner.model,
             runner.backend,
-            PrefixCache(runner.model.config, runner.backend, pages, page_size, prefix_cache=prefix_cache),
+            PrefixCache(runner.model.config, runner.backend, pages, page_size, **options),
             adapters=runner.adapters,
         )
         for name, runner in engine._driver.loop.runners.items()

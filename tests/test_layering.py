@@ -26,7 +26,7 @@ FOLDERS = {
     "decoding": "reference text backends",
     "layers": "reference backends",
     "models": "reference backends layers",
-    "measure/accounting": "reference backends models",
+    "measure/accounting": "reference backends cache models",
     "runner": "reference backends cache decoding models",
     "tasks": "text decoding runner",
     "formats": "reference text backends decoding models tasks",

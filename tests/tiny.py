@@ -16,7 +16,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.operations import Backend
 from minillm.backends.weights import Experts, Weight
 from minillm.batch import TokenSequence
-from minillm.cache import PrefixCache
+from minillm.cache import Concurrency, PrefixCache
 from minillm.decoding.resolving import resolve, strategy_for
 from minillm.decoding.settings import GenerationConfig
 from minillm.decoding.strategy import Request, Strategy
@@ -164,10 +164,17 @@ def write_checkpoint(
     return folder
 
 
-def runner_of(model: Model, *, pages: int = 64, page_size: int | None = None, backend: Backend | None = None) -> Runner:
-    """A runner with a cache of its own."""
-    backend = backend or NumpyBackend()
-    return Runner(model, backend, PrefixCache(model.config, backend, pages, page_size, prefix_cache=False))
+def runner_of(
+    model: Model,
+    *,
+    pages: int = 64,
+    page_size: int | None = None,
+    backend: Backend | None = None,
+    concurrency: Concurrency | None = None,
+) -> Runner:
+    """A runner with a cache of its own; with a `concurrency` its layers with a window keep what these see."""
+    backend, options = backend or NumpyBackend(), {"prefix_cache": False, "concurrency": concurrency}
+    return Runner(model, backend, PrefixCache(model.config, backend, pages, page_size, **options))
 
 
 def tiny_runner(variant: str = "pre-norm", *, seed: int = 0, pages: int = 64, page_size: int | None = None) -> Runner:

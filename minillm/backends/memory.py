@@ -3,8 +3,8 @@
 import contextlib
 import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,6 +118,8 @@ class DecodeStep:
     """[N] of type `DRAWS`: how each row's token is chosen"""
     adapters: tuple[str | None, ...] = ()
     """[N], each sequence's LoRA adapter; empty if none has one"""
+    tables: Mapping[int, IntArray] = field(default_factory=dict)
+    """By its number, the pages of each other group of layers that has others, [N, B]"""
 
 
 TokensRead = Callable[[], IntArray | None]

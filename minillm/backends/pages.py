@@ -18,13 +18,16 @@ class Pages:
 
     keys: Any
     values: Any
-    first_layer = 0
-    """Number of the first of the layers held, where a model is split into stages"""
+    places: Mapping[int, int] | None = None
+    """Number of each layer that is held -> its place in the arrays; None: the layers are numbered by their places.
+    All layers may take turns in the memory of one where a pass computes whole texts: each layer then reads only what
+    it has just written"""
+    groups: "tuple[Pages, ...]" = ()
+    """In the first group of `ModelConfig.kv_groups`, the memory of each, this one's first; empty if there is one"""
+    alike: "tuple[Pages, ...]" = ()
+    """Those of them that have the same page numbers: a page is copied, read and written in all of them"""
     threads_may_read = True
     """Whether other threads may call `read` while a pass runs"""
-    shared = False
-    """True if all layers take turns in the memory of one, as they may where a pass computes whole texts: each layer
-    then reads only what it has just written"""
 
     def __init__(self, xp: Any, shape: Shape, form: Format = FLOAT32) -> None:
         """Reserve the memory; on a CPU the system provides it as pages are first used."""
@@ -45,15 +48,20 @@ class Pages:
 
     def layer(self, layer: int) -> tuple[Any, Any]:
         """One layer's keys and values, in a form that kernels and the reference take. 2 x [pages, K, P, D]"""
-        index = 0 if self.shared else layer - self.first_layer
+        index = layer if self.places is None else self.places[layer]
         if isinstance(self.keys, StoredVectors):
             return self.keys.layer(index), self.values.layer(index)
         return self.keys[index], self.values[index]
 
     @property
     def arrays(self) -> dict[str, Any]:
-        """The arrays as they are stored, [L, pages, K, P, ...] each, by name; int8 has scales besides."""
+        """The arrays as they are stored, [L, pages, K, P, ...] each, by name; int8 has scales besides.
+
+        Those of other groups with the same pages have the group's number in their names: "keys.1".
+        """
         arrays: dict[str, Any] = {}
+        for i, pages in enumerate(self.alike, 1):
+            arrays |= {f"{name}.{i}": array for name, array in pages.arrays.items()}
         for name, stored in (("keys", self.keys), ("values", self.values)):
             if isinstance(stored, StoredVectors):
                 arrays |= {name: stored.data} | ({} if stored.scales is None else {f"{name}.scales": stored.scales})

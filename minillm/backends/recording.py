@@ -207,6 +207,10 @@ class SealedBatch:
     def __init__(self, batch: Batch) -> None:
         self.inside = batch
 
+    def in_group(self, group: int) -> "SealedBatch":
+        """As of `Batch`."""
+        return SealedBatch(self.inside.in_group(group))
+
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.inside, name)
         if name not in _SAME and not (value is None or _is_array(value)):

@@ -2,5 +2,6 @@
 
 from .paged import PagedCache
 from .prefix import PrefixCache
+from .windows import Concurrency
 
-__all__ = ["PagedCache", "PrefixCache"]
+__all__ = ["Concurrency", "PagedCache", "PrefixCache"]

@@ -3,6 +3,9 @@
 A page holds P positions of all K heads in every layer. A sequence owns a list of pages, its block table; position i
 is in page i // P at offset i % P. Forking shares pages by reference counting; the one page that two sequences would
 both write to is copied on write.
+
+Layers with keys and values of other shapes have arrays of their own for the same pages. Layers with a sliding window
+keep what can still be seen, if the cache is told what runs at once (`windows.py`); otherwise all.
 """
 
 from collections.abc import Iterable
@@ -12,6 +15,7 @@ from ..backends.operations import Backend
 from ..batch import TokenSequence, common_prefix
 from ..config import ModelConfig
 from ..errors import CacheFullError
+from .windows import MARGIN, Concurrency, PageCounts, WindowPages, reserve_groups
 
 
 class PagedCache:
@@ -30,14 +34,30 @@ class PagedCache:
         page_size: int | None = None,
         layers: range | None = None,
         shared: bool = False,
+        concurrency: Concurrency | None = None,
     ) -> None:
-        """Reserve `num_pages` pages of `page_size` positions (or the backend's choice) of some layers, all, or one."""
-        layers = range(1) if shared else layers or range(config.num_layers)
+        """Reserve `num_pages` pages of `page_size` positions (or the backend's choice).
+
+        Args:
+            config: the model's
+            backend: has the memory
+            num_pages: number of pages
+            page_size: P
+            layers: the layers that are held, by default all
+            shared: all layers take turns in the memory of one
+            concurrency: what runs at once: layers with a window then keep no more than it sees. None: they keep all
+        """
         self.page_size = page_size or backend.memory.page_size
         self.num_pages = num_pages
-        shape = (len(layers), num_pages, config.num_kv_heads, self.page_size, config.head_dim)
-        self.storage = backend.memory.new_pages(shape)
-        self.storage.first_layer, self.storage.shared = layers.start, shared
+        self.storage, self.windows = reserve_groups(
+            config.kv_groups,
+            backend.memory,
+            PageCounts(num_pages, self.page_size),
+            range(config.num_layers) if layers is None else layers,
+            shared=shared,
+            concurrency=concurrency,
+            known=self._is_known,
+        )
         self.copied_positions = 0
         """Positions copied so far, each in all layers."""
         self._begun = 0
@@ -46,6 +66,8 @@ class PagedCache:
 
     def clear(self) -> None:
         """Free all pages. Existing sequences must not be used again."""
+        for window in self.windows:
+            window.clear()
         self._references = [0] * self.num_pages
         self._free = list(range(self._begun - 1, -1, -1))
         """Pages that were used before; the one that was freed last is taken first"""
@@ -59,6 +81,18 @@ class PagedCache:
     def cached_pages(self) -> int:
         """Number of free pages that prompts may find."""
         return 0
+
+    @property
+    def begun_bytes(self) -> int:
+        """Bytes of the pages that have ever been used; where memory is committed late, the others take none."""
+        stored = self.storage.groups or (self.storage,)
+        parts = {id(window.storage): window.begun / window.num_parts for window in self.windows}
+        pages = self._begun / self.num_pages
+        return round(sum(memory.nbytes * parts.get(id(memory), pages) for memory in stored))
+
+    def takes(self, pages: int) -> bool:
+        """Whether so many pages can be taken in any case."""
+        return self.free_pages >= pages and all(window.free_parts >= pages for window in self.windows)
 
     def pages_for(self, tokens: int) -> int:
         """Number of pages that a context of `tokens` positions takes."""
@@ -76,6 +110,8 @@ class PagedCache:
         Raises:
             CacheFullError: no page is left. The sequence keeps its pages.
         """
+        if self.windows:
+            self._slide(sequence)
         first = sequence.cached // self.page_size  # the page of the next position
         if first < len(sequence.pages):
             sequence.pages[first] = self._own(sequence.pages[first], sequence.cached % self.page_size)
@@ -87,6 +123,8 @@ class PagedCache:
     def advance(self, sequence: TokenSequence, count: int) -> None:
         """Count the next `count` pending tokens as cached."""
         sequence.cached += count
+        if self.windows and count > MARGIN:  # a prompt may wait long for its next turn
+            self._slide(sequence)
 
     def match(self, sequence: TokenSequence, limit: int | None = None) -> int:
         """Number of positions that a sequence could take over from others, and has: none without a prefix cache."""
@@ -103,7 +141,8 @@ class PagedCache:
     ) -> TokenSequence:
         """A second sequence that continues the first one's first `keep` cached positions (all of them by default).
 
-        Full pages are shared from then on. Pending tokens are not copied.
+        Full pages are shared from then on. Pending tokens are not copied. If positions are gone that a window sees
+        there (`windows.py`), nothing is shared, and its tokens are pending.
 
         Args:
             sequence: the sequence to fork
@@ -114,11 +153,7 @@ class PagedCache:
         keep = sequence.cached if keep is None else keep
         assert keep <= sequence.cached
         pages = sequence.pages[: self.pages_for(keep)]
-        for page in pages:
-            self._references[page] += 1
-        if keep % self.page_size:
-            self._write_over(sequence, keep, pages, spares)
-        return replace(
+        fork = replace(
             sequence,
             token_ids=sequence.token_ids[:keep],
             cached=keep,
@@ -126,6 +161,17 @@ class PagedCache:
             reused=min(keep, sequence.reused),
             tree=(),
         )
+        if self.windows and not self._whole(fork):
+            fork.pages, fork.first_parts, fork.cached, fork.reused = [], (), 0, 0
+            return fork
+        for page in pages:
+            self._references[page] += 1
+        for window in self.windows:
+            for page in pages[window.first(fork) :]:
+                window.use(page)
+        if keep % self.page_size:
+            self._write_over(sequence, keep, pages, spares)
+        return fork
 
     def _write_over(
         self, sequence: TokenSequence, keep: int, pages: list[int], spares: Iterable[TokenSequence]
@@ -141,17 +187,24 @@ class PagedCache:
         if best is not None:
             taken = self._own(best.pages[-1], common - start)
             self._copy(pages[-1], taken, slice(common - start, keep - start))
+            self._leave(pages[-1])
             self._release(pages[-1])
             pages[-1] = taken
             best.pages.pop()
             self.truncate(best, start)
 
     def truncate(self, sequence: TokenSequence, keep: int) -> None:
-        """Drop everything after the first `keep` positions, and pending tokens."""
+        """Drop everything after the first `keep` positions, and pending tokens.
+
+        If positions are gone that a window sees there (`windows.py`), all tokens become pending.
+        """
         assert keep <= sequence.cached
         self._drop_pages(sequence, self.pages_for(keep))
         del sequence.token_ids[keep:]
         sequence.cached, sequence.reused = keep, min(keep, sequence.reused)
+        if self.windows and not self._whole(sequence):
+            self._drop_pages(sequence, 0)
+            sequence.cached, sequence.reused, sequence.first_parts = 0, 0, ()
         if not keep and sequence.encoder_input is not None:
             sequence.encoder_input.release(sequence, self._release)
 
@@ -173,6 +226,25 @@ class PagedCache:
         """Free all pages of a failed text."""
         self.free(sequence)
 
+    # --- layers with a window -----------------------------------------------------------------------------------------
+
+    def _is_known(self, page: int) -> bool:
+        """Whether prompts may find a page."""
+        return False
+
+    def _whole(self, sequence: TokenSequence) -> bool:
+        """Whether a sequence has all positions that its next token sees."""
+        return all(window.whole(sequence) for window in self.windows) if sequence.cached else not sequence.first_parts
+
+    def _slide(self, sequence: TokenSequence) -> None:
+        """Leave what no later token of a sequence sees."""
+        sequence.first_parts = tuple([window.slide(sequence) for window in self.windows])
+
+    def _leave(self, page: int) -> None:
+        """A sequence no longer needs a page that it might still see."""
+        for window in self.windows:
+            window.leave(page)
+
     # --- single pages -------------------------------------------------------------------------------------------------
 
     def _take(self) -> int:
@@ -183,8 +255,22 @@ class PagedCache:
                 "lower max_batch_size or max_new_tokens, or raise cache_bytes"
             )
         page = self._next_free()
+        if self.windows:
+            self._take_parts(page)
         self._references[page] = 1
         return page
+
+    def _take_parts(self, page: int) -> None:
+        taken: list[WindowPages] = []
+        try:
+            for window in self.windows:
+                window.take(page)
+                taken.append(window)
+        except CacheFullError:
+            self._free.append(page)
+            for window in taken:
+                window.leave(page)
+            raise
 
     def _next_free(self) -> int:
         if self._free:
@@ -198,15 +284,21 @@ class PagedCache:
             return page
         copy = self._take()
         self._copy(page, copy, slice(0, used))
+        if self.windows:
+            self._leave(page)
         self._release(page)
         return copy
 
     def _copy(self, source: int, target: int, positions: slice) -> None:
         self.storage.copy(source, target, positions)
+        for window in self.windows:
+            window.copy(source, target, positions)
         self.copied_positions += positions.stop - positions.start
 
     def _drop_pages(self, sequence: TokenSequence, keep: int) -> None:
         """Release all but the first `keep` pages, the last one first."""
+        for window in self.windows:
+            window.drop(sequence, keep)
         for page in reversed(sequence.pages[keep:]):
             self._release(page)
         del sequence.pages[keep:]

@@ -15,6 +15,7 @@ from typing import Any
 from ..batch import TokenSequence
 from .paged import PagedCache
 from .prefix_tree import Node, PrefixTree
+from .windows import MARGIN
 
 KEPT_TIMES = 2
 """Pages of ended texts that a frugal cache keeps for each page that sequences have used at most"""
@@ -32,6 +33,8 @@ class PrefixCache(PagedCache):
         super().__init__(*arguments, **options)
         self.prefix_cache = prefix_cache
         self._frugal = frugal
+        for window in self.windows:
+            window.frugal = frugal
         self._most_used = 0
         """The most pages that sequences have used at once"""
 
@@ -59,6 +62,8 @@ class PrefixCache(PagedCache):
         sequence.cached += count
         if self.prefix_cache and (count > 1 or not sequence.cached % self.page_size):
             self._register(sequence, first)
+        if self.windows and count > MARGIN:
+            self._slide(sequence)
 
     def retire(self, sequence: TokenSequence) -> None:
         """Free all pages of a finished text; prompts may also find the last, partly filled one."""
@@ -91,12 +96,14 @@ class PrefixCache(PagedCache):
         before, P = sequence.cached, self.page_size
         limit = len(sequence.token_ids) - 1 if limit is None else limit
         limit = min(limit, len(sequence.token_ids) - len(sequence.tree))
-        while sequence.cached < limit:
+        whole = self._whole_limit(sequence, limit) if self.windows else limit
+        while sequence.cached < whole:
             k = sequence.cached // P  # the page of the next position
             parent = self._parent(sequence, k)
             if parent is None:
                 break
             node, common = self._known.find(parent, tuple(sequence.token_ids[k * P : min(k * P + P, limit)]))
+            common = min(common, whole - k * P)
             if node is None or k * P + common <= sequence.cached or not self._take_over(sequence, k, node, common):
                 break
             if sequence.reused == sequence.cached:
@@ -106,9 +113,30 @@ class PrefixCache(PagedCache):
                 break
         return sequence.cached - before
 
+    def _whole_limit(self, sequence: TokenSequence, limit: int) -> int:
+        """The most positions, up to `limit`, that a sequence may have with all that its windows see."""
+        P, cached = self.page_size, sequence.cached
+        pages, stop = sequence.pages[: cached // P], cached
+        parent = self._parent(sequence, len(pages))
+        while parent is not None and stop < limit:
+            first = len(pages) * P
+            parent, common = self._known.find(parent, tuple(sequence.token_ids[first : min(first + P, limit)]))
+            if parent is None or first + common <= stop:
+                break
+            pages.append(parent.page)
+            stop = first + common
+            if common < P:
+                break
+        before = 0
+        while stop != before:  # a shorter text may lack what another window sees
+            before = stop
+            for window in self.windows:
+                stop = window.longest(pages, stop, cached)
+        return stop
+
     def _take_over(self, sequence: TokenSequence, k: int, node: Node, common: int) -> bool:
         """Take the first `common` positions of a known page into a sequence's page k; False if no page is free."""
-        page = node.page
+        page, seen = node.page, False
         if common == self.page_size:
             self._use(page)
             self._drop_pages(sequence, k)  # it may have computed a part of the page
@@ -120,18 +148,25 @@ class PrefixCache(PagedCache):
             self._copy(page, sequence.pages[k], slice(used, common))
             return True
         else:
-            unused = not self._references[page]
+            unused, seen = not self._references[page], True
             self._use(page)
-            if unused and (len(node.tokens) == common or not self.free_pages):
+            for window in self.windows:
+                window.use(page)
+            room = self.free_pages and (not self.windows or self.takes(1))
+            if unused and (len(node.tokens) == common or not room):
                 self._forget_from(page, common)
-            elif self.free_pages:
-                copy = self._take()
-                self._copy(page, copy, slice(0, common))
-                self._release(page)
-                page = copy
             else:
+                copy = self._take() if room else None
+                if copy is not None:
+                    self._copy(page, copy, slice(0, common))
+                for window in self.windows:
+                    window.leave(page)
                 self._release(page)
-                return False
+                if copy is None:
+                    return False
+                page = copy
+        if self.windows and not seen:
+            sequence.first_parts = tuple([window.extend(sequence, page) for window in self.windows])
         sequence.pages.append(page)
         return True
 
@@ -165,7 +200,13 @@ class PrefixCache(PagedCache):
             assert parent is not None
             node = self._known.insert(parent, tuple(sequence.token_ids[k * P : min(k * P + P, stop)]), page)
             if node.page != page and k * P + P <= stop:  # computed twice, at the same time: one is enough
+                seeing = [window for window in self.windows if k >= window.first(sequence)]
+                if not all(window.may_move(page, node.page) for window in seeing):
+                    sequence.private = True  # the other's is gone, and this one's is a fork's too
+                    return
                 self._use(node.page)
+                for window in seeing:
+                    window.move(page, node.page)
                 self._release(page)
                 sequence.pages[k] = node.page
 
@@ -180,7 +221,14 @@ class PrefixCache(PagedCache):
         """Forget the page if it is known by more than its first `used` positions, and all that follow it."""
         node = self._known.node(page)
         if node is not None and len(node.tokens) > used:
-            self._free += self._known.remove(node)
+            gone = self._known.remove(node)
+            self._free += gone
+            for window in self.windows:
+                for page in gone:
+                    window.forget(page)
+
+    def _is_known(self, page: int) -> bool:
+        return self._known.node(page) is not None
 
     # --- single pages -------------------------------------------------------------------------------------------------
 

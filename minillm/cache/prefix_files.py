@@ -7,7 +7,7 @@ that differs. A checksum tells damage; of the last, partly filled page nothing b
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.pages import Pages
+from ..batch import TokenSequence
 from ..errors import UsageError, shown
+from .paged import PagedCache
 
 VERSION = "1"
 """Changes with the layout of the files"""
@@ -35,13 +36,16 @@ ORIGIN = {
 """Names of all that must be equal, in the order in which it is compared -> words; models and adapters have digests"""
 
 
+Arrays = dict[str, NDArray[Any]]
+
+
 class PrefixPages(NamedTuple):
     """The tokens of n pages, and the pages."""
 
     token_ids: list[int]
     """T, of which the last page may have fewer than P"""
-    arrays: dict[str, NDArray[Any]]
-    """As `Pages.read` returns them, [L, n, K, P, ...] each"""
+    arrays: Arrays
+    """As `read_pages` returns them, [L, n, K, P, ...] each"""
 
     @property
     def nbytes(self) -> int:
@@ -53,6 +57,34 @@ class ForeignError(UsageError):
     """The file is whole, and was written by another model, or in other formats."""
 
 
+def read_pages(cache: PagedCache, pages: Sequence[int]) -> Arrays:
+    """Copies of some pages in host memory, as they are stored, [L, n, K, P, ...] each (`Pages.read`).
+
+    Arrays of layers with a window have the group's number in their names, and only the last pages, as many as have
+    their part (`windows.py`).
+    """
+    arrays = cache.storage.read(pages)
+    for window in cache.windows:
+        parts = window.last_parts(pages)
+        arrays |= {f"{name}.{window.group}": array for name, array in window.storage.read(parts).items()}
+    return arrays
+
+
+def write_page(cache: PagedCache, sequence: TokenSequence, arrays: Arrays, number: int) -> None:
+    """Overwrite the last page of a sequence, which it alone has, by page `number` of what `read_pages` has returned."""
+    page, count, firsts = sequence.pages[-1], arrays["keys"].shape[1], []
+    cache.storage.write([page], {name: arrays[name][:, number : number + 1] for name in cache.storage.arrays})
+    for window in cache.windows:
+        own = {name: arrays[f"{name}.{window.group}"] for name in window.storage.arrays}
+        at = number - (count - own["keys"].shape[1])
+        if at < 0:
+            firsts.append(window.lose(sequence))
+        else:
+            window.storage.write([window.parts[page]], {name: array[:, at : at + 1] for name, array in own.items()})
+            firsts.append(window.first(sequence))
+    sequence.first_parts = tuple(firsts)
+
+
 def to_file(pages: PrefixPages, origin: Origin, notes: Mapping[str, str]) -> bytes:
     """The content of a file. `notes` are texts to keep with it."""
     from safetensors.numpy import save
@@ -61,7 +93,7 @@ def to_file(pages: PrefixPages, origin: Origin, notes: Mapping[str, str]) -> byt
     arrays = {name: np.ascontiguousarray(array) for name, array in pages.arrays.items()}
     if used:
         for array in arrays.values():  # others' texts may have been there
-            array[:, -1, :, used:] = 0
+            array[:, -1:, :, used:] = 0
     tensors = {"tokens": np.array(pages.token_ids, np.int64)} | arrays
     words = json.dumps(dict(notes))
     header = {"minillm.prefix": VERSION, "checksum": _checksum(tensors, words), "notes": words}
@@ -70,13 +102,13 @@ def to_file(pages: PrefixPages, origin: Origin, notes: Mapping[str, str]) -> byt
 
 
 def read_file(
-    path: Path, like: Pages, origin_of: Callable[[Mapping[str, str]], Origin]
+    path: Path, like: PagedCache, origin_of: Callable[[Mapping[str, str]], Origin]
 ) -> tuple[PrefixPages, dict[str, str], Origin]:
     """Pages and notes of a file, and what computes them here.
 
     Args:
         path: of the file
-        like: a cache's memory into which the pages fit
+        like: a cache into which the pages fit
         origin_of: what would compute these pages here, given what has computed them
 
     Raises:
@@ -128,12 +160,19 @@ def _checksum(tensors: Mapping[str, NDArray[Any]], words: str) -> str:
     return f"{checksum:08x}"
 
 
-def _fit(arrays: Mapping[str, NDArray[Any]], tokens: NDArray[Any], like: Pages) -> bool:
-    """True if arrays are pages of a cache with this memory, as many as the tokens take."""
+def _fit(arrays: Mapping[str, NDArray[Any]], tokens: NDArray[Any], like: PagedCache) -> bool:
+    """True if arrays are pages of this cache, as many as the tokens take."""
     if tokens.dtype != np.int64 or tokens.ndim != 1 or not tokens.size:
         return False
-    expected = {}
-    for name, array in like.arrays.items():
-        layers, _, heads, page_size, *rest = array.shape
-        expected[name] = (layers, -(-tokens.size // page_size), heads, page_size, *rest), array.dtype
-    return expected == {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    count, expected = like.pages_for(tokens.size), _forms(like.storage.arrays)
+    for window in like.windows:
+        expected |= _forms({f"{name}.{window.group}": array for name, array in window.storage.arrays.items()})
+    fewer = {f"{name}.{window.group}" for window in like.windows for name in window.storage.arrays}
+    if _forms(arrays) != expected:
+        return False
+    return all(array.shape[1] == count or (name in fewer and array.shape[1] < count) for name, array in arrays.items())
+
+
+def _forms(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[Any, ...]]:
+    """The shapes of arrays of pages but for the number of pages, and their types."""
+    return {name: (array.shape[:1], array.shape[2:], array.dtype) for name, array in arrays.items()}

@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..backends.pages import Pages
 from ..batch import TokenSequence
 from ..errors import CacheFullError, ParameterError, UsageError, one_line, shown
 from ..output_files import replace_file, why_unusable
+from .paged import PagedCache
 from .prefix import PrefixCache
-from .prefix_files import Origin, PrefixPages, read_file, to_file
+from .prefix_files import Origin, PrefixPages, read_file, read_pages, to_file, write_page
 from .prefix_tree import Node
 
 WORTH_STORING = 256
@@ -114,7 +114,7 @@ class PrefixStore:
         """Whether a page is stored, or will be."""
         return name in self._writer.waiting or (self._folder / name).exists()
 
-    def read(self, page: StoredPage, adapter: str | None, like: Pages) -> PrefixPages | None:
+    def read(self, page: StoredPage, adapter: str | None, like: PagedCache) -> PrefixPages | None:
         """A page; None if it is not there any more. A damaged one is removed."""
         path = self._folder / page.name
         if not path.exists():
@@ -268,23 +268,30 @@ class StoringPrefixCache(PrefixCache):
         P, node = self.page_size, self._known.root(sequence.adapter)
         tokens = sequence.token_ids[: len(sequence.token_ids) - len(sequence.tree)]
         prefix = TokenSequence(adapter=sequence.adapter)
-        for page in store.pages_of(tokens, sequence.adapter, P):
+        if self.windows:  # what is known may lack what a window sees
+            prefix.token_ids = [*tokens]
+            super().match(prefix, len(tokens) // P * P)
+            self.truncate(prefix, prefix.cached // P * P)
+            del prefix.token_ids[prefix.cached :]
+        for number, page in enumerate(store.pages_of(tokens, sequence.adapter, P)):
+            if number < len(prefix.token_ids) // P and self.windows:
+                continue
             child, common = self._known.find(node, tuple(page.token_ids))
-            if child is not None and common == P and not prefix.pages:
+            if child is not None and common == P and not prefix.pages and not self.windows:
                 node = child
                 prefix.token_ids += page.token_ids
                 continue
-            pages = store.read(page, sequence.adapter, self.storage)
+            pages = store.read(page, sequence.adapter, self)
             if pages is None:
                 break
-            if not prefix.pages:
+            if not prefix.pages and not self.windows:
                 super().match(prefix, len(prefix.token_ids))
             prefix.token_ids += page.token_ids
             try:
                 self.reserve(prefix, len(prefix.token_ids))
             except CacheFullError:
                 break
-            self.storage.write(prefix.pages[-1:], pages.arrays)
+            write_page(self, prefix, pages.arrays, 0)
             self.advance(prefix, P)
         super().retire(prefix)
 
@@ -308,7 +315,12 @@ class StoringPrefixCache(PrefixCache):
 
         Whoever writes to a known page has it forgotten first. So if it is still known, all of it was copied before.
         """
-        pages = PrefixPages(token_ids, self.storage.read([number]))
+        parts = [window.parts[number] for window in self.windows]
+        pages = PrefixPages(token_ids, read_pages(self, [number]))
+        for window, part in zip(self.windows, parts, strict=True):
+            if window.parts[number] != part:  # left meanwhile, so that others may have written there
+                for name in window.storage.arrays:
+                    pages.arrays[f"{name}.{window.group}"] = pages.arrays[f"{name}.{window.group}"][:, :0]
         return pages if self._known.node(number) is node else None
 
 

@@ -227,7 +227,7 @@ def bytes_by_format(analysis: "Analysis") -> tuple[dict[str, int], dict[str, int
 
 def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
     """The whole analysis, for `--json`. Bytes and FLOPs are integers, times are in seconds."""
-    from ..measure.accounting.memory import parts_held
+    from ..measure.accounting.memory import cache_bytes, parts_held
 
     storage, work, parts = analysis.storage, analysis.workload, parts_held(analysis.config, analysis.storage)
     weights, cache = bytes_by_format(analysis)
@@ -248,8 +248,8 @@ def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
         "weights_bytes_by_dtype": weights,
         "kv_cache_bytes_per_token": cache[storage.cache],
         "kv_cache_bytes_per_token_by_dtype": cache,
-        "kv_cache_bytes_per_sequence": cache[storage.cache] * work.decode_context,
-        "kv_cache_bytes": cache[storage.cache] * work.decode_context * work.batch,
+        "kv_cache_bytes_per_sequence": cache_bytes(analysis.config, storage, work.decode_context),
+        "kv_cache_bytes": cache_bytes(analysis.config, storage, work.decode_context) * work.batch,
         "largest_batch": analysis.largest_batch,
         "largest_context": analysis.largest_context,
         "tensor_parallel": analysis.parallel.tensor,
@@ -331,14 +331,16 @@ def _parameters(analysis: "Analysis") -> Table:
 
 def _memory(analysis: "Analysis") -> Table:
     """Weights and cache in each format, and activations of both phases."""
-    from ..measure.accounting.memory import activation_bytes
+    from ..measure.accounting.memory import activation_bytes, cache_bytes
 
     work, (weights, cache) = analysis.workload, bytes_by_format(analysis)
-    positions = work.batch * work.decode_context
+    of_text = [
+        cache_bytes(analysis.config, replace(analysis.storage, cache=name), work.decode_context) for name in cache
+    ]
     rows = [
         ["weights", *map(bytes_text, weights.values())],
         ["cache, a token", *map(bytes_text, cache.values())],
-        [f"cache, {work.batch} x {work.decode_context}", *(bytes_text(positions * size) for size in cache.values())],
+        [f"cache, {work.batch} x {work.decode_context}", *(bytes_text(work.batch * size) for size in of_text)],
     ]
     activations = [
         f"{bytes_text(activation_bytes(analysis.config, analysis.storage, phase.tokens, work.batch))} in {name}"

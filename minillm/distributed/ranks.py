@@ -175,7 +175,13 @@ class Ranks:
 
     def stage_config(self, config: ModelConfig) -> ModelConfig:
         """A configuration with as many layers as this stage, to count the memory of its cache."""
-        return replace(config, num_layers=len(self.layers))
+        return replace(
+            config,
+            num_layers=len(self.layers),
+            windows=tuple(config.windows[i] for i in self.layers) if config.windows else (),
+            kv_shapes=tuple(config.kv_shape(i) for i in self.layers) if config.kv_shapes else (),
+            kv_sources=tuple(config.kv_source(i) - self.layers.start for i in self.layers) if config.kv_sources else (),
+        )
 
 
 def _bytes_read(component: Any) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from ..backends.operations import Backend
 from ..backends.placement import Placement, choose_backend
-from ..cache import PagedCache, PrefixCache
+from ..cache import Concurrency, PagedCache, PrefixCache
 from ..cache.prefix_store import StoringPrefixCache, trusted_folder
 from ..config import ModelConfig
 from ..decoding.request import RequestMaker, refuse_guesses
@@ -18,6 +18,7 @@ from ..errors import ParameterError
 from ..progress import showing
 from .arguments import refuse_task
 from .loading import Parts, affordable_pages
+from .scheduler import Limits
 
 logger = logging.getLogger("minillm")
 
@@ -120,13 +121,27 @@ def request_maker(parts: Parts, config: ModelConfig) -> RequestMaker:
 
 def cache_maker(parts: Parts, config: ModelConfig, options: EngineOptions) -> Callable[..., PagedCache]:
     """The class of the models' caches, with what all of them have in common."""
+    tokens = _tokens_of_windows(parts, config, options)
+    common: dict[str, Any] = {} if tokens is None else {"concurrency": Concurrency(options.max_batch_size, tokens)}
     if not options.prefix_cache:
-        return PagedCache
+        return partial(PagedCache, **common)
     if any(model.keys_follow_length for model in (config, *(helper.config for helper in parts.helpers.values()))):
         logger.info("the prefix cache is off: with this rotary scaling, keys depend on the text's length")
-        return PagedCache
+        return partial(PagedCache, **common)
     kind = PrefixCache if options.prefix_store is None else StoringPrefixCache
-    return partial(kind, frugal=options.cache_bytes is None and parts.backend.memory.committed_late)
+    return partial(kind, frugal=options.cache_bytes is None and parts.backend.memory.committed_late, **common)
+
+
+def _tokens_of_windows(parts: Parts, config: ModelConfig, options: EngineOptions) -> int | None:
+    """The most new tokens of a pass, if layers with a window keep no more than they see; None: they keep all."""
+    windowed = [model for model in (config, *(h.config for h in parts.helpers.values())) if len(model.kv_groups) > 1]
+    if not windowed:
+        return None
+    if options.ranks is not None:
+        logger.info("layers with a sliding window keep all positions: several processes share the model")
+        return None
+    limits = Limits.of(parts.backend.memory, options.max_batch_size, options.max_batched_tokens)
+    return limits.max_prompt_tokens
 
 
 def num_pages(parts: Parts, config: ModelConfig, options: EngineOptions) -> int:
@@ -144,6 +159,7 @@ def num_pages(parts: Parts, config: ModelConfig, options: EngineOptions) -> int:
         return 1
     helpers = [helper.config for helper in parts.helpers.values()]
     if ranks is None:
-        return affordable_pages(config, backend, size, options.cache_bytes, helpers)
+        tokens = _tokens_of_windows(parts, config, options)
+        return affordable_pages(config, backend, size, options.cache_bytes, helpers, tokens=tokens)
     own, beside = ranks.stage_config(parts.model.config), ranks.world.on_this_machine
     return ranks.least(partial(affordable_pages, own, backend, size, options.cache_bytes, helpers, processes=beside))

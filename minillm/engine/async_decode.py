@@ -104,7 +104,8 @@ def launch_first(runner: Runner, running: Sequence[Run]) -> PendingStep | None:
     draws = np.array([_draw(row) for row in rows], DRAWS)
     left = np.array([row.run.request.max_new_tokens - len(row.continuation.token_ids) - 1 for row in rows])
     token_ids = np.array([row.sequence.token_ids[-1] for row in rows])
-    return _launch(runner, rows, DecodeStep(token_ids, positions, pages, draws, _adapters(rows)), left)
+    tables = _tables(runner, rows, pages.shape[1])
+    return _launch(runner, rows, DecodeStep(token_ids, positions, pages, draws, _adapters(rows), tables), left)
 
 
 def launch_next(pending: PendingStep, runner: Runner) -> PendingStep | None:
@@ -120,7 +121,7 @@ def launch_next(pending: PendingStep, runner: Runner) -> PendingStep | None:
         rows, left, sources = [*compress(rows, goes_on)], left[goes_on], sources[goes_on]
         positions, pages, draws = positions[goes_on], pages[goes_on], draws[goes_on]
     begins = np.flatnonzero(positions % P == 0).tolist()  # another page
-    if not rows or len(begins) > cache.free_pages:
+    if not rows or len(begins) > cache.free_pages or (cache.windows and not cache.takes(len(begins))):
         return None
     if (columns := int(positions.max()) // P + 1) > pages.shape[1]:
         pages = np.pad(pages, ((0, 0), (0, columns)))
@@ -132,7 +133,9 @@ def launch_next(pending: PendingStep, runner: Runner) -> PendingStep | None:
         full = (int(positions[i]) - 2) // P  # completed by the step read last: now it may be a twin's
         pages[i, full] = rows[i].sequence.pages[full]
     draws["position"] += 1
-    return _launch(runner, rows, DecodeStep(-1 - sources, positions, pages, draws, _adapters(rows)), left - 1)
+    tables = _tables(runner, rows, pages.shape[1])
+    step = DecodeStep(-1 - sources, positions, pages, draws, _adapters(rows), tables)
+    return _launch(runner, rows, step, left - 1)
 
 
 def hand_back(pending: PendingStep) -> None:
@@ -149,6 +152,16 @@ def _launch(runner: Runner, rows: list[Row], step: DecodeStep, left: IntArray) -
     except DEVICE_ERRORS:  # it will happen again in the ordinary way, which tells the requests
         return None
     return None if read is None else PendingStep(rows, step, left, read)
+
+
+def _tables(runner: Runner, rows: list[Row], columns: int) -> dict[int, IntArray]:
+    """The pages of groups of layers with a window. [N, columns] each"""
+    tables = {}
+    for window in runner.cache.windows:
+        table = tables[window.group] = np.zeros((len(rows), columns), np.int64)
+        for i, row in enumerate(rows):
+            table[i, : len(row.sequence.pages)] = window.table(row.sequence)
+    return tables
 
 
 def _adapters(rows: list[Row]) -> tuple[str | None, ...]:

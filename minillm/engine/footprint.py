@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..backends.weights import format_of
+from ..cache import PagedCache
+from ..config import ModelConfig
 from ..formats import open_model
-from ..measure.accounting import Storage, activation_bytes, cache_bytes_per_token, weights_bytes
+from ..measure.accounting import Storage, activation_bytes, weights_bytes
+from ..measure.accounting.memory import position_bytes
 from ..models.base import Model, stored_format, weights_of
 from ..runner.runner import Runner
 
@@ -58,13 +61,20 @@ def footprints(runners: Collection[Runner]) -> list[Footprint]:
     for runner in runners:
         config, storage = runner.model.config, _storage(runner.model, use.number_bytes)
         weights += weights_bytes(config, storage)
-        cache += runner.cache.num_pages * runner.cache.page_size * cache_bytes_per_token(config, storage)
+        cache += _predicted_cache(runner.cache, config, storage)
         results = max(results, activation_bytes(config, storage, use.largest_tokens, use.largest_rows))
     return [
         Footprint("weights", use.weights, weights),
         Footprint("cache", use.cache, cache),
         Footprint("workspace", use.workspace, results),
     ]
+
+
+def _predicted_cache(cache: PagedCache, config: ModelConfig, storage: Storage) -> int:
+    """Bytes of a cache: each group of layers has all pages, or the parts of those that its window sees."""
+    pages = dict.fromkeys(range(len(config.kv_groups)), cache.num_pages)
+    pages |= {window.group: window.num_parts for window in cache.windows}
+    return sum(count * cache.page_size * position_bytes(config, storage, group) for group, count in pages.items())
 
 
 def _storage(model: Model, number_bytes: int) -> Storage:

@@ -2,13 +2,16 @@
 
 import logging
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..backends.low_rank import AdapterWeights
+from ..backends.memory import Memory
 from ..backends.operations import Backend
+from ..cache import Concurrency
 from ..config import ModelConfig
 from ..errors import ParameterError
 from ..formats import find_adapter, find_model, find_tokenizer, open_model
@@ -138,6 +141,7 @@ def affordable_pages(
     budget: int | None,
     others: Iterable[ModelConfig] = (),
     processes: int = 1,
+    tokens: int | None = None,
 ) -> int:
     """Number of pages for `sequences` full contexts plus a few guesses, or as many as the budget allows.
 
@@ -151,20 +155,36 @@ def affordable_pages(
         budget: bytes; None for the default
         others: shapes of further models; each needs as many pages
         processes: number of them that share this machine's memory
+        tokens: the most new tokens of a pass: layers with a window then keep what `sequences` see. None: they keep all
 
     Raises:
         ParameterError: the budget is less than one page.
     """
-    models = (config, *others)
     memory = backend.memory
-    position = sum(m.num_layers * memory.position_bytes(m.num_kv_heads, m.head_dim) for m in models)
-    page = position * memory.page_size
+    concurrency = None if tokens is None else Concurrency(sequences, tokens)
+
+    def size(pages: int) -> int:
+        return sum(_cache_bytes(model, memory, pages, concurrency) for model in (config, *others))
+
+    page = size(1)
     context = config.max_positions // memory.page_size + 1
     if config.encoder_layers:
         context += config.max_source_positions // memory.page_size + 1
     if budget is None:
         free = memory.free_bytes() // processes
-        budget = max(page, free // memory.cache_share, min(context * page, free // 2))
+        budget = max(page, free // memory.cache_share, min(size(context), free // 2))
     if budget < page:
         raise ParameterError(f"cache_bytes should be at least {page} (one page of {memory.page_size}), found {budget}")
-    return min(sequences * context, budget // page)
+    return bisect_right(range(1, sequences * context + 1), budget, key=size)
+
+
+def _cache_bytes(config: ModelConfig, memory: Memory, pages: int, concurrency: Concurrency | None) -> int:
+    """Bytes that a cache of so many pages takes at most."""
+    total = 0
+    for group in config.kv_groups:
+        held = pages
+        if group.window is not None and concurrency is not None:
+            held = concurrency.parts(group.window, pages, memory.page_size)
+        position = len(group.layers) * memory.position_bytes(group.num_kv_heads, group.head_dim)
+        total += held * memory.page_size * position
+    return total

@@ -53,7 +53,8 @@ def open_stores(runners: Mapping[str, Runner], folder: Path, max_bytes: int | No
         config, cache = runner.model.config, runner.cache
         if not isinstance(cache, StoringPrefixCache) or config.encoder_layers or config.output != "tokens":
             raise ParameterError(f"prefix_store: this {config.model_type} model has no prefix cache: leave it out")
-        page_bytes = cache.storage.nbytes // cache.num_pages
+        stored = cache.storage.groups or (cache.storage,)
+        page_bytes = sum(pages.nbytes // pages.keys.shape[1] for pages in stored)
         cache.store = PrefixStore(folder, max_bytes or STORE_BYTES, origins_of(runner), page_bytes)
         stores.append(cache.store)
     return stores

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..batch import TokenSequence
 from ..cache import PrefixCache
-from ..cache.prefix_files import Origin, PrefixPages, read_file, to_file
+from ..cache.prefix_files import Origin, PrefixPages, read_file, read_pages, to_file, write_page
 from ..decoding.prompts import Prompt
 from ..decoding.settings import GenerationConfig
 from ..errors import CacheFullError, ParameterError
@@ -94,7 +94,7 @@ class EnginePrefixes(EngineReadings):
             True
         """
         cache, path = self._cache_of_prefixes("load_prefix"), Path(read("path", path))
-        pages, notes, origin = read_file(path, cache.storage, self._origin_like)
+        pages, notes, origin = read_file(path, cache, self._origin_like)
         lora = next(name for name, own in self._origins.items() if own is origin)
         with self._driver.turn():
             try:
@@ -134,7 +134,7 @@ class EnginePrefixes(EngineReadings):
                 cache.match(text, len(token_ids))
                 if text.cached < len(token_ids):
                     return None
-                return PrefixPages(list(token_ids), cache.storage.read(text.pages))
+                return PrefixPages(list(token_ids), read_pages(cache, text.pages))
             finally:
                 cache.free(text)
 
@@ -157,11 +157,12 @@ def put(cache: PrefixCache, pages: PrefixPages, lora: str | None) -> None:
     text = TokenSequence(list(pages.token_ids), adapter=lora)
     cache.match(text, len(text.token_ids))
     try:
-        if text.pending:
-            first = text.cached // cache.page_size
-            cache.reserve(text, len(text.token_ids))
-            cache.storage.write(text.pages[first:], {name: array[:, first:] for name, array in pages.arrays.items()})
-            cache.advance(text, text.pending)
+        while text.pending:
+            number = text.cached // cache.page_size
+            stop = min(len(text.token_ids), (number + 1) * cache.page_size)
+            cache.reserve(text, stop)
+            write_page(cache, text, pages.arrays, number)
+            cache.advance(text, stop - text.cached)
     except CacheFullError:
         cache.free(text)
         raise

@@ -63,7 +63,8 @@ class Recompute(NamedTuple):
             if parent is not None and not sequence.cached and parent.cached >= common:
                 twin = cache.fork(parent, common)
                 sequence.pages, sequence.cached = twin.pages, twin.cached
-            begins = parent is None or sequence.cached > 0
+                sequence.first_parts = twin.first_parts
+            begins = parent is None or sequence.cached > 0 or parent.cached >= common  # its window has gone on
             if begins and sequence.cached < cached:
                 cache.match(sequence, cached)
             if begins and sequence.cached < cached:

@@ -291,7 +291,8 @@ class Scheduler:
                 budget *= SOURCES_TOGETHER
             chunks += self._in_turn(name, prompts, budget)
         tokens = sum([chunk.tokens + chunk.encodes for chunk in chunks])
-        if cache.free_pages < 2 * len(chunks) + tokens // cache.page_size:
+        pages = 2 * len(chunks) + tokens // cache.page_size
+        if cache.free_pages < pages or (cache.windows and not cache.takes(pages)):
             return self._reserve(cache, name, chunks)
         return chunks  # there are enough: for each a copy of its last page, one that is begun, and full ones
 

@@ -99,6 +99,8 @@ class Attention:
     projection_norms: ProjectionNorms | None = None
     norms_follow_rotation: bool = False
     """Queries and keys are rotated before `head_norms`, not after (Hunyuan)"""
+    group: int = 0
+    """Number of the layers with such keys and values (`ModelConfig.kv_groups`)"""
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch, residual: Any | None) -> Any:
         """residual + attention(x) W^O. [T, E] -> [T, E]"""
@@ -117,6 +119,8 @@ class Attention:
             q, k = backend.rotary(q, k, batch, self.rotation)
         if self.head_norms is not None and self.norms_follow_rotation:
             q, k = self.head_norms(backend, q, k)
+        if self.group:
+            cache, batch = cache.groups[self.group], batch.in_group(self.group)
         backend.store_kv(k, v, cache, self.layer, batch)
         z = backend.attend(q, cache, self.layer, batch, self.spec)
         z = merge_heads(z)  # [T, H, D] -> [T, H D]

@@ -57,8 +57,6 @@ class GemmaConfig(ModelConfig):
     """Scores are divided by its square root"""
     rotaries: tuple[RotaryConfig, ...]
     """Rotary embedding of each layer"""
-    windows: tuple[int | None, ...]
-    """Sliding window of each layer: positions that a query sees, its own included; None: no window"""
     output_norms: bool = True
     """Norms after attention and MLP too, before the sums (not in Gemma 1)"""
     head_norms: bool = False

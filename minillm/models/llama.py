@@ -49,8 +49,6 @@ class LlamaConfig(ModelConfig):
     """RMS norm of each query and key head (Qwen3)"""
     projection_norms: bool = False
     """RMS norm of all queries of a token together, and of its keys (OLMoE)"""
-    windows: tuple[int | None, ...]
-    """Sliding window of each layer: positions that a query sees, its own included; None: no window"""
     rotated: tuple[bool, ...]
     """Whether each layer rotates queries and keys (SmolLM3 leaves some out)"""
     embedding_scale: float = 1.0

@@ -279,14 +279,16 @@ class Weights:
         *,
         qkv: Weight,
         out: Weight,
+        kind: type[Attention] = Attention,
         **others: Any,
     ) -> Attention:
-        """This rank's heads of one layer's attention; `others` are further fields of `Attention`.
+        """This rank's heads of one layer's attention; `others` are further fields of its `kind`.
 
         Without a `spec`, scores are scaled by 1 / sqrt D and masked causally.
         """
         rank, spec = config.sharded(self.ranks), spec or AttentionSpec(config.head_dim**-0.5)
-        return Attention(layer, rank.num_heads, rank.num_kv_heads, spec, qkv, out, **others)
+        shape: Any = {"group": config.kv_group(layer)}
+        return kind(config.kv_source(layer), rank.num_heads, rank.kv_shape(layer)[0], spec, qkv, out, **shape, **others)
 
     def mlp(self, up: str, down: str, E: int, F: int, activation: str, *, bias: bool = True) -> MLP:
         """An MLP of two projections, E -> F -> E, by their names."""

@@ -41,8 +41,6 @@ class Starcoder2Config(ModelConfig):
     rotary: RotaryConfig
     biases: bool
     """Projections have biases; norms always have"""
-    window: int | None
-    """Sliding window: positions that a query sees, its own included; None: no window"""
 
 
 def read_config(raw: Mapping[str, Any]) -> Starcoder2Config:
@@ -69,7 +67,7 @@ def read_config(raw: Mapping[str, Any]) -> Starcoder2Config:
         activation=read_activation(fields, "hidden_act", "gelu_pytorch_tanh"),
         rotary=rotary,
         biases=fields.get("use_bias", True),
-        window=window,
+        windows=(window,) * shared["num_layers"],
     )
 
 
@@ -95,7 +93,7 @@ def _build_layer(config: Starcoder2Config, weights: Weights, rotation: Rotation,
         weights.attention(
             config,
             i,
-            AttentionSpec(config.head_dim**-0.5, window=config.window),
+            AttentionSpec(config.head_dim**-0.5, window=config.windows[i]),
             qkv=weights.qkv_proj(config, bias=bias),
             out=weights.o_proj(config, bias=bias),
             rotation=rotation,

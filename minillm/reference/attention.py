@@ -12,7 +12,7 @@ arXiv 2408.00118, section 2). A learned bias by the distance from query to key i
 slope m times the distance between query and key (Press et al., arXiv 2108.12409, section 3).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,13 +69,30 @@ def attend(q: Any, keys: Any, values: Any, batch: Batch, spec: AttentionSpec, xp
         xp: the array module
         out: [T, H, D], filled and returned
     """
-    for span in batch.spans:
+    for span in batch.spans if spec.window is None else seen_spans(batch, spec, keys.shape[2]):
         for first in range(span.start, span.stop, QUERY_TILE):
             last = min(first + QUERY_TILE, span.stop)
             scores = attention_scores(q[first:last], keys, span, last, spec, xp)  # [K, G n, S]
             weights = softmax(scores, xp, out=scores)
             merge_values(weights, values, span, out[first:last], xp)
     return out
+
+
+def seen_spans(batch: Batch, spec: AttentionSpec, page_size: int) -> Sequence[Span]:
+    """The sequences, without the pages before the window of their first query, which may be others' by now."""
+    window = spec.window
+    if window is None or not spec.causal:  # a query that sees what follows is in a pass of its whole text
+        return batch.spans
+    spans = []
+    for span in batch.spans:
+        S, first = (
+            span.context_len,
+            span.context_len - (span.stop - span.start),
+        )  # the first query's place, also a tree's
+        pages = max(0, first + 1 - window) // page_size
+        gone = pages * page_size
+        spans.append(span._replace(pages=span.pages[pages:], context_len=S - gone, text_len=span.text_len - gone))
+    return spans
 
 
 def attention_scores(q: Any, keys: Any, span: Span, last: int, spec: AttentionSpec, xp: Any) -> Any:

@@ -12,6 +12,7 @@ from ..backends.operations import Backend
 from ..backends.recording import sealed
 from ..batch import Batch, TokenSequence
 from ..cache import PagedCache
+from ..cache.windows import with_parts
 from ..decoding.strategy import Feed
 from ..errors import NumericalError
 from ..models.base import Model
@@ -144,6 +145,8 @@ class Runner:
         if self.model.config.encoder_layers:
             encode_sources(self.backend, self.cache, sequences, self.encode, self.hooks)
         batch = Batch.of(sequences, counts, self.cache.page_size)
+        if self.cache.windows:
+            batch = with_parts(batch, sequences, self.cache.page_size, self.cache.windows)
         logit_rows = [span.stop - 1 for span in batch.spans] if rows is None else rows
         hooked = self.hooks.functions or any(sequence.probe is not None for sequence in sequences)
         views = self.hooks.views(batch, sequences) if hooked else []

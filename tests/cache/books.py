@@ -1,13 +1,14 @@
 """What must hold of a cache's pages after every step, checked from outside."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from minillm.batch import TokenSequence
 from minillm.cache import PrefixCache
 from minillm.cache.prefix_tree import Node
+from minillm.cache.windows import WindowPages
 from minillm.engine.loop import StepLoop
 from minillm.runner.runner import Runner
 
@@ -21,6 +22,8 @@ def check_books(cache: PrefixCache, owners: Iterable[TokenSequence]) -> None:
     owned = Counter(page for owner in (*owners, *sources) for page in owner.pages)
     assert all(not source.pages or source.users <= set(owners) for source in sources)
     known = nodes_of(cache)
+    for window in cache.windows:
+        check_parts(window, owners, set(known))
     unused = set(known) - set(owned)
     assert [owned[page] for page in range(cache.num_pages)] == cache._references
     assert sorted([*cache._free, *unused, *owned]) == list(range(cache._begun)), "the others were never used"
@@ -33,6 +36,19 @@ def check_books(cache: PrefixCache, owners: Iterable[TokenSequence]) -> None:
         assert [child.tokens for child in node.children] == sorted({child.tokens for child in node.children})
         if page in unused:
             assert unused.issuperset(child.page for child in node.children)
+
+
+def check_parts(window: WindowPages, owners: Sequence[TokenSequence], known: set[int]) -> None:
+    """Every part is free, used by those that count as its users, or of a page that prompts may find."""
+    used = Counter(page for owner in owners for page in owner.pages[window.first(owner) :])
+    assert [used[page] for page in range(len(window.users))] == window.users
+    left = set(window._left)
+    assert left <= known and not left & set(used)
+    owned = {page: part for page, part in enumerate(window.parts) if part >= 0}
+    assert set(owned) == left | set(used)
+    assert sorted([*owned.values(), *window._free]) == list(range(window.begun))
+    assert window.free_parts == window.num_parts - len(used)
+    assert all(window.whole(owner) for owner in owners if owner.cached)
 
 
 def check_loop(loop: StepLoop) -> None:

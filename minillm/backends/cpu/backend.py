@@ -333,6 +333,8 @@ class CpuBackend(Recordable, Backend):
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
         """Attention over the cache, sequence by sequence, or over their sources. [T, H, D] -> [T, H, D]"""
         sequences = self.memory.workspace.sequences
+        if batch.group:
+            sequences = self.memory.workspace.of_group(batch.group)
         if spec.cross:
             batch, sequences = batch.by_source, self.memory.workspace.sources
         if not spec.causal and batch.has_tree:  # a combination that no model has: no kernel

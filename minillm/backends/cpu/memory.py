@@ -114,7 +114,8 @@ class BatchArrays:
             call.N = len(self._spans)
             call.spans, call.tables, call.seen = spans, tables, seen
             call.table_stride, call.positions = self._tables.shape[1], positions
-        needed = max((_attention_parts(call) for call in {call.window: call for call in calls}.values()), default=0)
+        kinds = {(call.window, call.H, call.K, call.D): call for call in calls}
+        needed = max((_attention_parts(call) for call in kinds.values()), default=0)
         if len(self._parts) < needed:
             self._parts = aligned(8 * needed).view(np.float32)
         heads = max((call.K for call in calls), default=0)
@@ -132,12 +133,19 @@ class Workspace:
         self.arena = Arena(np)
         self.scratch = Scratch()
         self.sequences, self.sources = BatchArrays(), BatchArrays()
+        self._groups: dict[int, BatchArrays] = {}
         self._angles: dict[int, tuple[Rotation, NDArray[np.float32], NDArray[np.float32], Any]] = {}
         self._turned: Batch | None = None
+
+    def of_group(self, group: int) -> BatchArrays:
+        """The batch as layers of another group read it."""
+        return self._groups.setdefault(group, BatchArrays())
 
     def refill(self, batch: Batch) -> None:
         """Set what follows from the next batch of a recorded step."""
         self.sequences.fill(batch)
+        for group, arrays in self._groups.items():
+            arrays.fill(batch.groups[group])
         if batch.cross_rows:
             self.sources.fill(batch.by_source)
         for rotation, *_, growth in self._angles.values():
@@ -197,6 +205,8 @@ class RecordedStep(Generic[Result]):
         """Argmax and finiteness of its logits, found by the program"""
         self._program = Program()
         self._read: dict[str, Any] = {}
+        self._slots: dict[int, Any] = {}
+        """`slot_pages` of other groups of layers"""
         self._began = 0
         self._result: Result | None = None
 
@@ -213,8 +223,9 @@ class RecordedStep(Generic[Result]):
     def record(self, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result | None:
         """Run `compute` on the step's own workspace, and record what it launches. None if that is not all of it."""
         self._read = {name: getattr(batch, name).copy() for name in _READ if getattr(batch, name) is not None}
+        self._slots = {group: other.slot_pages.copy() for group, other in batch.groups.items()}
         with recording(self._program):
-            self._result = attempt(compute, replace(batch, **self._read), rows)
+            self._result = attempt(compute, self._in_place(batch), rows)
             if self._result is None:
                 not_recorded()
             elif self._result[0] is not None:  # else of a pipeline stage that is not the last
@@ -226,10 +237,22 @@ class RecordedStep(Generic[Result]):
         assert self._result is not None
         for name, target in self._read.items():
             target[...] = getattr(batch, name)
-        self.workspace.refill(replace(batch, positions=self._read["positions"]))
+        for group, slots in self._slots.items():
+            slots[...] = batch.groups[group].slot_pages
+        self.workspace.refill(
+            self._in_place(batch) if self._slots else replace(batch, positions=self._read["positions"])
+        )
         self._began = time.perf_counter_ns()
         self._program.run(watched=watched)
         return self._result
+
+    def _in_place(self, batch: Batch) -> Batch:
+        """A batch whose arrays are where the program reads them."""
+        groups = {
+            group: replace(batch.groups[group], **self._read | {"slot_pages": slots})
+            for group, slots in self._slots.items()
+        }
+        return replace(batch, groups=groups, **self._read)
 
     def moments(self) -> Moments:
         """Start time of the last run and end times of its launches, if it was watched."""

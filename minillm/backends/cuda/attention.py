@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ...batch import Batch
-from ...reference.attention import AttentionSpec, attention_scores, merge_values
+from ...reference.attention import AttentionSpec, attention_scores, merge_values, seen_spans
 from ...reference.softmax import softmax
 from .kernels import STORAGE, Kernels, int32s, or_null, row_stride
 
@@ -205,7 +205,7 @@ def attend_by_reference(
 
     Pages are small here, and a loop over them would take a launch for each. Arguments as of `reference.attend`.
     """
-    for span in batch.spans:
+    for span in seen_spans(batch, spec, keys.shape[2]):
         n = span.stop - span.start
         alone = span._replace(start=0, stop=n, pages=(0,))
         queries = q[span.start : span.stop].astype(xp.float32)

@@ -1,7 +1,7 @@
 """A batch on the device: the arrays that kernels read, sent in one copy."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ class BatchBuffers:
 
     def __init__(self, device: Device) -> None:
         self._staging = StagingBuffer(device)
-        self._pages: list[tuple[int, ...]] = []  # what each row of the block table holds
+        self._pages: dict[int, list[tuple[int, ...]]] = {}  # by group, what each row of its block table holds
         self._shape: tuple[int, ...] = ()
 
     @property
@@ -80,7 +80,8 @@ class BatchBuffers:
         padded_T, padded_N, padded_R = (T, N, R) if bucket is None else (bucket.sequences,) * 3
         B = pages_of(batch.spans) if bucket is None else bucket.pages
         adapted = bucket is not None and bucket.adapters > 0
-        self._lay_out(padded_T, padded_N, padded_R, B, types=batch.types is not None, adapted=adapted)
+        groups = tuple(batch.groups)
+        self._lay_out(padded_T, padded_N, padded_R, B, groups, types=batch.types is not None, adapted=adapted)
         host = self._staging.host
         if adapted:
             host["adapters"][:T], host["adapters"][T:] = numbers_of(batch.adapters, numbers), -1
@@ -88,20 +89,19 @@ class BatchBuffers:
             host["types"][:T], host["types"][T:] = batch.types, 0
         host["token_ids"][:T], host["token_ids"][T:] = batch.token_ids, 0
         host["positions"][:T], host["positions"][T:] = batch.positions, 0
-        host["slots"][:T], host["slots"][T:] = batch.slot_pages * page_size + batch.slot_offsets, -1
+        for group in (batch, *batch.groups.values()):
+            slots = host[_name("slots", group.group)]
+            slots[:T], slots[T:] = group.slot_pages * page_size + group.slot_offsets, -1
+            self._fill_table(group)
         host["query_starts"][: N + 1] = [0, *[span.stop for span in batch.spans]]
         host["query_starts"][N + 1 :] = np.arange(T + 1, T + 1 + padded_N - N)
         host["context_lens"][:N], host["context_lens"][N:] = [span.context_len for span in batch.spans], 0
         host["text_lens"][:N], host["text_lens"][N:] = [span.text_len for span in batch.spans], 0
         host["rows"][:R], host["rows"][R:] = rows, np.arange(R, padded_R)
-        for i, span in enumerate(batch.spans):
-            if self._pages[i] != span.pages:
-                host["block_table"][i, : len(span.pages)] = span.pages
-                self._pages[i] = span.pages
         self._staging.send()
         there = self._staging.there
         names = ("token_ids", "positions", "query_starts", "context_lens", "text_lens")
-        return DeviceBatch(
+        sent = DeviceBatch(
             **{name: there[name] for name in names},
             slot_pages=batch.slot_pages,
             slot_offsets=batch.slot_offsets,
@@ -112,38 +112,65 @@ class BatchBuffers:
             max_queries=max(span.stop - span.start for span in batch.spans),
             types=None if batch.types is None else there["types"],
             row_adapters=there["adapters"] if adapted else None,
-        ), there["rows"]
+        )
+        return replace(sent, groups={group: self._in_group(sent, batch, group) for group in groups}), there["rows"]
+
+    def _fill_table(self, batch: Batch) -> None:
+        """Write the rows of a group's block table that have changed."""
+        table, rows = self._staging.host[_name("block_table", batch.group)], self._pages[batch.group]
+        for i, span in enumerate(batch.spans):
+            if rows[i] != span.pages:
+                table[i, : len(span.pages)] = span.pages
+                rows[i] = span.pages
+
+    def _in_group(self, sent: DeviceBatch, batch: Batch, group: int) -> DeviceBatch:
+        """A batch on the device with the pages of another group of layers."""
+        own, there = batch.groups[group], self._staging.there
+        slots, table = (there[_name(array, group)] for array in ("slots", "block_table"))
+        return replace(sent, slot_pages=own.slot_pages, spans=own.spans, group=group, slots=slots, block_table=table)
 
     def fill_step(self, step: DecodeStep, page_size: int, bucket: Bucket, numbers: Mapping[str, int] = NOBODY) -> Any:
         """Send a decode step; `numbers` of adapters. Returns its token ids on the device, [N]."""
         N, padded = len(step.positions), bucket.sequences
-        self._lay_out(padded, padded, padded, bucket.pages, adapted=bucket.adapters > 0)
+        self._lay_out(padded, padded, padded, bucket.pages, tuple(step.tables), adapted=bucket.adapters > 0)
         host, B = self._staging.host, min(bucket.pages, step.pages.shape[1])
         if bucket.adapters:
             host["adapters"][:N], host["adapters"][N:] = numbers_of(step.adapters, numbers), -1
         host["token_ids"][:N], host["token_ids"][N:] = step.token_ids, 0
         host["positions"][:N], host["positions"][N:] = step.positions, 0
-        current = step.pages[np.arange(N), step.positions // page_size]  # [N, B] -> [N]
-        host["slots"][:N], host["slots"][N:] = current * page_size + step.positions % page_size, -1
+        for group, pages in ((0, step.pages), *step.tables.items()):
+            current = pages[np.arange(N), step.positions // page_size]  # [N, B] -> [N]
+            slots = host[_name("slots", group)]
+            slots[:N], slots[N:] = current * page_size + step.positions % page_size, -1
+            host[_name("block_table", group)][:N, :B] = pages[:, :B]
+            self._pages[group] = [()] * padded  # `fill` writes them anew
         host["query_starts"][:] = np.arange(padded + 1)
         host["context_lens"][:N], host["context_lens"][N:] = step.positions + 1, 0
         host["text_lens"][:] = host["context_lens"]
         host["rows"][:] = np.arange(padded)
-        host["block_table"][:N, :B] = step.pages[:, :B]
-        self._pages = [()] * padded  # `fill` writes them anew
         self._staging.send()
         return self._staging.there["token_ids"][:N]
 
-    def _lay_out(self, T: int, N: int, R: int, B: int, *, types: bool = False, adapted: bool = False) -> None:
+    def _lay_out(
+        self, T: int, N: int, R: int, B: int, groups: tuple[int, ...], *, types: bool = False, adapted: bool = False
+    ) -> None:
         sizes = {"token_ids": T, "positions": T, "slots": T, "query_starts": N + 1, "rows": R}
         sizes |= {"context_lens": N, "text_lens": N} | ({"types": T} if types else {})
         sizes |= {"adapters": T} if adapted else {}
         fields: dict[str, Any] = {name: ((size,), np.int32) for name, size in sizes.items()}
-        self._staging.lay_out(**fields, block_table=((N, B), np.int32))
-        if self._shape != (T, N, R, B):
-            self._shape = T, N, R, B
-            self._staging.host["block_table"][...] = 0
-            self._pages = [()] * N
+        fields |= {_name("slots", group): ((T,), np.int32) for group in groups}
+        fields |= {_name("block_table", group): ((N, B), np.int32) for group in (0, *groups)}
+        self._staging.lay_out(**fields)
+        if self._shape != (T, N, R, B, *groups):
+            self._shape = T, N, R, B, *groups
+            for group in (0, *groups):
+                self._staging.host[_name("block_table", group)][...] = 0
+                self._pages[group] = [()] * N
+
+
+def _name(array: str, group: int) -> str:
+    """Name of the array that a group of layers reads."""
+    return f"{array}.{group}" if group else array
 
 
 def bucket_of(batch: Batch, rows: Any, max_batch_size: int, adapters: int = 0) -> Bucket | None:

@@ -16,6 +16,7 @@ from .costs import Conventions, Row, operations
 from .memory import (
     activation_bytes,
     active_parameter_count,
+    cache_bytes,
     cache_bytes_per_token,
     experts_read,
     looked_up,
@@ -34,6 +35,7 @@ __all__ = [
     "Storage",
     "activation_bytes",
     "active_parameter_count",
+    "cache_bytes",
     "cache_bytes_per_token",
     "experts_read",
     "flops",

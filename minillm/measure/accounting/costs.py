@@ -93,7 +93,8 @@ def shape_backend(storage: Storage) -> ShapeBackend:
 def run(model: Model, backend: Any, step: Step, *, full_square: bool = False) -> None:
     """One forward pass on a backend of shapes, or an observer of one: the operations of `Runner.forward`."""
     batch: Any = _ShapeBatch(step, full_square)
-    pages: Any = SimpleNamespace(heads=model.config.num_kv_heads)
+    groups = [SimpleNamespace(heads=group.num_kv_heads) for group in model.config.kv_groups]
+    pages: Any = SimpleNamespace(heads=groups[0].heads, groups=groups)
     if isinstance(model, EncoderDecoder) and step.encodes:
         model.encode(backend, batch, pages)
         return
@@ -115,6 +116,10 @@ class _ShapeBatch:
         )
         self.reach = cache(step.reach)
         self._step = step
+
+    def in_group(self, group: int) -> "_ShapeBatch":
+        """As of `Batch`."""
+        return self
 
     @cached_property
     def over_sources(self) -> "_ShapeBatch":

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ...backends.weights import Experts
+from ...cache.windows import MARGIN
 from ...config import ModelConfig
 from ...models import shape_model
 from ...models.base import weight_paths
@@ -80,12 +81,27 @@ def looked_up(config: ModelConfig, storage: Storage | None = None) -> Held:
 
 
 def cache_bytes_per_token(config: ModelConfig, storage: Storage) -> int:
-    """Bytes of one token in the K/V cache: keys and values of one position in L layers.
+    """Bytes of one token in the K/V cache: keys and values of one position in all layers that have their own.
 
     An encoder keeps none: during a pass its layers take turns in the memory of one.
     """
-    layers = 1 if config.bidirectional else config.num_layers
-    return layers * shape_backend(storage).memory.position_bytes(config.num_kv_heads, config.head_dim)
+    return cache_bytes(config, storage, 1)
+
+
+def cache_bytes(config: ModelConfig, storage: Storage, context: int) -> int:
+    """Bytes of a text of `context` tokens in the K/V cache, but for what pages round up to.
+
+    Layers with a window keep the positions in it, and `MARGIN` before it.
+    """
+    positions = [context if group.window is None else min(context, group.window + MARGIN) for group in config.kv_groups]
+    return sum(count * position_bytes(config, storage, group) for group, count in enumerate(positions))
+
+
+def position_bytes(config: ModelConfig, storage: Storage, number: int) -> int:
+    """Bytes of one position in the cache of a group of layers (`ModelConfig.kv_groups`)."""
+    group = config.kv_groups[number]
+    layers = min(1, len(group.layers)) if config.bidirectional else len(group.layers)
+    return layers * shape_backend(storage).memory.position_bytes(group.num_kv_heads, group.head_dim)
 
 
 @lru_cache(maxsize=256)
@@ -152,7 +168,7 @@ def needed(config: ModelConfig, storage: Storage, batch: int, context: int) -> i
     of as many tokens beside the decoder's text, which its encoder reads in one pass.
     """
     T = max(batch, context if config.encoder_layers else min(CHUNK, context))
-    cache = batch * context * cache_bytes_per_token(config, storage) * (2 if config.encoder_layers else 1)
+    cache = batch * cache_bytes(config, storage, context) * (2 if config.encoder_layers else 1)
     return weights_bytes(config, storage) + cache + activation_bytes(config, storage, T, batch)
 
 
@@ -167,11 +183,16 @@ def largest(fits: Callable[[int], bool], limit: int) -> int:
 
 def largest_batch(config: ModelConfig, storage: Storage, context: int, memory: int) -> int:
     """The most sequences of `context` tokens that fit into `memory` bytes; 0 if not even one does."""
-    limit = memory // (context * cache_bytes_per_token(config, storage)) + 1
+    limit = memory // cache_bytes(config, storage, context) + 1
     return largest(lambda batch: needed(config, storage, batch, context) <= memory, limit)
 
 
 def largest_context(config: ModelConfig, storage: Storage, batch: int, memory: int) -> int:
-    """The longest context of `batch` sequences that fits into `memory` bytes, not limited by the model's positions."""
-    limit = memory // (batch * cache_bytes_per_token(config, storage)) + 1
+    """The longest context of `batch` sequences that fits into `memory` bytes, not limited by the model's positions.
+
+    They limit it where all layers have a window, so that no context is too long.
+    """
+    longest = config.max_positions
+    grows = cache_bytes(config, storage, longest + 1) - cache_bytes(config, storage, longest)
+    limit = memory // (batch * grows) + 1 if grows else longest
     return largest(lambda context: needed(config, storage, batch, context) <= memory, limit)
