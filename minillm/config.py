@@ -65,6 +65,9 @@ class ModelConfig:
     """k: experts that compute each token"""
     mixed_layers: bool = False
     """Layers differ in their results: some have experts, or do not rotate queries and keys"""
+    layer_states: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """What each layer keeps of a sequence in place of keys and values: shapes of arrays of float32. No shapes: keys and
+    values; no entries: all layers keep these"""
     encoder_layers: int = 0
     """Layers of the encoder of an encoder-decoder; 0: decoder-only"""
     max_source_positions: int = 0
@@ -81,6 +84,11 @@ class ModelConfig:
     score_function: ScoreFunction = "none"
     """Turns their logits into scores, unless a call names another"""
     pad_token_id: int | None = None
+
+    def layers_with_keys(self, layers: range | None = None) -> list[int]:
+        """Numbers of the layers, or of those of a range, that keep keys and values."""
+        own = range(self.num_layers) if layers is None else layers
+        return [i for i in own if not (self.layer_states and self.layer_states[i])]
 
     def within_vocabulary(self: C) -> C:
         """The configuration without special tokens that the vocabulary does not have."""

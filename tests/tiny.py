@@ -16,7 +16,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.operations import Backend
 from minillm.backends.weights import Experts, Weight
 from minillm.batch import TokenSequence
-from minillm.cache import PrefixCache
+from minillm.cache import PrefixCache, new_cache
 from minillm.decoding.resolving import resolve, strategy_for
 from minillm.decoding.settings import GenerationConfig
 from minillm.decoding.strategy import Request, Strategy
@@ -167,7 +167,8 @@ def write_checkpoint(
 def runner_of(model: Model, *, pages: int = 64, page_size: int | None = None, backend: Backend | None = None) -> Runner:
     """A runner with a cache of its own."""
     backend = backend or NumpyBackend()
-    return Runner(model, backend, PrefixCache(model.config, backend, pages, page_size, prefix_cache=False))
+    cache = new_cache(PrefixCache, model.config, backend, pages, page_size, prefix_cache=False)
+    return Runner(model, backend, cache)
 
 
 def tiny_runner(variant: str = "pre-norm", *, seed: int = 0, pages: int = 64, page_size: int | None = None) -> Runner:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from .clock import Clock, HostClock
 from .formats import ACTIVATION_FORMATS, CACHE_FORMATS, Format, chosen
 from .pages import Pages, Shape
 from .recording import Result
+from .states import States, StateShapes
 
 _Place = tuple[int, bool]
 """Number of the call since `turn`, and whether its usual buffer holds the last layer's result, so that a second one is
@@ -164,6 +165,10 @@ class Memory:
     def new_pages(self, shape: Shape) -> Pages:
         """Memory for a K/V cache [L, pages, K, P, D]."""
         return Pages(self.xp, shape, self.cache)
+
+    def new_states(self, layers: Mapping[int, StateShapes], slots: int) -> States:
+        """Memory for the states of some layers, by their numbers."""
+        return States(self.xp, layers, slots)
 
     def free_bytes(self) -> int:
         """Bytes that could still be reserved."""

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .formats import FLOAT32, Format
+from .states import States
 from .stored_vectors import StoredVectors, reserve
 
 Shape = tuple[int, int, int, int, int]
@@ -18,8 +19,10 @@ class Pages:
 
     keys: Any
     values: Any
-    first_layer = 0
-    """Number of the first of the layers held, where a model is split into stages"""
+    places: Sequence[int] | Mapping[int, int] = range(2**31)
+    """Place in the arrays of each layer, by its number: others are held elsewhere, or keep no keys and values"""
+    states: States | None = None
+    """What the layers without keys and values keep of a sequence"""
     threads_may_read = True
     """Whether other threads may call `read` while a pass runs"""
     shared = False
@@ -41,14 +44,19 @@ class Pages:
     @property
     def nbytes(self) -> int:
         """Bytes reserved."""
-        return int(self.keys.nbytes + self.values.nbytes)
+        return int(self.keys.nbytes + self.values.nbytes) + (0 if self.states is None else self.states.nbytes)
 
     def layer(self, layer: int) -> tuple[Any, Any]:
         """One layer's keys and values, in a form that kernels and the reference take. 2 x [pages, K, P, D]"""
-        index = 0 if self.shared else layer - self.first_layer
+        index = 0 if self.shared else self.places[layer]
         if isinstance(self.keys, StoredVectors):
             return self.keys.layer(index), self.values.layer(index)
         return self.keys[index], self.values[index]
+
+    def states_of(self, layer: int) -> tuple[Any, ...]:
+        """What a layer without keys and values keeps, for operations. [slots, ...] each"""
+        assert self.states is not None
+        return self.states.layer(layer)
 
     @property
     def arrays(self) -> dict[str, Any]:

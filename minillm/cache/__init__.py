@@ -2,5 +2,6 @@
 
 from .paged import PagedCache
 from .prefix import PrefixCache
+from .states import new_cache
 
-__all__ = ["PagedCache", "PrefixCache"]
+__all__ = ["PagedCache", "PrefixCache", "new_cache"]

@@ -5,11 +5,14 @@ is in page i // P at offset i % P. Forking shares pages by reference counting; t
 both write to is copied on write.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
 
 from ..backends.operations import Backend
-from ..batch import TokenSequence, common_prefix
+from ..batch import Batch, TokenSequence, common_prefix
 from ..config import ModelConfig
 from ..errors import CacheFullError
 
@@ -17,6 +20,8 @@ from ..errors import CacheFullError
 class PagedCache:
     """One model's paged K/V cache. Memory is reserved at once; the system commits it as pages are first used."""
 
+    has_states: ClassVar[bool] = False
+    """True if layers keep states beside keys and values (`states.py`)"""
     prefix_cache = False
     """True if sequences with the same beginning share pages (`PrefixCache`)"""
     apart = False
@@ -32,12 +37,13 @@ class PagedCache:
         shared: bool = False,
     ) -> None:
         """Reserve `num_pages` pages of `page_size` positions (or the backend's choice) of some layers, all, or one."""
-        layers = range(1) if shared else layers or range(config.num_layers)
+        assert self.has_states or not config.layer_states, "a model with states needs a cache of `new_cache`"
+        own = [0] if shared else config.layers_with_keys(layers)
         self.page_size = page_size or backend.memory.page_size
         self.num_pages = num_pages
-        shape = (len(layers), num_pages, config.num_kv_heads, self.page_size, config.head_dim)
+        shape = (len(own), num_pages, config.num_kv_heads, self.page_size, config.head_dim)
         self.storage = backend.memory.new_pages(shape)
-        self.storage.first_layer, self.storage.shared = layers.start, shared
+        self.storage.places, self.storage.shared = {layer: i for i, layer in enumerate(own)}, shared
         self.copied_positions = 0
         """Positions copied so far, each in all layers."""
         self._begun = 0
@@ -49,6 +55,11 @@ class PagedCache:
         self._references = [0] * self.num_pages
         self._free = list(range(self._begun - 1, -1, -1))
         """Pages that were used before; the one that was freed last is taken first"""
+
+    @property
+    def num_states(self) -> int:
+        """Number of slots for states: none in a model without them."""
+        return 0
 
     @property
     def free_pages(self) -> int:
@@ -67,6 +78,28 @@ class PagedCache:
     def owners(self, page: int) -> int:
         """Number of sequences that use a page."""
         return self._references[page]
+
+    def with_states(self, batch: Batch, sequences: Sequence[TokenSequence], counts: Sequence[int]) -> Batch:
+        """The batch with the places of states, in a cache that has some."""
+        return batch
+
+    # --- the memory of pages ------------------------------------------------------------------------------------------
+
+    def read(self, pages: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """Copies of some pages in host memory, as they are stored. [L, n, K, P, ...] each"""
+        return self.storage.read(pages)
+
+    def write(self, pages: Sequence[int], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Overwrite some pages by what `read` has returned."""
+        self.storage.write(pages, arrays)
+
+    def stored_shapes(self, tokens: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Shape and dtype of each array that `read` returns of the pages of so many tokens."""
+        shapes = {}
+        for name, array in self.storage.arrays.items():
+            layers, _, heads, page_size, *rest = array.shape
+            shapes[name] = (layers, self.pages_for(tokens), heads, page_size, *rest), array.dtype
+        return shapes
 
     # --- growing ------------------------------------------------------------------------------------------------------
 

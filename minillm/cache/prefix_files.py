@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.pages import Pages
 from ..errors import UsageError, shown
+from .paged import PagedCache
 
 VERSION = "1"
 """Changes with the layout of the files"""
@@ -41,12 +41,16 @@ class PrefixPages(NamedTuple):
     token_ids: list[int]
     """T, of which the last page may have fewer than P"""
     arrays: dict[str, NDArray[Any]]
-    """As `Pages.read` returns them, [L, n, K, P, ...] each"""
+    """As `PagedCache.read` returns them, [L, n, K, P, ...] each; with states the last page's"""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the pages."""
         return sum(array.nbytes for array in self.arrays.values())
+
+    def after(self, first: int) -> dict[str, NDArray[Any]]:
+        """The arrays without the first pages."""
+        return {name: array if name.startswith("states.") else array[:, first:] for name, array in self.arrays.items()}
 
 
 class ForeignError(UsageError):
@@ -70,13 +74,13 @@ def to_file(pages: PrefixPages, origin: Origin, notes: Mapping[str, str]) -> byt
 
 
 def read_file(
-    path: Path, like: Pages, origin_of: Callable[[Mapping[str, str]], Origin]
+    path: Path, like: PagedCache, origin_of: Callable[[Mapping[str, str]], Origin]
 ) -> tuple[PrefixPages, dict[str, str], Origin]:
     """Pages and notes of a file, and what computes them here.
 
     Args:
         path: of the file
-        like: a cache's memory into which the pages fit
+        like: a cache into which the pages fit
         origin_of: what would compute these pages here, given what has computed them
 
     Raises:
@@ -128,12 +132,8 @@ def _checksum(tensors: Mapping[str, NDArray[Any]], words: str) -> str:
     return f"{checksum:08x}"
 
 
-def _fit(arrays: Mapping[str, NDArray[Any]], tokens: NDArray[Any], like: Pages) -> bool:
-    """True if arrays are pages of a cache with this memory, as many as the tokens take."""
+def _fit(arrays: Mapping[str, NDArray[Any]], tokens: NDArray[Any], like: PagedCache) -> bool:
+    """True if arrays are pages of a cache, as many as the tokens take."""
     if tokens.dtype != np.int64 or tokens.ndim != 1 or not tokens.size:
         return False
-    expected = {}
-    for name, array in like.arrays.items():
-        layers, _, heads, page_size, *rest = array.shape
-        expected[name] = (layers, -(-tokens.size // page_size), heads, page_size, *rest), array.dtype
-    return expected == {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    return like.stored_shapes(tokens.size) == {name: (array.shape, array.dtype) for name, array in arrays.items()}

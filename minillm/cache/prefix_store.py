@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..backends.pages import Pages
 from ..batch import TokenSequence
 from ..errors import CacheFullError, ParameterError, UsageError, one_line, shown
 from ..output_files import replace_file, why_unusable
+from .paged import PagedCache
 from .prefix import PrefixCache
 from .prefix_files import Origin, PrefixPages, read_file, to_file
 from .prefix_tree import Node
@@ -114,7 +114,7 @@ class PrefixStore:
         """Whether a page is stored, or will be."""
         return name in self._writer.waiting or (self._folder / name).exists()
 
-    def read(self, page: StoredPage, adapter: str | None, like: Pages) -> PrefixPages | None:
+    def read(self, page: StoredPage, adapter: str | None, like: PagedCache) -> PrefixPages | None:
         """A page; None if it is not there any more. A damaged one is removed."""
         path = self._folder / page.name
         if not path.exists():
@@ -274,17 +274,19 @@ class StoringPrefixCache(PrefixCache):
                 node = child
                 prefix.token_ids += page.token_ids
                 continue
-            pages = store.read(page, sequence.adapter, self.storage)
+            pages = store.read(page, sequence.adapter, self)
             if pages is None:
                 break
             if not prefix.pages:
                 super().match(prefix, len(prefix.token_ids))
+                if prefix.pending:  # a state is known before them only
+                    break
             prefix.token_ids += page.token_ids
             try:
                 self.reserve(prefix, len(prefix.token_ids))
             except CacheFullError:
                 break
-            self.storage.write(prefix.pages[-1:], pages.arrays)
+            self.write(prefix.pages[-1:], pages.arrays)
             self.advance(prefix, P)
         super().retire(prefix)
 
@@ -308,7 +310,7 @@ class StoringPrefixCache(PrefixCache):
 
         Whoever writes to a known page has it forgotten first. So if it is still known, all of it was copied before.
         """
-        pages = PrefixPages(token_ids, self.storage.read([number]))
+        pages = PrefixPages(token_ids, self.read([number]))
         return pages if self._known.node(number) is node else None
 
 

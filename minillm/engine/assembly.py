@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from ..backends.operations import Backend
 from ..backends.placement import Placement, choose_backend
-from ..cache import PagedCache, PrefixCache
+from ..cache import PagedCache, PrefixCache, new_cache
 from ..cache.prefix_store import StoringPrefixCache, trusted_folder
 from ..config import ModelConfig
 from ..decoding.request import RequestMaker, refuse_guesses
@@ -119,14 +119,20 @@ def request_maker(parts: Parts, config: ModelConfig) -> RequestMaker:
 
 
 def cache_maker(parts: Parts, config: ModelConfig, options: EngineOptions) -> Callable[..., PagedCache]:
-    """The class of the models' caches, with what all of them have in common."""
+    """The maker of the models' caches, with what all of them have in common."""
+    plain = partial(new_cache, PagedCache, sequences=options.max_batch_size)
     if not options.prefix_cache:
-        return PagedCache
+        return plain
     if any(model.keys_follow_length for model in (config, *(helper.config for helper in parts.helpers.values()))):
         logger.info("the prefix cache is off: with this rotary scaling, keys depend on the text's length")
-        return PagedCache
+        return plain
     kind = PrefixCache if options.prefix_store is None else StoringPrefixCache
-    return partial(kind, frugal=options.cache_bytes is None and parts.backend.memory.committed_late)
+    return partial(
+        new_cache,
+        kind,
+        sequences=options.max_batch_size,
+        frugal=options.cache_bytes is None and parts.backend.memory.committed_late,
+    )
 
 
 def num_pages(parts: Parts, config: ModelConfig, options: EngineOptions) -> int:

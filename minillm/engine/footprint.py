@@ -6,7 +6,13 @@ from typing import NamedTuple
 
 from ..backends.weights import format_of
 from ..formats import open_model
-from ..measure.accounting import Storage, activation_bytes, cache_bytes_per_token, weights_bytes
+from ..measure.accounting import (
+    Storage,
+    activation_bytes,
+    cache_bytes_per_token,
+    state_bytes_per_sequence,
+    weights_bytes,
+)
 from ..models.base import Model, stored_format, weights_of
 from ..runner.runner import Runner
 
@@ -59,6 +65,7 @@ def footprints(runners: Collection[Runner]) -> list[Footprint]:
         config, storage = runner.model.config, _storage(runner.model, use.number_bytes)
         weights += weights_bytes(config, storage)
         cache += runner.cache.num_pages * runner.cache.page_size * cache_bytes_per_token(config, storage)
+        cache += runner.cache.num_states * state_bytes_per_sequence(config)
         results = max(results, activation_bytes(config, storage, use.largest_tokens, use.largest_rows))
     return [
         Footprint("weights", use.weights, weights),

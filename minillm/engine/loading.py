@@ -9,6 +9,8 @@ from typing import Any
 
 from ..backends.low_rank import AdapterWeights
 from ..backends.operations import Backend
+from ..backends.states import SLOTS_PER_SEQUENCE, state_bytes
+from ..cache.states import page_bytes, snapshot_bytes
 from ..config import ModelConfig
 from ..errors import ParameterError
 from ..formats import find_adapter, find_model, find_tokenizer, open_model
@@ -157,14 +159,17 @@ def affordable_pages(
     """
     models = (config, *others)
     memory = backend.memory
-    position = sum(m.num_layers * memory.position_bytes(m.num_kv_heads, m.head_dim) for m in models)
-    page = position * memory.page_size
+    page = sum(page_bytes(model, backend) + snapshot_bytes(model, backend) for model in models)
+    states = sequences * sum(SLOTS_PER_SEQUENCE * state_bytes(model.layer_states) for model in models)
     context = config.max_positions // memory.page_size + 1
     if config.encoder_layers:
         context += config.max_source_positions // memory.page_size + 1
     if budget is None:
         free = memory.free_bytes() // processes
-        budget = max(page, free // memory.cache_share, min(context * page, free // 2))
-    if budget < page:
-        raise ParameterError(f"cache_bytes should be at least {page} (one page of {memory.page_size}), found {budget}")
-    return min(sequences * context, budget // page)
+        budget = max(page + states, free // memory.cache_share, min(context * page + states, free // 2))
+    if budget < page + states:
+        beside = f", and states of {sequences} sequences" if states else ""
+        raise ParameterError(
+            f"cache_bytes should be at least {page + states} (one page of {memory.page_size}{beside}), found {budget}"
+        )
+    return min(sequences * context, (budget - states) // page)

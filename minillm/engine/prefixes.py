@@ -94,7 +94,7 @@ class EnginePrefixes(EngineReadings):
             True
         """
         cache, path = self._cache_of_prefixes("load_prefix"), Path(read("path", path))
-        pages, notes, origin = read_file(path, cache.storage, self._origin_like)
+        pages, notes, origin = read_file(path, cache, self._origin_like)
         lora = next(name for name, own in self._origins.items() if own is origin)
         with self._driver.turn():
             try:
@@ -134,7 +134,7 @@ class EnginePrefixes(EngineReadings):
                 cache.match(text, len(token_ids))
                 if text.cached < len(token_ids):
                     return None
-                return PrefixPages(list(token_ids), cache.storage.read(text.pages))
+                return PrefixPages(list(token_ids), cache.read(text.pages))
             finally:
                 cache.free(text)
 
@@ -160,7 +160,7 @@ def put(cache: PrefixCache, pages: PrefixPages, lora: str | None) -> None:
         if text.pending:
             first = text.cached // cache.page_size
             cache.reserve(text, len(text.token_ids))
-            cache.storage.write(text.pages[first:], {name: array[:, first:] for name, array in pages.arrays.items()})
+            cache.write(text.pages[first:], pages.after(first))
             cache.advance(text, text.pending)
     except CacheFullError:
         cache.free(text)

@@ -62,8 +62,8 @@ class Recompute(NamedTuple):
         for sequence, cached, parent, common in self.sequences:
             if parent is not None and not sequence.cached and parent.cached >= common:
                 twin = cache.fork(parent, common)
-                sequence.pages, sequence.cached = twin.pages, twin.cached
-            begins = parent is None or sequence.cached > 0
+                sequence.pages, sequence.cached, sequence.state = twin.pages, twin.cached, twin.state
+            begins = parent is None or sequence.cached > 0 or parent.cached >= common
             if begins and sequence.cached < cached:
                 cache.match(sequence, cached)
             if begins and sequence.cached < cached:

@@ -7,6 +7,7 @@ from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..batch import Batch
 from .attention import Attention
+from .convolution import ShortConvolution
 from .experts import ExpertMLP
 from .mlp import MLP, GatedMLP
 from .norm import Norm, RMSNorm
@@ -50,6 +51,21 @@ class Parallel(_Parts):
 
 
 @dataclass(frozen=True, eq=False)
+class ConvolutionBlock:
+    """Pre-norm block with a short convolution in place of attention (LFM2)."""
+
+    convolution_norm: RMSNorm
+    convolution: ShortConvolution
+    mlp_norm: RMSNorm
+    mlp: GatedMLP
+
+    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
+        """x = x + convolution(norm(x));  x + mlp(norm(x)). [T, E] -> [T, E]"""
+        x = self.convolution(backend, self.convolution_norm(backend, x), cache, batch, residual=x)
+        return self.mlp(backend, self.mlp_norm(backend, x), residual=x)
+
+
+@dataclass(frozen=True, eq=False)
 class Sandwich:
     """Pre-norm block whose sublayers' results are normed too, before the sum (Ding et al., arXiv 2105.13290, 3.4)."""
 
@@ -82,4 +98,4 @@ class OutputNorm:
         return self.mlp_norm(backend, self.mlp(backend, x, residual=None), residual=x)
 
 
-Block = PreNorm | PostNorm | Parallel | Sandwich | OutputNorm
+Block = PreNorm | PostNorm | Parallel | Sandwich | OutputNorm | ConvolutionBlock

@@ -42,6 +42,7 @@ FAMILIES = (
     "olmo2",
     "granite",
     "phi3",
+    "lfm2",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 

@@ -241,6 +241,16 @@ class Weights:
             biases = self._tensors(f"{name}.bias", (width,))
         return self._prepare(name, gains, biases, "projection")
 
+    def taps(self, name: str, channels: int, width: int, *, bias: bool = False) -> Weight:
+        """The weights of a causal depthwise convolution, or of a rank's channels. [width channels], the oldest input first
+
+        Checkpoints have them as [channels, 1, width].
+        """
+        tensors = self._tensors(f"{name}.weight", (channels, 1, width), split="outputs")
+        biases = self._tensors(f"{name}.bias", (channels,), split="outputs") if bias else []
+        taps = [Rearranged(tensor, lambda stored: stored[:, 0].T.reshape(-1)) for tensor in tensors]
+        return self._prepare(name, taps, biases, "projection")
+
     def layer_norm(self, name: str, width: int, epsilon: float) -> LayerNorm:
         """A layer norm with gain and bias."""
         return LayerNorm(self.norm(name, width, bias=True), epsilon)

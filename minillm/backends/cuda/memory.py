@@ -50,7 +50,7 @@ class CudaPages(Pages):
     def layer(self, layer: int) -> tuple[Any, Any]:
         """One layer's keys and values, for operations. 2 x [pages, K, P, D]"""
         touch()
-        return self._layers[0 if self.shared else layer - self.first_layer]
+        return self._layers[0 if self.shared else self.places[layer]]
 
     def copy(self, source: int, target: int, part: slice) -> None:
         """Copy some positions of a page to the same places of another, in all layers, in one launch."""

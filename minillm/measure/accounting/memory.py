@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from ...backends.states import SLOTS_PER_SEQUENCE, state_bytes
 from ...backends.weights import Experts
 from ...config import ModelConfig
 from ...models import shape_model
@@ -80,12 +81,17 @@ def looked_up(config: ModelConfig, storage: Storage | None = None) -> Held:
 
 
 def cache_bytes_per_token(config: ModelConfig, storage: Storage) -> int:
-    """Bytes of one token in the K/V cache: keys and values of one position in L layers.
+    """Bytes of one token in the K/V cache: keys and values of one position in all layers that keep some.
 
     An encoder keeps none: during a pass its layers take turns in the memory of one.
     """
-    layers = 1 if config.bidirectional else config.num_layers
+    layers = 1 if config.bidirectional else len(config.layers_with_keys())
     return layers * shape_backend(storage).memory.position_bytes(config.num_kv_heads, config.head_dim)
+
+
+def state_bytes_per_sequence(config: ModelConfig) -> int:
+    """Bytes of the state that layers without keys and values keep of a sequence, whatever its length."""
+    return state_bytes(config.layer_states)
 
 
 @lru_cache(maxsize=256)
@@ -153,6 +159,7 @@ def needed(config: ModelConfig, storage: Storage, batch: int, context: int) -> i
     """
     T = max(batch, context if config.encoder_layers else min(CHUNK, context))
     cache = batch * context * cache_bytes_per_token(config, storage) * (2 if config.encoder_layers else 1)
+    cache += batch * SLOTS_PER_SEQUENCE * state_bytes_per_sequence(config)
     return weights_bytes(config, storage) + cache + activation_bytes(config, storage, T, batch)
 
 
