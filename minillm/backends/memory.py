@@ -18,6 +18,7 @@ from .formats import ACTIVATION_FORMATS, CACHE_FORMATS, Format, chosen
 from .pages import Pages, Shape
 from .recording import Result
 from .states import States, StateShapes
+from .stored_vectors import reserve
 
 _Place = tuple[int, bool]
 """Number of the call since `turn`, and whether its usual buffer holds the last layer's result, so that a second one is
@@ -168,7 +169,7 @@ class Memory:
 
     def new_states(self, layers: Mapping[int, StateShapes], slots: int) -> States:
         """Memory for the states of some layers, by their numbers."""
-        return States(self.xp, layers, slots)
+        return States(self.xp, layers, slots, reserve if self.xp is np else self.xp.empty)
 
     def free_bytes(self) -> int:
         """Bytes that could still be reserved."""

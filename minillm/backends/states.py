@@ -3,7 +3,7 @@
 A state is in a slot, the same in all layers. Which sequence uses which slot is decided in `cache/states.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,14 @@ def state_bytes(layers: Sequence[StateShapes]) -> int:
 class States:
     """The states of one model, float32 on an array module."""
 
-    def __init__(self, xp: Any, layers: Mapping[int, StateShapes], slots: int) -> None:
-        """Reserve the memory of so many slots; on a CPU the system provides it as they are first used."""
-        empty = reserve if xp is np else xp.empty
+    def __init__(
+        self,
+        xp: Any,
+        layers: Mapping[int, StateShapes],
+        slots: int,
+        empty: Callable[[tuple[int, ...], Any], Any] = reserve,
+    ) -> None:
+        """Reserve the memory of so many slots by `empty`; on a CPU the system provides it as they are first used."""
         self._xp = xp
         self._layers = {
             layer: tuple(empty((slots, *shape), np.float32) for shape in shapes) for layer, shapes in layers.items()

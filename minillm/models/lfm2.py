@@ -39,6 +39,8 @@ TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 """Special tokens if config.json has none."""
 BASE, MAX_POSITIONS = 1_000_000.0, 128_000
 """Base of rotary embedding, and longest context, if config.json has none."""
+KINDS = "full_attention", "conv"
+"""Kinds of layers in config.json's `layer_types`"""
 MOST_TAPS = 64
 """Upper bound on a convolution's width in config.json"""
 
@@ -78,7 +80,7 @@ def read_config(raw: Mapping[str, Any]) -> Lfm2Config:
     fields = Fields(TOKENS | merged)
     refuse_experts(fields)
     refuse_partial(fields)
-    refuse_other_layers(fields, windows=True)
+    refuse_other_layers(fields, kinds=KINDS)
     shared = read_grouped_heads(fields, kv_heads=8) | read_shared(fields, tied_head=True)
     convolves, taps = _convolutions(fields), fields.size("conv_L_cache", 3, most=MOST_TAPS)
     if taps < 2:
@@ -105,7 +107,7 @@ def read_config(raw: Mapping[str, Any]) -> Lfm2Config:
 def _convolutions(fields: Fields) -> tuple[bool, ...]:
     """Whether each layer has a convolution: by `layer_types`, or those that are not in `full_attn_idxs`."""
     layers = read_layers(fields)
-    kinds = read_layer_types(fields, ("full_attention", "conv"))
+    kinds = read_layer_types(fields, KINDS)
     if kinds and len(kinds) != layers:
         raise CheckpointError(f"{fields.source}: layer_types should have num_hidden_layers {layers} entries")
     attend = fields.get("full_attn_idxs", [*range(layers)])

@@ -246,9 +246,15 @@ class Weights:
 
         Checkpoints have them as [channels, 1, width].
         """
-        tensors = self._tensors(f"{name}.weight", (channels, 1, width), split="outputs")
+        own = slice(None) if self.ranks == 1 else self.share(channels)
+        shape = (width * channels,) if self._as_built else (channels, 1, width)
+
+        def arrange(stored: NDArray[Any]) -> NDArray[Any]:
+            taps = stored.reshape(width, channels) if self._as_built else stored[:, 0].T  # [C, 1, k] -> [k, C]
+            return taps[:, own].reshape(-1)  # [k, C] -> [k C]
+
+        taps = [Rearranged(tensor, arrange) for tensor in self._tensors(f"{name}.weight", shape)]
         biases = self._tensors(f"{name}.bias", (channels,), split="outputs") if bias else []
-        taps = [Rearranged(tensor, lambda stored: stored[:, 0].T.reshape(-1)) for tensor in tensors]
         return self._prepare(name, taps, biases, "projection")
 
     def layer_norm(self, name: str, width: int, epsilon: float) -> LayerNorm:
