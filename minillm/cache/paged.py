@@ -83,6 +83,13 @@ class PagedCache:
         """The batch with the places of states, in a cache that has some."""
         return batch
 
+    whole_positions = 1
+    """A prefix ends at a multiple of so many positions"""
+
+    def whole(self, tokens: int) -> int:
+        """The longest prefix of a text of so many tokens."""
+        return tokens // self.whole_positions * self.whole_positions
+
     # --- the memory of pages ------------------------------------------------------------------------------------------
 
     def read(self, pages: Sequence[int]) -> dict[str, NDArray[Any]]:

@@ -136,8 +136,7 @@ class StateCache(PagedCache):
         layers = options.get("layers") or range(config.num_layers)
         shapes = {i: config.layer_states[i] for i in layers if config.layer_states[i]}
         self.states = self.storage.states = backend.memory.new_states(shapes, self.slots.count)
-        self.snapshot_positions = self.page_size * max(1, SNAPSHOT_POSITIONS // self.page_size)
-        """Snapshots are after multiples of so many positions"""
+        self.whole_positions = self.page_size * max(1, SNAPSHOT_POSITIONS // self.page_size)
 
     @property
     def num_states(self) -> int:
@@ -179,7 +178,7 @@ class StateCache(PagedCache):
             state.planned = []
             for position in sorted(needed):
                 state.planned.append((position, self.slots.take()))
-            every = self.snapshot_positions
+            every = self.whole_positions
             borders += [(state, p) for p in range((start // every + 1) * every, line, every) if p not in needed]
         for state, position in borders:  # when all sequences have what they need
             if not self.slots.available:
@@ -211,7 +210,7 @@ class StateCache(PagedCache):
         if not planned:
             return
         for position, slot in planned:
-            if position % self.snapshot_positions == 0:
+            if position % self.whole_positions == 0:
                 self.slots.snapshot(sequence.pages[position // P - 1], slot)
         began = [saved for saved in planned[:-1] if saved[0] == state.mark] or state.known[-1:]
         self._hold(state, [*began, planned[-1]], planned)
@@ -335,7 +334,7 @@ class StatePrefixCache(StateCache, PrefixCache):
 
     def computes_next(self, leader: TokenSequence, count: int, follower: TokenSequence) -> bool:
         """As `PrefixCache.computes_next`: the leader reaches a border of pages up to which they are the same."""
-        every = self.snapshot_positions
+        every = self.whole_positions
         border = (leader.cached + count) // every * every
         return (
             follower.cached < border < len(follower.token_ids)

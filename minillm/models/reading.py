@@ -117,9 +117,7 @@ def refuse_experts(fields: Fields) -> None:
             )
 
 
-def refuse_other_layers(
-    fields: Fields, *, windows: bool = False, kinds: tuple[str, ...] = ("full_attention",)
-) -> None:
+def refuse_other_layers(fields: Fields, *, windows: bool = False, kinds: tuple[str, ...] = ("full_attention",)) -> None:
     """Refuse layers of different kinds, and attention other than full causal attention.
 
     transformers reads these fields in every family, some of them only in its cache.

@@ -32,7 +32,7 @@ def state_runner(pages: int = 24, slots: int | None = None, **fields: Any) -> Ru
     """Pages of four positions, and a snapshot at each border."""
     runner = runner_of(model_of(RAW | fields, seed=2), pages=pages, page_size=P)
     cache = StatePrefixCache(runner.model.config, runner.backend, pages, P, slots=slots)
-    cache.snapshot_positions = P
+    cache.whole_positions = P
     runner.cache = cache
     return runner
 
@@ -99,7 +99,7 @@ def test_a_truncated_sequence_goes_on_from_the_last_state_that_it_has(keep: int,
 def test_rejected_guesses_cost_the_accepted_ones_and_no_more() -> None:
     """Three guesses at a time, of which none or one is right: the text is never computed again from further back."""
     runner = state_runner(pages=64)
-    cache_of(runner).snapshot_positions = 1 << 20
+    cache_of(runner).whole_positions = 1 << 20
     [sequence] = runner.place([], [Feed(tuple(LINE[:10]))])
     computed(runner, sequence)
     for step in range(20):
@@ -202,7 +202,7 @@ def test_a_prompt_waits_for_another_only_if_that_reaches_a_border() -> None:
     runner = state_runner()
     leader, follower = TokenSequence(LINE[:40]), TokenSequence([*LINE[:30], 1, 2])
     assert runner.cache.computes_next(leader, 20, follower)
-    cache_of(runner).snapshot_positions = 32
+    cache_of(runner).whole_positions = 32
     assert not runner.cache.computes_next(leader, 20, follower)
     assert not runner.cache.computes_next(leader, 40, follower), "they differ before it"
     assert runner.cache.computes_next(leader, 40, TokenSequence([*LINE[:35], 1]))

@@ -128,7 +128,7 @@ class Bench:
     def _cache(self, model: Any, pages: int, page_size: int, **options: Any) -> PrefixCache:
         cache = new_cache(PrefixCache, model.config, self.backend, pages, page_size, sequences=40, **options)
         if isinstance(cache, StateCache):
-            cache.snapshot_positions = page_size
+            cache.whole_positions = page_size
         return cache
 
     def _run(self, loop: StepLoop, requests: list[Request], rng: Random, preempted: float = 0.0) -> None:
