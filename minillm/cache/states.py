@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.operations import Backend
-from ..backends.states import SLOTS_PER_SEQUENCE, state_bytes
+from ..backends.states import SLOTS_PER_SEQUENCE, States, state_bytes
 from ..batch import BEGINNING, NO_SLOT, Batch, TokenSequence, state_before
 from ..config import ModelConfig
 from ..errors import CacheFullError
@@ -133,9 +133,7 @@ class StateCache(PagedCache):
         """As the other class; `slots` for states, by default as many as the pages may need."""
         super().__init__(config, backend, num_pages, *arguments, **options)
         self.slots = Slots(slots or (SLOTS_PER_SEQUENCE + 1) * num_pages + SLOTS_PER_SEQUENCE)
-        layers = options.get("layers") or range(config.num_layers)
-        shapes = {i: config.layer_states[i] for i in layers if config.layer_states[i]}
-        self.states = self.storage.states = backend.memory.new_states(shapes, self.slots.count)
+        self.states = self.storage.states = new_states(config, backend, self.slots.count, options.get("layers"))
         self.whole_positions = self.page_size * max(1, SNAPSHOT_POSITIONS // self.page_size)
 
     @property
@@ -383,6 +381,13 @@ def new_cache(
     make: Any = _KINDS[kind] if config.layer_states else kind
     cache: Cache = make(config, backend, num_pages, *arguments, **options)
     return cache
+
+
+def new_states(config: ModelConfig, backend: Backend, slots: int, layers: range | None = None) -> States:
+    """Memory for the states of some layers of a model, by default all, which may be none."""
+    own = range(config.num_layers) if layers is None else layers
+    shapes = {i: config.layer_states[i] for i in own if config.layer_states and config.layer_states[i]}
+    return backend.memory.new_states(shapes, slots)
 
 
 def slots_for(config: ModelConfig, backend: Backend, num_pages: int, sequences: int) -> int:

@@ -180,7 +180,8 @@ class Ranks:
 
     def stage_config(self, config: ModelConfig) -> ModelConfig:
         """A configuration with as many layers as this stage, to count the memory of its cache."""
-        return replace(config, num_layers=len(self.layers))
+        states = tuple(config.layer_states[i] for i in self.layers) if config.layer_states else ()
+        return replace(config, num_layers=len(self.layers), layer_states=states if any(states) else ())
 
 
 def _bytes_read(component: Any) -> int:

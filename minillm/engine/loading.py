@@ -172,4 +172,4 @@ def affordable_pages(
         raise ParameterError(
             f"cache_bytes should be at least {page + states} (one page of {memory.page_size}{beside}), found {budget}"
         )
-    return min(sequences * context, (budget - states) // page)
+    return min(sequences * context, (budget - states) // max(1, page))  # a stage may have states alone
