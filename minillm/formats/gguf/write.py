@@ -29,7 +29,7 @@ from ..model_files import ModelFiles
 from ..write_checkpoint import Rounding, plan
 from .architectures import ARCHITECTURES
 from .file import FILE_TYPES as NAMES
-from .names import gguf_name, in_file_order
+from .names import gguf_name, in_file_order, is_convolution
 from .tokenizer_entries import gguf_entries
 from .write_metadata import gguf_fields, rotary_factors
 
@@ -95,7 +95,8 @@ def write_gguf(
     for part in (part for fused in planned for part in fused):
         name = gguf_name(table, part.name)
         tensor = in_file_order(part.tensor, name, table, config)
-        parts, _ = tensors.setdefault(name, ([], _fitting(part.format, tensor.shape)))
+        form = FLOAT32 if is_convolution(name) else _fitting(part.format, tensor.shape)
+        parts, _ = tensors.setdefault(name, ([], form))
         parts.append(tensor)  # of each expert
     if table.needs_output and "output.weight" not in tensors:
         tensors["output.weight"] = tensors["token_embd.weight"]
