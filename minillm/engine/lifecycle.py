@@ -232,6 +232,7 @@ class EngineLifecycle:
         if (runner := loop.runners.get("target")) is not None:  # of this rank, if several share the model
             facts["weight_bytes"] = sum(weight.nbytes for weight in weights_of(runner.model))
             facts["cached_tokens"] = runner.cache.num_pages * runner.cache.page_size
+            facts["cached_states"] = runner.cache.num_states or None
             facts["backend"] = runner.backend.name
         return facts
 
