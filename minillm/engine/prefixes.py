@@ -72,8 +72,8 @@ class EnginePrefixes(EngineReadings):
         token_ids = request.prompt_ids[: cache.whole(len(request.prompt_ids))]
         if not token_ids:
             raise ParameterError(
-                f"save_prefix: the layers of this model keep states, which are saved after every {cache.whole_positions} "
-                f"tokens, and the prompt has {len(request.prompt_ids)}: give a longer one"
+                "save_prefix: the layers of this model keep states, which are saved after every "
+                f"{cache.whole_positions} tokens, and the prompt has {len(request.prompt_ids)}: give a longer one"
             )
         check_writable(path)
         pages = self._known_pages(token_ids, lora)

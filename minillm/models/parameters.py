@@ -242,9 +242,9 @@ class Weights:
         return self._prepare(name, gains, biases, "projection")
 
     def taps(self, name: str, channels: int, width: int, *, bias: bool = False) -> Weight:
-        """The weights of a causal depthwise convolution, or of a rank's channels. [width channels], the oldest input first
+        """The weights of a causal depthwise convolution, or of a rank's channels. [width channels]
 
-        Checkpoints have them as [channels, 1, width].
+        The oldest input's come first. Checkpoints have them as [channels, 1, width].
         """
         own = slice(None) if self.ranks == 1 else self.share(channels)
         shape = (width * channels,) if self._as_built else (channels, 1, width)

@@ -237,10 +237,10 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("prefix_cache", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_strategy_has_the_tokens_of_a_run_alone_also_when_preempted(prefix_cache: bool) -> None:
     rng = Random(3)
-    requests = [request_for(LINE[: 17 + i] + [5 + i], max_new_tokens=14, **way) for i, way in enumerate(WAYS)]
+    requests = [request_for([*LINE[: 17 + i], 5 + i], max_new_tokens=8, **way) for i, way in enumerate(WAYS)]
 
     def new_loop() -> Any:
         runners = {"target": state_runner(pages=200), "draft": state_runner(pages=200, hidden_size=40)}
@@ -259,16 +259,16 @@ def test_every_strategy_has_the_tokens_of_a_run_alone_also_when_preempted(prefix
             loop.scheduler.preempt(rng.choice(loop.scheduler.running))
 
     loop.advance = advance_and_preempt
-    together = run(loop, [*requests, *requests])
-    assert loop.stats.preemptions > 3
-    for ours, expected in zip(together, [*alone, *alone], strict=True):
+    together = run(loop, requests)
+    assert loop.stats.preemptions > 1
+    for ours, expected in zip(together, alone, strict=True):
         assert [result.token_ids for result in ours] == [result.token_ids for result in expected]
     assert cache_of(loop.runners["target"]).slots.in_use == len(
         set(cache_of(loop.runners["target"]).slots.of_page.values())
     )
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 30))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 30))])
 def test_random_forks_and_truncations_of_random_texts(seed: int) -> None:
     rng = Random(seed)
     runner = state_runner(pages=60, slots=rng.choice([40, None]))

@@ -19,8 +19,8 @@ def convolve(x: Any, taps: Any, bias: Any, states: Any, *, shares: int = 1, **va
     (k, C), T = taps.shape, len(x)
     out = np.full((T, C), np.nan, np.float32)
     arguments = fill(
-        launching.Convolve, x=x, taps=taps, bias=bias, states=states, before=BEFORE, after=AFTER, out=out, T=T, C=C, k=k,
-        gated=variant["gated"], activation=ACTIVATIONS[variant["activation"]],
+        launching.Convolve, x=x, taps=taps, bias=bias, states=states, before=BEFORE, after=AFTER, out=out, T=T, C=C,
+        k=k, gated=variant["gated"], activation=ACTIVATIONS[variant["activation"]],
     )  # fmt: skip
     run("convolve", arguments, shares)
     return out
