@@ -18,7 +18,7 @@ from minillm.backends.formats import INT4, INT8, Format
 from minillm.backends.shapes import ShapeBackend
 from minillm.backends.weights import Weight
 from minillm.config import ModelConfig
-from minillm.layers.block import ConvolutionBlock
+from minillm.layers.convolution import ConvolutionBlock
 from minillm.layers.head import LMHead
 from minillm.layers.mlp import MLP
 from minillm.measure.accounting import Part

@@ -66,8 +66,8 @@ class ModelConfig:
     mixed_layers: bool = False
     """Layers differ in their results: some have experts, or do not rotate queries and keys"""
     layer_states: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    """What each layer keeps of a sequence in place of keys and values: shapes of arrays of float32. No shapes: keys and
-    values; no entries: all layers keep these"""
+    """Shapes of the arrays, float32, that each layer keeps of a sequence in place of keys and values. No shapes: keys
+    and values; no entries: all layers keep these"""
     encoder_layers: int = 0
     """Layers of the encoder of an encoder-decoder; 0: decoder-only"""
     max_source_positions: int = 0

@@ -22,7 +22,7 @@ class Pages:
     places: Sequence[int] | Mapping[int, int] = range(2**31)
     """Place in the arrays of each layer, by its number: others are held elsewhere, or keep no keys and values"""
     states: States | None = None
-    """What the layers without keys and values keep of a sequence"""
+    """The states of sequences, of layers without keys and values"""
     threads_may_read = True
     """Whether other threads may call `read` while a pass runs"""
     shared = False
@@ -54,7 +54,7 @@ class Pages:
         return self.keys[index], self.values[index]
 
     def states_of(self, layer: int) -> tuple[Any, ...]:
-        """What a layer without keys and values keeps, for operations. [slots, ...] each"""
+        """The states of one layer without keys and values, for operations. [slots, ...] each"""
         assert self.states is not None
         return self.states.layer(layer)
 

@@ -22,6 +22,8 @@ class PagedCache:
 
     has_states: ClassVar[bool] = False
     """True if layers keep states beside keys and values (`states.py`)"""
+    whole_positions = 1
+    """Prefixes that are shared by whole pages end at multiples of so many positions"""
     prefix_cache = False
     """True if sequences with the same beginning share pages (`PrefixCache`)"""
     apart = False
@@ -82,13 +84,6 @@ class PagedCache:
     def with_states(self, batch: Batch, sequences: Sequence[TokenSequence], counts: Sequence[int]) -> Batch:
         """The batch with the places of states, in a cache that has some."""
         return batch
-
-    whole_positions = 1
-    """A prefix ends at a multiple of so many positions"""
-
-    def whole(self, tokens: int) -> int:
-        """The longest prefix of a text of so many tokens."""
-        return tokens // self.whole_positions * self.whole_positions
 
     # --- the memory of pages ------------------------------------------------------------------------------------------
 

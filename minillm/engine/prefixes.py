@@ -69,11 +69,12 @@ class EnginePrefixes(EngineReadings):
             raise ParameterError("save_prefix: hooks change what the model computes: save the prefix outside of them")
         config = GenerationConfig(max_new_tokens=1, do_sample=False, lora=lora)
         request = replace(self._maker, defaults={}).make(prompt, config)
-        token_ids = request.prompt_ids[: cache.whole(len(request.prompt_ids))]
+        length, every = len(request.prompt_ids), cache.whole_positions
+        token_ids = request.prompt_ids[: length // every * every]
         if not token_ids:
             raise ParameterError(
                 "save_prefix: the layers of this model keep states, which are saved after every "
-                f"{cache.whole_positions} tokens, and the prompt has {len(request.prompt_ids)}: give a longer one"
+                f"{every} tokens, and the prompt has {length}: give a longer one"
             )
         check_writable(path)
         pages = self._known_pages(token_ids, lora)

@@ -7,7 +7,7 @@ from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..batch import Batch
 from .attention import Attention
-from .convolution import ShortConvolution
+from .convolution import ConvolutionBlock
 from .experts import ExpertMLP
 from .mlp import MLP, GatedMLP
 from .norm import Norm, RMSNorm
@@ -48,21 +48,6 @@ class Parallel(_Parts):
         """x + attention(norm(x)) + mlp(norm(x)). [T, E] -> [T, E]"""
         attended = self.attention(backend, self.attention_norm(backend, x), cache, batch, residual=x)
         return self.mlp(backend, self.mlp_norm(backend, x), residual=attended)
-
-
-@dataclass(frozen=True, eq=False)
-class ConvolutionBlock:
-    """Pre-norm block with a short convolution in place of attention (LFM2)."""
-
-    convolution_norm: RMSNorm
-    convolution: ShortConvolution
-    mlp_norm: RMSNorm
-    mlp: GatedMLP
-
-    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
-        """x = x + convolution(norm(x));  x + mlp(norm(x)). [T, E] -> [T, E]"""
-        x = self.convolution(backend, self.convolution_norm(backend, x), cache, batch, residual=x)
-        return self.mlp(backend, self.mlp_norm(backend, x), residual=x)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,8 @@ from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..backends.weights import Weight
 from ..batch import Batch
+from .mlp import GatedMLP
+from .norm import RMSNorm
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,3 +32,18 @@ class ShortConvolution:
         gates = backend.linear(x, self.projection)  # [T, E] -> [T, 3 E]
         y = backend.convolve(gates, self.taps, cache, self.layer, batch, gated=True)  # [T, 3 E] -> [T, E]
         return backend.linear_reduced(y, self.out, residual)  # [T, E] -> [T, E]
+
+
+@dataclass(frozen=True, eq=False)
+class ConvolutionBlock:
+    """Pre-norm block with a short convolution in place of attention (LFM2)."""
+
+    convolution_norm: RMSNorm
+    convolution: ShortConvolution
+    mlp_norm: RMSNorm
+    mlp: GatedMLP
+
+    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
+        """x = x + convolution(norm(x));  x + mlp(norm(x)). [T, E] -> [T, E]"""
+        x = self.convolution(backend, self.convolution_norm(backend, x), cache, batch, residual=x)
+        return self.mlp(backend, self.mlp_norm(backend, x), residual=x)

@@ -16,8 +16,8 @@ from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, ParameterError
 from ..layers.attention import HeadNorms
-from ..layers.block import ConvolutionBlock, PreNorm
-from ..layers.convolution import ShortConvolution
+from ..layers.block import PreNorm
+from ..layers.convolution import ConvolutionBlock, ShortConvolution
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import GatedMLP

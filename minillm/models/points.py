@@ -32,7 +32,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ParameterError, listed, shown
-from ..layers.block import ConvolutionBlock, OutputNorm, Parallel, PostNorm
+from ..layers.block import OutputNorm, Parallel, PostNorm
+from ..layers.convolution import ConvolutionBlock
 from ..layers.cross_attention import PostNormCross
 from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
@@ -146,7 +147,7 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
 
 
 def operator_of(block: Any) -> Any:
-    """What a block has before its MLP: attention, or a convolution."""
+    """The part of a block before its MLP: attention, or a convolution."""
     return block.convolution if isinstance(block, ConvolutionBlock) else block.attention
 
 

@@ -28,7 +28,10 @@ SOURCE = np.random.default_rng(4).integers(3, 96, 30).tolist()
 
 FIRST = [(family, next(iter(configs))) for family, configs in CONFIGS.items()]
 # Names of transformers' modules, the first group being the layer's number: what each reads or returns.
-OUTPUT_PROJECTION = r"layers?\.(\d+)\..*?(?:self_attn|attn|conv|attention|self_attention|SelfAttention)\.(?:o_proj|out_proj|c_proj|dense|o)"
+OUTPUT_PROJECTION = (
+    r"layers?\.(\d+)\..*?(?:self_attn|attn|conv|attention|self_attention|SelfAttention)\."
+    r"(?:o_proj|out_proj|c_proj|dense|o)"
+)
 MLP_DOWN = r"layers?\.(\d+)\.(?:.*\.)?(?:down_proj|fc2|c_proj|dense_4h_to_h|wo|w2)"
 
 
