@@ -200,8 +200,8 @@ class LeadingRunner(RankRunner):
     def over_texts(self, pages: int, *, head: bool) -> "Runner":
         """A runner of whole texts, of all ranks."""
         config = self.part.model.config
-        options = {"layers": self.layers, "shared": config.bidirectional}
-        cache = new_cache(PagedCache, config, self.backend, pages, **options)
+        shared = config.bidirectional
+        cache = new_cache(PagedCache, config, self.backend, pages, layers=self.layers, shared=shared)
         return LeadingRunner(self.leader, cache, "labels" if head else "states")
 
     def encode(self, backend: Backend, batch: Batch, views: Sequence[View] = ()) -> bool:
