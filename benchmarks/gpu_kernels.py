@@ -18,6 +18,7 @@ from minillm.backends.formats import INT4, INT8, Format
 from minillm.backends.shapes import ShapeBackend
 from minillm.backends.weights import Weight
 from minillm.config import ModelConfig
+from minillm.layers.convolution import ConvolutionBlock
 from minillm.layers.head import LMHead
 from minillm.layers.mlp import MLP
 from minillm.measure.accounting import Part
@@ -146,8 +147,9 @@ class Bench:
 
     def products(self) -> Iterator[Figure]:
         """Each projection, with as many rows as a step has; for many rows also by the library."""
-        attention, mlp = self.model.layers[0].attention, self.model.layers[0].mlp
-        assert isinstance(self.model.head, LMHead)
+        block = self.model.layers[0]
+        assert isinstance(self.model.head, LMHead) and not isinstance(block, ConvolutionBlock)
+        attention, mlp = block.attention, block.mlp
         linears = {
             "qkv": attention.qkv,
             "out": attention.out,

@@ -15,6 +15,13 @@ from numpy.typing import NDArray
 from .encoder_input import EncoderInput
 
 IntArray = NDArray[np.int64]
+BEGINNING = NO_SLOT = -1
+"""In a batch's `state_before`: nothing is before this token; in `state_after`: its state is not kept"""
+
+
+def state_before(slot: int) -> int:
+    """The number that stands for a slot in `state_before`, and the slot that such a number stands for."""
+    return -2 - slot
 
 
 @dataclass(eq=False)
@@ -42,6 +49,8 @@ class TokenSequence:
     """Parent index of each of the last tokens among them, always smaller than its own; -1: the line before them"""
     encoder_input: EncoderInput | None = None
     """The text that an encoder-decoder's decoder attends to beside the sequence"""
+    state: Any = None
+    """In models with states, where they are (`cache/states.py`)"""
     probe: Any = None
     """The hooks of the request that it belongs to (`runner/model_hooks.py`); None: nobody looks inside the model"""
     first_parts: tuple[int, ...] = ()
@@ -108,6 +117,10 @@ class Batch:
     """[T], token types; None in models without"""
     adapters: tuple[str | None, ...] = field(default=(), kw_only=True)
     """Each sequence's LoRA adapter; empty if none has one"""
+    state_before: IntArray | None = field(default=None, kw_only=True)
+    """[T], by which each token finds the state before it (`reference/convolution.py`); None in models without states"""
+    state_after: IntArray | None = field(default=None, kw_only=True)
+    """[T], the slot for the state after each token, or -1"""
     cross_rows: tuple[Span, ...] = field(default=(), kw_only=True)
     """The same rows, with the pages of each sequence's source, fully visible to them; empty without an encoder"""
     group: int = field(default=0, kw_only=True)

@@ -85,6 +85,9 @@ class ModelConfig:
     """Layers in checkpoints after the last, which predict further tokens: they are not run"""
     mixed_layers: bool = False
     """Layers differ in their results: some have experts, or do not rotate queries and keys"""
+    layer_states: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """Shapes of the arrays, float32, that each layer keeps of a sequence in place of keys and values. No shapes: keys
+    and values; no entries: all layers keep these"""
     encoder_layers: int = 0
     """Layers of the encoder of an encoder-decoder; 0: decoder-only"""
     max_source_positions: int = 0
@@ -123,7 +126,7 @@ class ModelConfig:
         """
         groups: dict[tuple[int | None, int, int], list[int]] = {}
         for layer in range(self.num_layers):
-            if self.kv_source(layer) == layer:
+            if self.kv_source(layer) == layer and not (self.layer_states and self.layer_states[layer]):
                 groups.setdefault((self.window_of(layer), *self.kv_shape(layer)), []).append(layer)
         whole = [KVGroup(tuple(layers), K, D, None) for (window, K, D), layers in groups.items() if window is None]
         windowed = [KVGroup(tuple(layers), K, D, window) for (window, K, D), layers in groups.items() if window]
@@ -133,6 +136,11 @@ class ModelConfig:
         """Number of the group that has the keys and values of a layer."""
         source = self.kv_source(layer)
         return next(i for i, group in enumerate(self.kv_groups) if source in group.layers)
+
+    def layers_with_keys(self, layers: range | None = None) -> list[int]:
+        """Numbers of the layers, or of those of a range, that keep keys and values."""
+        own = range(self.num_layers) if layers is None else layers
+        return [i for i in own if not (self.layer_states and self.layer_states[i])]
 
     def within_vocabulary(self: C) -> C:
         """The configuration without special tokens that the vocabulary does not have."""

@@ -16,7 +16,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.operations import Backend
 from minillm.backends.weights import Experts, Weight
 from minillm.batch import TokenSequence
-from minillm.cache import Concurrency, PrefixCache
+from minillm.cache import Concurrency, PrefixCache, new_cache
 from minillm.decoding.resolving import resolve, strategy_for
 from minillm.decoding.settings import GenerationConfig
 from minillm.decoding.strategy import Request, Strategy
@@ -174,7 +174,7 @@ def runner_of(
 ) -> Runner:
     """A runner with a cache of its own; with a `concurrency` its layers with a window keep what these see."""
     backend, options = backend or NumpyBackend(), {"prefix_cache": False, "concurrency": concurrency}
-    return Runner(model, backend, PrefixCache(model.config, backend, pages, page_size, **options))
+    return Runner(model, backend, new_cache(PrefixCache, model.config, backend, pages, page_size, **options))
 
 
 def tiny_runner(variant: str = "pre-norm", *, seed: int = 0, pages: int = 64, page_size: int | None = None) -> Runner:

@@ -17,6 +17,8 @@ from .clock import Clock, HostClock
 from .formats import ACTIVATION_FORMATS, CACHE_FORMATS, Format, chosen
 from .pages import Pages, Shape
 from .recording import Result
+from .states import States, StateShapes
+from .stored_vectors import reserve
 
 _Place = tuple[int, bool]
 """Number of the call since `turn`, and whether its usual buffer holds the last layer's result, so that a second one is
@@ -166,6 +168,10 @@ class Memory:
     def new_pages(self, shape: Shape) -> Pages:
         """Memory for a K/V cache [L, pages, K, P, D]."""
         return Pages(self.xp, shape, self.cache)
+
+    def new_states(self, layers: Mapping[int, StateShapes], slots: int) -> States:
+        """Memory for the states of some layers, by their numbers."""
+        return States(self.xp, layers, slots, reserve if self.xp is np else self.xp.empty)
 
     def free_bytes(self) -> int:
         """Bytes that could still be reserved."""

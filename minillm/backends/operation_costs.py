@@ -8,6 +8,7 @@ from typing import Any
 
 from ..reference.activation import gate_cost, glu_cost, scale_logits_cost
 from ..reference.attention import attention_cost, kv_cost
+from ..reference.convolution import convolution_cost
 from ..reference.cost import Cost
 from ..reference.experts import combine_cost, linear_experts_cost, route_cost
 from ..reference.linear import embed_cost, linear_cost, reduce_cost
@@ -93,6 +94,20 @@ def _combine(call: Any) -> Cost:
     return combine_cost(T, E, k, residual=call.residual is not None, number_bytes=call.result.itemsize)
 
 
+def _convolve(call: Any) -> Cost:
+    T, C = call.result.shape
+    return convolution_cost(
+        T,
+        C,
+        call.weight.shape[0] // C,
+        len(call.batch.spans),
+        bias=call.weight.bias is not None,
+        gated=call.gated,
+        activation=call.activation,
+        number_bytes=call.result.itemsize,
+    )
+
+
 def _store_kv(call: Any) -> Cost:
     T, K, D = call.k.shape
     return kv_cost(T, K, D, call.backend.memory.position_bytes(K, D), call.k.itemsize)
@@ -131,6 +146,7 @@ COSTS: dict[str, Callable[[Any], Cost]] = {
     "route": _route,
     "linear_experts": _linear_experts,
     "combine": _combine,
+    "convolve": _convolve,
     "store_kv": _store_kv,
     "attend": _attend,
     "take_rows": _take_rows,

@@ -138,6 +138,29 @@ class Backend:
         out = self.memory.arena.take((len(routing.weights), y.shape[1]))
         return reference.combine(y, routing, residual, self.xp, out)
 
+    def convolve(
+        self,
+        x: Any,
+        weight: Weight,
+        cache: Pages,
+        layer: int,
+        batch: Batch,
+        *,
+        gated: bool = False,
+        activation: str | None = None,
+    ) -> Any:
+        """Causal convolution of each channel, its last inputs in the cache: `reference.convolve`. [T, C] -> [T, C]
+
+        The weight has k C numbers, by the position of the input; gated [T, 3 C] -> [T, C].
+        """
+        [states] = cache.states_of(layer)
+        k, C = states.shape[1] + 1, states.shape[2]
+        taps, out = weight.data.reshape(k, C), self.memory.arena.take((len(x), C))
+        places = batch.state_before, batch.state_after
+        return reference.convolve(
+            x, taps, weight.bias, states, *places, self.xp, out, gated=gated, activation=activation
+        )
+
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """Write the new tokens' keys and values to their slots of the cache. k, v: [T, K, D]"""
         reference.store_kv(k, v, *cache.layer(layer), batch)

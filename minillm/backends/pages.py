@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .formats import FLOAT32, Format
+from .states import States
 from .stored_vectors import StoredVectors, reserve
 
 Shape = tuple[int, int, int, int, int]
@@ -26,6 +27,8 @@ class Pages:
     """In the first group of `ModelConfig.kv_groups`, the memory of each, this one's first; empty if there is one"""
     alike: "tuple[Pages, ...]" = ()
     """Those of them that have the same page numbers: a page is copied, read and written in all of them"""
+    states: States | None = None
+    """The states of sequences, of layers without keys and values"""
     threads_may_read = True
     """Whether other threads may call `read` while a pass runs"""
 
@@ -44,7 +47,7 @@ class Pages:
     @property
     def nbytes(self) -> int:
         """Bytes reserved."""
-        return int(self.keys.nbytes + self.values.nbytes)
+        return int(self.keys.nbytes + self.values.nbytes) + (0 if self.states is None else self.states.nbytes)
 
     def layer(self, layer: int) -> tuple[Any, Any]:
         """One layer's keys and values, in a form that kernels and the reference take. 2 x [pages, K, P, D]"""
@@ -52,6 +55,11 @@ class Pages:
         if isinstance(self.keys, StoredVectors):
             return self.keys.layer(index), self.values.layer(index)
         return self.keys[index], self.values[index]
+
+    def states_of(self, layer: int) -> tuple[Any, ...]:
+        """The states of one layer without keys and values, for operations. [slots, ...] each"""
+        assert self.states is not None
+        return self.states.layer(layer)
 
     @property
     def arrays(self) -> dict[str, Any]:

@@ -166,6 +166,10 @@ class ShapeBackend(Backend):
         """[T k, E] -> [T, E]"""
         return self.memory.arena.take((len(routing.weights), y.shape[1]))
 
+    def convolve(self, x: Any, weight: Weight, cache: Any, layer: int, batch: Batch, **variant: Any) -> Any:
+        """[T, C] -> [T, C], gated [T, 3 C] -> [T, C]"""
+        return self.memory.arena.take((len(x), x.shape[1] // (3 if variant.get("gated") else 1)))
+
     def store_kv(self, k: Any, v: Any, cache: Any, layer: int, batch: Batch) -> None:
         """Nothing to store. k, v: [T, K, D]"""
 

@@ -8,11 +8,14 @@ Layers with keys and values of other shapes have arrays of their own for the sam
 keep what can still be seen, if the cache is told what runs at once (`windows.py`); otherwise all.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
 
 from ..backends.operations import Backend
-from ..batch import TokenSequence, common_prefix
+from ..batch import Batch, TokenSequence, common_prefix
 from ..config import ModelConfig
 from ..errors import CacheFullError
 from .windows import MARGIN, Concurrency, PageCounts, WindowPages, reserve_groups
@@ -21,6 +24,10 @@ from .windows import MARGIN, Concurrency, PageCounts, WindowPages, reserve_group
 class PagedCache:
     """One model's paged K/V cache. Memory is reserved at once; the system commits it as pages are first used."""
 
+    has_states: ClassVar[bool] = False
+    """True if layers keep states beside keys and values (`states.py`)"""
+    whole_positions = 1
+    """Prefixes that are shared by whole pages end at multiples of so many positions"""
     prefix_cache = False
     """True if sequences with the same beginning share pages (`PrefixCache`)"""
     apart = False
@@ -47,6 +54,7 @@ class PagedCache:
             shared: all layers take turns in the memory of one
             concurrency: what runs at once: layers with a window then keep no more than it sees. None: they keep all
         """
+        assert self.has_states or not config.layer_states, "a model with states needs a cache of `new_cache`"
         self.page_size = page_size or backend.memory.page_size
         self.num_pages = num_pages
         self.storage, self.windows = reserve_groups(
@@ -71,6 +79,11 @@ class PagedCache:
         self._references = [0] * self.num_pages
         self._free = list(range(self._begun - 1, -1, -1))
         """Pages that were used before; the one that was freed last is taken first"""
+
+    @property
+    def num_states(self) -> int:
+        """Number of slots for states: none in a model without them."""
+        return 0
 
     @property
     def free_pages(self) -> int:
@@ -101,6 +114,17 @@ class PagedCache:
     def owners(self, page: int) -> int:
         """Number of sequences that use a page."""
         return self._references[page]
+
+    def with_states(self, batch: Batch, sequences: Sequence[TokenSequence], counts: Sequence[int]) -> Batch:
+        """The batch with the places of states, in a cache that has some."""
+        return batch
+
+    def state_after(self, page: int) -> dict[str, NDArray[Any]]:
+        """The state after the last position of a page, which has one, in a cache with states; [...] each."""
+        return {}
+
+    def keep_state(self, page: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Keep what `state_after` has returned, in a cache with states, with the page of a text that is restored."""
 
     # --- growing ------------------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ class PrefixPages(NamedTuple):
     token_ids: list[int]
     """T, of which the last page may have fewer than P"""
     arrays: Arrays
-    """As `read_pages` returns them, [L, n, K, P, ...] each"""
+    """As `read_pages` returns them, [L, n, K, P, ...] each; with states the last page's, [...] each"""
 
     @property
     def nbytes(self) -> int:
@@ -61,13 +61,13 @@ def read_pages(cache: PagedCache, pages: Sequence[int]) -> Arrays:
     """Copies of some pages in host memory, as they are stored, [L, n, K, P, ...] each (`Pages.read`).
 
     Arrays of layers with a window have the group's number in their names, and only the last pages, as many as have
-    their part (`windows.py`).
+    their part (`windows.py`). In a cache with states also the state after the last page (`states.py`), [...] each.
     """
     arrays = cache.storage.read(pages)
     for window in cache.windows:
         parts = window.last_parts(pages)
         arrays |= {f"{name}.{window.group}": array for name, array in window.storage.read(parts).items()}
-    return arrays
+    return arrays | cache.state_after(pages[-1])
 
 
 def write_page(cache: PagedCache, sequence: TokenSequence, arrays: Arrays, number: int) -> None:
@@ -83,6 +83,8 @@ def write_page(cache: PagedCache, sequence: TokenSequence, arrays: Arrays, numbe
             window.storage.write([window.parts[page]], {name: array[:, at : at + 1] for name, array in own.items()})
             firsts.append(window.first(sequence))
     sequence.first_parts = tuple(firsts)
+    if number == count - 1:
+        cache.keep_state(page, arrays)
 
 
 def to_file(pages: PrefixPages, origin: Origin, notes: Mapping[str, str]) -> bytes:
@@ -161,16 +163,20 @@ def _checksum(tensors: Mapping[str, NDArray[Any]], words: str) -> str:
 
 
 def _fit(arrays: Mapping[str, NDArray[Any]], tokens: NDArray[Any], like: PagedCache) -> bool:
-    """True if arrays are pages of this cache, as many as the tokens take."""
+    """True if arrays are pages of this cache, as many as the tokens take, and the state after them."""
     if tokens.dtype != np.int64 or tokens.ndim != 1 or not tokens.size:
         return False
+    states = {} if like.storage.states is None else like.storage.states.arrays
+    if any(name not in arrays or arrays[name].shape != state.shape[1:] for name, state in states.items()):
+        return False
+    pages = {name: array for name, array in arrays.items() if name not in states}
     count, expected = like.pages_for(tokens.size), _forms(like.storage.arrays)
     for window in like.windows:
         expected |= _forms({f"{name}.{window.group}": array for name, array in window.storage.arrays.items()})
     fewer = {f"{name}.{window.group}" for window in like.windows for name in window.storage.arrays}
-    if _forms(arrays) != expected:
+    if _forms(pages) != expected or any(arrays[name].dtype != state.dtype for name, state in states.items()):
         return False
-    return all(array.shape[1] == count or (name in fewer and array.shape[1] < count) for name, array in arrays.items())
+    return all(array.shape[1] == count or (name in fewer and array.shape[1] < count) for name, array in pages.items())
 
 
 def _forms(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[Any, ...]]:

@@ -286,6 +286,8 @@ class StoringPrefixCache(PrefixCache):
                 break
             if not prefix.pages and not self.windows:
                 super().match(prefix, len(prefix.token_ids))
+                if prefix.pending:  # a state is known before them only
+                    break
             prefix.token_ids += page.token_ids
             try:
                 self.reserve(prefix, len(prefix.token_ids))

@@ -227,7 +227,7 @@ def bytes_by_format(analysis: "Analysis") -> tuple[dict[str, int], dict[str, int
 
 def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
     """The whole analysis, for `--json`. Bytes and FLOPs are integers, times are in seconds."""
-    from ..measure.accounting.memory import cache_bytes, parts_held
+    from ..measure.accounting.memory import cache_bytes, parts_held, state_bytes_per_sequence
 
     storage, work, parts = analysis.storage, analysis.workload, parts_held(analysis.config, analysis.storage)
     weights, cache = bytes_by_format(analysis)
@@ -250,6 +250,7 @@ def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
         "kv_cache_bytes_per_token_by_dtype": cache,
         "kv_cache_bytes_per_sequence": cache_bytes(analysis.config, storage, work.decode_context),
         "kv_cache_bytes": cache_bytes(analysis.config, storage, work.decode_context) * work.batch,
+        "state_bytes_per_sequence": state_bytes_per_sequence(analysis.config),
         "largest_batch": analysis.largest_batch,
         "largest_context": analysis.largest_context,
         "tensor_parallel": analysis.parallel.tensor,
@@ -331,7 +332,7 @@ def _parameters(analysis: "Analysis") -> Table:
 
 def _memory(analysis: "Analysis") -> Table:
     """Weights and cache in each format, and activations of both phases."""
-    from ..measure.accounting.memory import activation_bytes, cache_bytes
+    from ..measure.accounting.memory import activation_bytes, cache_bytes, state_bytes_per_sequence
 
     work, (weights, cache) = analysis.workload, bytes_by_format(analysis)
     of_text = [
@@ -346,7 +347,9 @@ def _memory(analysis: "Analysis") -> Table:
         f"{bytes_text(activation_bytes(analysis.config, analysis.storage, phase.tokens, work.batch))} in {name}"
         for name, phase in analysis.phases.items()
     ]
-    return Table(["memory", *weights], rows, note=f"activations: {', '.join(activations)}")
+    state = state_bytes_per_sequence(analysis.config)
+    beside = f"; state of a sequence: {bytes_text(state)}" if state else ""
+    return Table(["memory", *weights], rows, note=f"activations: {', '.join(activations)}{beside}")
 
 
 def _operations(title: str, phase: "Phase") -> Table:

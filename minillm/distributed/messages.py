@@ -33,6 +33,8 @@ class NewPages(NamedTuple):
     prefix_cache: bool
     """Whether other texts may use what a pass computes, so that all of it must be finite"""
     task: Task = "tokens"
+    states: int = 0
+    """Slots for states"""
 
 
 class FreePages(NamedTuple):

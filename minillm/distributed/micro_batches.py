@@ -17,7 +17,7 @@ from .messages import MicroBatch
 def micro_batches(
     batch: Batch, rows: Sequence[int], parallel: Parallel, *, causal: bool = True
 ) -> tuple[tuple[MicroBatch, ...], NDArray[np.int64]]:
-    """A batch in parts of about as many tokens, cut also within prompts, but not within trees.
+    """A batch in parts of about as many tokens, cut also within prompts, but not within trees or texts with states.
 
     Of a model that is not `causal`, whose tokens see those after them, texts stay whole.
 
@@ -27,7 +27,7 @@ def micro_batches(
     count, T = parallel.micro_batches_of(batch.num_tokens), batch.num_tokens
     cuts = {i * T // count for i in range(1, count)}
     for span in batch.spans:
-        if span.tree is not None or not causal:
+        if span.tree is not None or not causal or batch.state_before is not None:
             cuts = {span.start if span.start < cut < span.stop else cut for cut in cuts}
     bounds = sorted({0, *cuts, T})
     logit_rows = np.asarray(rows, np.int64)
@@ -52,6 +52,7 @@ def part_of(batch: Batch, first: int, stop: int) -> Batch:
             context_len = span.context_len - (span.stop - end)
             spans.append(span._replace(start=start - first, stop=end - first, context_len=context_len))
             adapters += batch.adapters[i : i + 1]
+    before = None if batch.state_before is None else batch.state_before[first:stop]
     return Batch(
         batch.token_ids[first:stop],
         batch.positions[first:stop],
@@ -60,4 +61,6 @@ def part_of(batch: Batch, first: int, stop: int) -> Batch:
         tuple(spans),
         adapters=tuple(adapters),
         types=None if batch.types is None else batch.types[first:stop],
+        state_before=before if before is None else np.where(before < 0, before, before - first),
+        state_after=None if batch.state_after is None else batch.state_after[first:stop],
     )

@@ -15,6 +15,7 @@ from ..errors import FollowedError, MinillmError, ParameterError, RankError, sho
 from ..formats import open_model
 from ..models import shape_model
 from ..models.base import Model, weights_of
+from ..models.points import operator_of
 from ..parallel import Parallel
 from .communicator import Communicator
 
@@ -85,7 +86,11 @@ class Ranks:
         model = shape_model(config, ShapeBackend())
         self.width = model.embedding.tokens.shape[1]
         used = config.experts_per_token / config.num_experts if config.num_experts else 1.0
-        sizes = [_bytes_read(layer.attention) + int(_bytes_read(layer.mlp) * used) for layer in model.layers]
+        operators = [operator_of(layer) for layer in model.layers]
+        sizes = [
+            _bytes_read(operator) + int(_bytes_read(layer.mlp) * used)
+            for operator, layer in zip(operators, model.layers, strict=True)
+        ]
         return self.parallel.layers_of(self.rank, [*sizes, _bytes_read(model.head)])
 
     def share(self, path: Path, adapters: Sequence[Path] = ()) -> dict[str, Any]:
@@ -175,12 +180,14 @@ class Ranks:
 
     def stage_config(self, config: ModelConfig) -> ModelConfig:
         """A configuration with as many layers as this stage, to count the memory of its cache."""
+        states = tuple(config.layer_states[i] for i in self.layers) if config.layer_states else ()
         return replace(
             config,
             num_layers=len(self.layers),
             windows=tuple(config.windows[i] for i in self.layers) if config.windows else (),
             kv_shapes=tuple(config.kv_shape(i) for i in self.layers) if config.kv_shapes else (),
             kv_sources=tuple(config.kv_source(i) - self.layers.start for i in self.layers) if config.kv_sources else (),
+            layer_states=states if any(states) else (),
         )
 
 

@@ -16,7 +16,8 @@ from ..backends.low_rank import AdapterWeights
 from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..batch import Batch
-from ..cache import PagedCache
+from ..cache import PagedCache, new_cache
+from ..cache.states import new_states
 from ..errors import RankError
 from ..models.base import Model
 from ..models.heads import without_head
@@ -139,7 +140,8 @@ class Leader:
     def new_cache(self, cache: PagedCache, task: Task) -> int:
         """Announce a cache. Returns its number."""
         self._caches += 1
-        self.pending.append(NewPages(self._caches, cache.num_pages, cache.page_size, cache.prefix_cache, task))
+        sizes = cache.num_pages, cache.page_size
+        self.pending.append(NewPages(self._caches, *sizes, cache.prefix_cache, task, cache.num_states))
         return self._caches
 
     def tell(self, message: Message) -> None:
@@ -198,7 +200,8 @@ class LeadingRunner(RankRunner):
     def over_texts(self, pages: int, *, head: bool) -> "Runner":
         """A runner of whole texts, of all ranks."""
         config = self.part.model.config
-        cache = PagedCache(config, self.backend, pages, layers=self.layers, shared=config.bidirectional)
+        shared = config.bidirectional
+        cache = new_cache(PagedCache, config, self.backend, pages, layers=self.layers, shared=shared)
         return LeadingRunner(self.leader, cache, "labels" if head else "states")
 
     def encode(self, backend: Backend, batch: Batch, views: Sequence[View] = ()) -> bool:
@@ -338,13 +341,16 @@ class Results:
 
 
 class MirrorCache(PagedCache):
-    """The pages of a cache whose books rank 0 keeps."""
+    """The pages of a cache whose books rank 0 keeps, and its states."""
+
+    has_states = True
 
     def __init__(self, part: Part, message: NewPages) -> None:
         config = part.model.config
         shared = config.bidirectional and message.task != "tokens"
         super().__init__(config, part.backend, message.pages, message.page_size, part.ranks.layers, shared)
         self.prefix_cache = message.prefix_cache
+        self.storage.states = new_states(config, part.backend, message.states, part.ranks.layers)
 
 
 class Follower:

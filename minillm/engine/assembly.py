@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from ..backends.operations import Backend
 from ..backends.placement import Placement, choose_backend
-from ..cache import Concurrency, PagedCache, PrefixCache
+from ..cache import Concurrency, PagedCache, PrefixCache, new_cache
 from ..cache.prefix_store import StoringPrefixCache, trusted_folder
 from ..config import ModelConfig
 from ..decoding.request import RequestMaker, refuse_guesses
@@ -120,16 +120,20 @@ def request_maker(parts: Parts, config: ModelConfig) -> RequestMaker:
 
 
 def cache_maker(parts: Parts, config: ModelConfig, options: EngineOptions) -> Callable[..., PagedCache]:
-    """The class of the models' caches, with what all of them have in common."""
+    """The maker of the models' caches, with what all of them have in common."""
     tokens = _tokens_of_windows(parts, config, options)
-    common: dict[str, Any] = {} if tokens is None else {"concurrency": Concurrency(options.max_batch_size, tokens)}
+    common: dict[str, Any] = {"sequences": options.max_batch_size}
+    if tokens is not None:
+        common["concurrency"] = Concurrency(options.max_batch_size, tokens)
+    plain = partial(new_cache, PagedCache, **common)
     if not options.prefix_cache:
-        return partial(PagedCache, **common)
+        return plain
     if any(model.keys_follow_length for model in (config, *(helper.config for helper in parts.helpers.values()))):
         logger.info("the prefix cache is off: with this rotary scaling, keys depend on the text's length")
-        return partial(PagedCache, **common)
+        return plain
     kind = PrefixCache if options.prefix_store is None else StoringPrefixCache
-    return partial(kind, frugal=options.cache_bytes is None and parts.backend.memory.committed_late, **common)
+    frugal = options.cache_bytes is None and parts.backend.memory.committed_late
+    return partial(new_cache, kind, frugal=frugal, **common)
 
 
 def _tokens_of_windows(parts: Parts, config: ModelConfig, options: EngineOptions) -> int | None:

@@ -68,6 +68,7 @@ def can_run_ahead(runners: Sequence[Runner]) -> bool:
         and runner.model.config.keys_change_beyond is None
         and not runner.model.config.keys_follow_length
         and not runner.model.config.encoder_layers
+        and not runner.cache.has_states
         for runner in runners
     )
 

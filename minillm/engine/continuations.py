@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..batch import TokenSequence
-from ..cache import PagedCache
+from ..cache import PagedCache, new_cache
 from ..progress import work
 from ..reference.softmax import chosen_log_probs
 from ..runner.runner import Runner
@@ -93,7 +93,7 @@ def score_continuations(
             while left and positions + left[0].positions(P) <= POSITIONS:
                 positions += left[0].positions(P)
                 group.append(left.pop(0))
-            cache = PagedCache(runner.model.config, runner.backend, positions // P, layers=runner.layers)
+            cache = new_cache(PagedCache, runner.model.config, runner.backend, positions // P, layers=runner.layers)
             scores += _scored(runner.apart(cache), group, turn, lora)
             progress.advance(sum(len(case.continuations) for case in group))
     of_parts = iter(scores)

@@ -8,7 +8,7 @@ from ..backends.weights import format_of
 from ..cache import PagedCache
 from ..config import ModelConfig
 from ..formats import open_model
-from ..measure.accounting import Storage, activation_bytes, weights_bytes
+from ..measure.accounting import Storage, activation_bytes, state_bytes_per_sequence, weights_bytes
 from ..measure.accounting.memory import position_bytes
 from ..models.base import Model, stored_format, weights_of
 from ..runner.runner import Runner
@@ -62,6 +62,7 @@ def footprints(runners: Collection[Runner]) -> list[Footprint]:
         config, storage = runner.model.config, _storage(runner.model, use.number_bytes)
         weights += weights_bytes(config, storage)
         cache += _predicted_cache(runner.cache, config, storage)
+        cache += runner.cache.num_states * state_bytes_per_sequence(config)
         results = max(results, activation_bytes(config, storage, use.largest_tokens, use.largest_rows))
     return [
         Footprint("weights", use.weights, weights),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..backends.attention_maps import AttentionRecorder
 from ..backends.observe import put_between
 from ..batch import TokenSequence
-from ..cache import PagedCache
+from ..cache import PagedCache, new_cache
 from ..encoder_input import EncoderInput
 from ..progress import work
 from ..reference.softmax import chosen_log_probs, top_log_probs
@@ -157,7 +157,7 @@ def _cache_for(runner: Runner, token_ids: Sequence[int], source_ids: Sequence[in
     """A cache for one sequence and its source, apart from the running requests'."""
     backend = runner.backend
     pages = sum(-(-len(ids) // backend.memory.page_size) for ids in (token_ids, source_ids))
-    return PagedCache(runner.model.config, backend, pages, layers=runner.layers)
+    return new_cache(PagedCache, runner.model.config, backend, pages, layers=runner.layers)
 
 
 @dataclass(frozen=True)

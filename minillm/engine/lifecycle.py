@@ -233,6 +233,7 @@ class EngineLifecycle:
             facts["weight_bytes"] = sum(weight.nbytes for weight in weights_of(runner.model))
             facts["cached_tokens"] = runner.cache.num_pages * runner.cache.page_size
             facts["cache_bytes"] = runner.cache.begun_bytes
+            facts["cached_states"] = runner.cache.num_states or None
             facts["backend"] = runner.backend.name
         return facts
 

@@ -11,7 +11,9 @@ from typing import Any
 from ..backends.low_rank import AdapterWeights
 from ..backends.memory import Memory
 from ..backends.operations import Backend
+from ..backends.states import SLOTS_PER_SEQUENCE, state_bytes
 from ..cache import Concurrency
+from ..cache.states import snapshot_bytes
 from ..config import ModelConfig
 from ..errors import ParameterError
 from ..formats import find_adapter, find_model, find_tokenizer, open_model
@@ -162,9 +164,12 @@ def affordable_pages(
     """
     memory = backend.memory
     concurrency = None if tokens is None else Concurrency(sequences, tokens)
+    models = (config, *others)
+    states = sequences * sum(SLOTS_PER_SEQUENCE * state_bytes(model.layer_states) for model in models)
+    snapshots = sum(snapshot_bytes(model, backend) for model in models)
 
     def size(pages: int) -> int:
-        return sum(_cache_bytes(model, memory, pages, concurrency) for model in (config, *others))
+        return states + pages * snapshots + sum(_cache_bytes(model, memory, pages, concurrency) for model in models)
 
     page = size(1)
     context = config.max_positions // memory.page_size + 1
@@ -172,14 +177,18 @@ def affordable_pages(
         context += config.max_source_positions // memory.page_size + 1
     if budget is None:
         free = memory.free_bytes() // processes
+        free = memory.free_bytes() // processes
         budget = max(page, free // memory.cache_share, min(size(context), free // 2))
     if budget < page:
-        raise ParameterError(f"cache_bytes should be at least {page} (one page of {memory.page_size}), found {budget}")
+        beside = f", and states of {sequences} sequences" if states else ""
+        raise ParameterError(
+            f"cache_bytes should be at least {page} (one page of {memory.page_size}{beside}), found {budget}"
+        )
     return bisect_right(range(1, sequences * context + 1), budget, key=size)
 
 
 def _cache_bytes(config: ModelConfig, memory: Memory, pages: int, concurrency: Concurrency | None) -> int:
-    """Bytes that a cache of so many pages takes at most."""
+    """Bytes that a cache of so many pages takes at most, without states."""
     total = 0
     for group in config.kv_groups:
         held = pages

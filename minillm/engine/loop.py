@@ -386,7 +386,8 @@ class StepLoop:
         recomputed = any(runner.model.config.keys_change_beyond is not None for runner in self.runners.values())
         if recomputed or not request.settings.use_cache:
             return 0
-        return len(token_ids) // self.runners["target"].cache.page_size
+        cache = self.runners["target"].cache
+        return len(token_ids) // cache.whole_positions * cache.whole_positions // cache.page_size
 
     def _begin(self, run: Run) -> None:
         run.admitted_at, run.prompt_scores = time.monotonic(), run.request.prompt_scores

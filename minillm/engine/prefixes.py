@@ -44,7 +44,8 @@ class EnginePrefixes(EngineReadings):
     ) -> Prefix:
         """Write the keys and values of a prompt to a file, for `load_prefix`. What the cache lacks is computed first.
 
-        A draft or amateur model computes its own.
+        A draft or amateur model computes its own. Of a model whose layers keep states only whole pages are written:
+        `Prefix.tokens` says how many tokens.
 
         Args:
             path: of the file, in safetensors' format; one that exists is replaced, whole or not at all
@@ -53,7 +54,8 @@ class EnginePrefixes(EngineReadings):
             notes: texts to keep with it
 
         Raises:
-            PromptError, ParameterError: as `add`; the engine has no prefix cache, or hooks change its results.
+            PromptError, ParameterError: as `add`; the engine has no prefix cache, hooks change its results, or the
+                prompt is shorter than a page of a model with states.
             UsageError: the file cannot be written.
             CacheFullError: the cache cannot hold the prompt, or has lost it to other requests.
 
@@ -62,15 +64,23 @@ class EnginePrefixes(EngineReadings):
             Prefix(tokens=8, bytes=1179648, lora=None, notes={})
         """
         path, notes = Path(read("path", path)), read("notes", notes) or {}
-        if self._cache_of_prefixes("save_prefix").apart:
+        cache = self._cache_of_prefixes("save_prefix")
+        if cache.apart:
             raise ParameterError("save_prefix: hooks change what the model computes: save the prefix outside of them")
         config = GenerationConfig(max_new_tokens=1, do_sample=False, lora=lora)
         request = replace(self._maker, defaults={}).make(prompt, config)
+        length, every = len(request.prompt_ids), cache.whole_positions
+        token_ids = request.prompt_ids[: length // every * every]
+        if not token_ids:
+            raise ParameterError(
+                "save_prefix: the layers of this model keep states, which are saved after every "
+                f"{every} tokens, and the prompt has {length}: give a longer one"
+            )
         check_writable(path)
-        pages = self._known_pages(request.prompt_ids, lora)
+        pages = self._known_pages(token_ids, lora)
         if pages is None:
             self._driver.run([request])
-            pages = self._known_pages(request.prompt_ids, lora)
+            pages = self._known_pages(token_ids, lora)
         if pages is None:
             raise CacheFullError("the prompt's pages have gone to other requests: raise cache_bytes, or try again")
         write_file(path, to_file(pages, self._origins[lora], notes))

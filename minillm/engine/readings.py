@@ -264,8 +264,8 @@ class EngineReadings(EngineLifecycle):
     ) -> NDArray[np.float32]:
         """The attention weights of the prompt's last token over all its tokens. [T] -> [len(layers), H, T] float32
 
-        The weights of each head sum to 1. `layers` are all by default; `lora` and `progress` as in `forward`. They are
-        those before `hooks` at `attention.pattern`.
+        The weights of each head sum to 1. `layers` are by default all that have attention; `lora` and `progress` as in
+        `forward`. They are those before `hooks` at `attention.pattern`.
 
         Raises:
             PromptError: as `forward`.
@@ -283,10 +283,14 @@ class EngineReadings(EngineLifecycle):
         ids = encode_prompt(prompt, self.tokenizer, self.config, begin=False)
         check_lora(lora, self._maker.adapters)
         count = self.config.num_layers
-        layers = range(count) if layers is None else layers
+        attending = self.config.layers_with_keys()
+        layers = attending if layers is None else layers
         outside = next((layer for layer in layers if layer not in range(count)), None)
         if outside is not None:
             raise ParameterError(f"layer {shown(outside)}: the model's layers are 0 to {count - 1}")
+        without = next((layer for layer in layers if layer not in attending), None)
+        if without is not None:
+            raise ParameterError(f"layer {without} has no attention: expected layers of {attending}")
         with showing(read("progress", progress)):
             return last_attention(self._open_runner, ids, layers, self._driver.turn, lora)
 

@@ -62,7 +62,7 @@ class Recompute(NamedTuple):
         for sequence, cached, parent, common in self.sequences:
             if parent is not None and not sequence.cached and parent.cached >= common:
                 twin = cache.fork(parent, common)
-                sequence.pages, sequence.cached = twin.pages, twin.cached
+                sequence.pages, sequence.cached, sequence.state = twin.pages, twin.cached, twin.state
                 sequence.first_parts = twin.first_parts
             begins = parent is None or sequence.cached > 0 or parent.cached >= common  # its window has gone on
             if begins and sequence.cached < cached:

@@ -7,6 +7,7 @@ from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..batch import Batch
 from .attention import Attention
+from .convolution import ConvolutionBlock
 from .experts import ExpertMLP
 from .mlp import MLP, GatedMLP
 from .norm import Norm, RMSNorm
@@ -92,4 +93,4 @@ class OutputNorm:
         return self.mlp_norm(backend, self.mlp(backend, x, residual=None), residual=x)
 
 
-Block = PreNorm | PostNorm | Parallel | Sandwich | OutputNorm
+Block = PreNorm | PostNorm | Parallel | Sandwich | OutputNorm | ConvolutionBlock

@@ -69,7 +69,7 @@ def logit_lens(engine: "Engine", prompt: Prompt, top: int = 1, *, lora: str | No
 
 
 def ablate_heads(engine: "Engine", prompt: Prompt, *, lora: str | None = None) -> tuple[int, NDArray[np.float32]]:
-    """The most likely next token, and what each head adds to its log-probability. [L, H]
+    """The most likely next token, and what each head adds to its log-probability; 0 in layers without any. [L, H]
 
     What is added is the difference to a pass in which the head's result z is zero at every position; numbers below 0
     are of heads that speak for another token.
@@ -89,9 +89,12 @@ def ablate_heads(engine: "Engine", prompt: Prompt, *, lora: str | None = None) -
 
         return ablate
 
-    variants = [{f"blocks.{layer}.attention.z": without(head)} for layer in range(L) for head in range(H)]
+    attending = engine.config.layers_with_keys()
+    variants = [{f"blocks.{layer}.attention.z": without(head)} for layer in attending for head in range(H)]
     plain, *ablated = next_log_probs(engine, [(ids, hooks) for hooks in [{}, *variants]], token, lora)
-    return token, np.float32(plain) - np.array(ablated, np.float32).reshape(L, H)
+    added = np.zeros((L, H), np.float32)
+    added[attending] = np.float32(plain) - np.array(ablated, np.float32).reshape(-1, H)
+    return token, added
 
 
 def patch(

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from ..backends.loader import RandomTensor
 from ..backends.operations import Backend
 from ..backends.timing import Call, TimingBackend
-from ..cache import PagedCache
+from ..cache import PagedCache, new_cache
 from ..decoding.prompts import Prompt
 from ..decoding.strategy import Request
 from ..engine.engine import Engine
@@ -309,7 +309,7 @@ def _loop(runner: Runner, backend: Backend, requests: Sequence[Request]) -> Step
         width += strategy.max_sequences
         pages += strategy.max_sequences * -(-longest // backend.memory.page_size)
         pages += -(-len(request.source_ids or ()) // backend.memory.page_size)
-    cache = PagedCache(runner.model.config, backend, pages, layers=runner.layers)
+    cache = new_cache(PagedCache, runner.model.config, backend, pages, layers=runner.layers)
     return StepLoop({"target": runner.apart(cache, backend)}, Limits.of(backend.memory, width))
 
 

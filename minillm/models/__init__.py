@@ -63,6 +63,7 @@ FAMILIES = (
     "dots1",
     "minimax_m2",
     "ernie4_5_moe",
+    "lfm2",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 

@@ -263,6 +263,22 @@ class Weights:
         whole = self._tensors(name, published if published is not None and not self._as_built else (width,))
         return self._prepare(name, [Rearranged(t, np.ravel) if len(t.shape) > 1 else t for t in whole], [], "router")
 
+    def taps(self, name: str, channels: int, width: int, *, bias: bool = False) -> Weight:
+        """The weights of a causal depthwise convolution, or of a rank's channels. [width channels]
+
+        The oldest input's come first. Checkpoints have them as [channels, 1, width].
+        """
+        own = slice(None) if self.ranks == 1 else self.share(channels)
+        shape = (width * channels,) if self._as_built else (channels, 1, width)
+
+        def arrange(stored: NDArray[Any]) -> NDArray[Any]:
+            taps = stored.reshape(width, channels) if self._as_built else stored[:, 0].T  # [C, 1, k] -> [k, C]
+            return taps[:, own].reshape(-1)  # [k, C] -> [k C]
+
+        taps = [Rearranged(tensor, arrange) for tensor in self._tensors(f"{name}.weight", shape)]
+        biases = self._tensors(f"{name}.bias", (channels,), split="outputs") if bias else []
+        return self._prepare(name, taps, biases, "projection")
+
     def layer_norm(self, name: str, width: int, epsilon: float) -> LayerNorm:
         """A layer norm with gain and bias."""
         return LayerNorm(self.norm(name, width, bias=True), epsilon)

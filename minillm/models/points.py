@@ -11,6 +11,7 @@ with experts has `experts.probabilities` in place of `mlp.hidden`.
     blocks.3.attention.pattern [T, H, S]  softmax(scores): the weight of each key for each query
     blocks.3.attention.z       [T, H, D]  the heads' results, before the output product
     blocks.3.attention.out     [T, E]     their product with W^O, before any norm of it and the residual sum
+    blocks.3.convolution.out   [T, E]     the same of a convolution, in a block that has one in place of attention
     blocks.3.residual_mid      [T, E]     the residual stream between attention and MLP
     blocks.3.cross.*                      the same of cross-attention: q, pattern, z, out, residual
     blocks.3.mlp.in            [T, E]     what the MLP, or the router of the experts, reads
@@ -33,6 +34,7 @@ from typing import Any
 
 from ..errors import ParameterError, listed, shown
 from ..layers.block import OutputNorm, Parallel, PostNorm
+from ..layers.convolution import ConvolutionBlock
 from ..layers.cross_attention import PostNormCross
 from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
@@ -89,7 +91,7 @@ def _points(stack: Any, prefix: str) -> Points:
     """The points of a stack of layers between an embedding and a final norm."""
     closing = "final" if stack.final_norm is None else None
     points = Points(prefix, last=len(stack.layers), closing=closing)
-    E = stack.layers[0].attention.out.shape[0]
+    E = operator_of(stack.layers[0]).out.shape[0]
     points.shapes[points.name(None, "embedding")] = "T", E
     for i, block in enumerate(stack.layers):
         for point, shape in _of_block(block, points, E):
@@ -102,15 +104,20 @@ def _points(stack: Any, prefix: str) -> Points:
 
 def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]:
     """The points of a block with their shapes, in order; notes in `points` the weights at which they are met."""
-    attention, mlp = block.attention, block.mlp
-    H, K, D = attention.num_heads, attention.num_kv_heads, attention.out.shape[1] // attention.num_heads
-    yield "attention.q", ("T", H, D)
-    yield "attention.k", ("T", K, D)
-    yield "attention.v", ("T", K, D)
-    yield "attention.pattern", ("T", H, "S")
-    yield "attention.z", ("T", H, D)
-    yield "attention.out", ("T", E)
-    points.summands[id(attention.out)] = "attention.out"
+    mlp = block.mlp
+    if isinstance(block, ConvolutionBlock):
+        yield "convolution.out", ("T", E)
+        points.summands[id(block.convolution.out)] = "convolution.out"
+    else:
+        attention = block.attention
+        H, K, D = attention.num_heads, attention.num_kv_heads, attention.out.shape[1] // attention.num_heads
+        yield "attention.q", ("T", H, D)
+        yield "attention.k", ("T", K, D)
+        yield "attention.v", ("T", K, D)
+        yield "attention.pattern", ("T", H, "S")
+        yield "attention.z", ("T", H, D)
+        yield "attention.out", ("T", E)
+        points.summands[id(attention.out)] = "attention.out"
     cross = getattr(block, "cross", None)
     normed_first = not isinstance(block, PostNorm | PostNormCross | OutputNorm)
     if not isinstance(block, Parallel):
@@ -141,6 +148,11 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
         points.summands[id(mlp.down)] = "mlp.out"
     yield "mlp.out", ("T", E)
     yield "residual", ("T", E)
+
+
+def operator_of(block: Any) -> Any:
+    """The part of a block before its MLP: attention, or a convolution."""
+    return block.convolution if isinstance(block, ConvolutionBlock) else block.attention
 
 
 def names_matching(pattern: object, names: Iterable[str], argument: str) -> list[str]:

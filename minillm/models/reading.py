@@ -117,7 +117,7 @@ def refuse_experts(fields: Fields) -> None:
             )
 
 
-def refuse_other_layers(fields: Fields, *, windows: bool = False) -> None:
+def refuse_other_layers(fields: Fields, *, windows: bool = False, kinds: tuple[str, ...] = ("full_attention",)) -> None:
     """Refuse layers of different kinds, and attention other than full causal attention.
 
     transformers reads these fields in every family, some of them only in its cache.
@@ -125,6 +125,7 @@ def refuse_other_layers(fields: Fields, *, windows: bool = False) -> None:
     Args:
         fields: config.json
         windows: the family reads `sliding_window` and `layer_types` itself
+        kinds: else, what `layer_types` may have
 
     Raises:
         UnsupportedModelError: config.json asks for either.
@@ -142,7 +143,7 @@ def refuse_other_layers(fields: Fields, *, windows: bool = False) -> None:
                 "whole text"
             )
     if not windows:
-        read_layer_types(fields, ("full_attention",))
+        read_layer_types(fields, kinds)
 
 
 def read_layer_types(fields: Fields, known: tuple[str, ...]) -> list[str]:

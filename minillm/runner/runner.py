@@ -11,7 +11,7 @@ from ..backends.observe import CheckingBackend
 from ..backends.operations import Backend
 from ..backends.recording import sealed
 from ..batch import Batch, TokenSequence
-from ..cache import PagedCache
+from ..cache import PagedCache, new_cache
 from ..cache.windows import with_parts
 from ..decoding.strategy import Feed
 from ..errors import NumericalError
@@ -102,7 +102,7 @@ class Runner:
         return Runner(
             self.model if head else without_head(self.model),
             self.backend,
-            PagedCache(self.model.config, self.backend, pages, shared=self.model.config.bidirectional),
+            new_cache(PagedCache, self.model.config, self.backend, pages, shared=self.model.config.bidirectional),
             adapters=self.adapters,
             hooks=self.hooks,
         )
@@ -147,6 +147,8 @@ class Runner:
         batch = Batch.of(sequences, counts, self.cache.page_size)
         if self.cache.windows:
             batch = with_parts(batch, sequences, self.cache.page_size, self.cache.windows)
+        if self.cache.has_states:
+            batch = self.cache.with_states(batch, sequences, counts)
         logit_rows = [span.stop - 1 for span in batch.spans] if rows is None else rows
         hooked = self.hooks.functions or any(sequence.probe is not None for sequence in sequences)
         views = self.hooks.views(batch, sequences) if hooked else []

@@ -263,3 +263,8 @@ def test_without_matplotlib_it_is_said(option: str, tmp_path: Path, monkeypatch:
     assert install("plot") in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     assert run(["analyze", "opt-125m"]) == 0
+
+
+def test_the_state_of_a_sequence_is_shown_where_a_model_keeps_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyzed(capsys, "lfm2-1.2b")["state_bytes_per_sequence"] == 10 * 2 * 2048 * 4
+    assert analyzed(capsys, "opt-125m")["state_bytes_per_sequence"] == 0

@@ -15,7 +15,8 @@ from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.low_rank import LowRankWeight
 from minillm.backends.weights import Weight
 from minillm.batch import TokenSequence
-from minillm.cache import PrefixCache
+from minillm.cache import PrefixCache, new_cache
+from minillm.cache.states import StateCache
 from minillm.decoding.strategy import Request
 from minillm.engine.loop import StepLoop
 from minillm.engine.scheduler import Limits
@@ -29,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": CONFIGS["llama"]["grouped"],
     "mistral": CONFIGS["mistral"]["window"],
     "mixtral": CONFIGS["mixtral"]["two of six, window"],
+    "lfm2": CONFIGS["lfm2"]["grouped"] | {"max_position_embeddings": 128},
 }
 """Widths that are multiples of a vector and of a block of inputs, and others"""
 FORMS = ["float32", "float16", "bfloat16", "int8", "int4"]
@@ -117,11 +119,17 @@ class Bench:
     ) -> StepLoop:
         options: dict[str, Any] = {"prefix_cache": prefix_cache}
         runners = {
-            name: Runner(model, self.backend, PrefixCache(model.config, self.backend, pages, page_size, **options))
+            name: Runner(model, self.backend, self._cache(model, pages, page_size, **options))
             for name, model in self.models.items()
         }
         self.logits.watch(runners["target"])
         return StepLoop(runners, Limits(size, chunk, chunk, 4))
+
+    def _cache(self, model: Any, pages: int, page_size: int, **options: Any) -> PrefixCache:
+        cache = new_cache(PrefixCache, model.config, self.backend, pages, page_size, sequences=40, **options)
+        if isinstance(cache, StateCache):
+            cache.whole_positions = page_size
+        return cache
 
     def _run(self, loop: StepLoop, requests: list[Request], rng: Random, preempted: float = 0.0) -> None:
         """Run requests that come by and by; before a share of the steps one of them is preempted."""
@@ -161,6 +169,7 @@ def compare(bench: Bench, mixes: int, at_least: int) -> None:
     [
         ("opt", "float32"),
         ("mixtral", "float16"),
+        ("lfm2", "float32"),
         pytest.param("mistral", "bfloat16", marks=pytest.mark.slow),
         pytest.param("llama", "int4", marks=pytest.mark.slow),
     ],

@@ -12,7 +12,7 @@ peft = pytest.importorskip("peft", reason="needs the reference extra")
 
 from minillm.backends.numpy import NumpyBackend  # noqa: E402
 from minillm.batch import TokenSequence  # noqa: E402
-from minillm.cache import PagedCache  # noqa: E402
+from minillm.cache import PagedCache, new_cache  # noqa: E402
 from minillm.errors import UnsupportedModelError  # noqa: E402
 from minillm.formats.load_model import load_adapter, load_model  # noqa: E402
 from minillm.formats.write_checkpoint import write_checkpoint  # noqa: E402
@@ -34,6 +34,7 @@ TARGETS = {
     "bloom": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
     "starcoder2": ["q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"],
+    "lfm2": ["q_proj", "k_proj", "v_proj", "out_proj", "in_proj", "w1", "w2", "w3"],
 }
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 MIXTURES = ["mixtral", "qwen3_moe", "olmoe"]
@@ -147,7 +148,7 @@ def apart(pair: Pair, name: str | None) -> np.ndarray:
     """The logits of a line beside two others in one batch, of which one has the adapter and one has none."""
     backend = NumpyBackend()
     model = load_model(pair.base, backend)
-    cache = PagedCache(model.config, backend, 16, 16)
+    cache = new_cache(PagedCache, model.config, backend, 16, 16)
     runner = Runner(model, backend, cache, adapters={"it": load_adapter(pair.adapter, model.config, backend)})
     lines = [TokenSequence(LINE[:9], adapter="it"), TokenSequence(list(LINE), adapter=name), TokenSequence(LINE[3:11])]
     rows = range(9, 9 + len(LINE))

@@ -77,6 +77,7 @@ CONFIGS["smollm3"] = {
     "tied": CONFIGS["llama"]["grouped"]
     | {"model_type": "smollm3", "num_hidden_layers": 4, "tie_word_embeddings": True},
 }
+CONFIGS["lfm2"]["tied, wide"] = CONFIGS["lfm2"]["as it is"] | {"conv_L_cache": 5, "tie_word_embeddings": True}
 CONFIGS["granite"]["llama3"] = CONFIGS["granite"]["factors"] | LLAMA3_FIELDS
 CONFIGS["qwen3_moe"]["tied"] = CONFIGS["qwen3_moe"]["three of six"] | {"tie_word_embeddings": True}
 CONFIGS["olmoe"] = {
@@ -97,6 +98,7 @@ REFUSED = {
     ("gpt_neox", "tied, all turns"): "with gelu alone, not gelu_new",
     ("starcoder2", "no biases, untied"): "with biases True alone",
     ("starcoder2", "wide heads"): "with gelu_new alone, not gelu",
+    ("lfm2", "wide convolutions with biases, tied"): "with conv_bias False alone",
     ("olmo2", "with biases"): "with bias False alone",
     ("gemma", "untied, with biases"): "with bias False alone",
     ("gemma", "silu"): "with gelu_new alone, not silu",

@@ -22,7 +22,7 @@ from ..encoders import CONFIGS, runner_over, sequence_of, states, texts  # noqa:
 
 pytestmark = pytest.mark.reference
 
-NO_CLASS = {"olmoe", "granite"}
+NO_CLASS = {"olmoe", "granite", "lfm2"}
 """Families of which transformers has no classifier"""
 
 

@@ -16,7 +16,7 @@ from minillm.backends.loader import RandomTensor, Tensor
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import Weight, expand
 from minillm.batch import Batch, TokenSequence
-from minillm.cache import PagedCache
+from minillm.cache import PagedCache, new_cache
 from minillm.errors import ParameterError
 from minillm.formats import open_checkpoint
 from minillm.formats.load_model import load_model
@@ -26,6 +26,7 @@ from minillm.formats.write_checkpoint import write_checkpoint
 from minillm.models import build_model, family_of, tensor_shapes
 from minillm.models.base import weight_paths
 from minillm.models.parameters import by_block, random_tensors, transpose
+from minillm.models.points import operator_of
 from minillm.reference.quantize import dequantize, quantize
 
 from ..families import CASES, CONFIGS, GOLDEN_CASES, GOLDEN_IDS, IDS
@@ -184,6 +185,13 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
             continue
         halves = [weight.shape[-2] // 2] * 2 if place in ("mlp.gate_up", "mlp.shared.gate_up") else []
         sections = qkv if place == "attention.qkv" else halves
+        if place == "convolution.projection":
+            sections = [weight.shape[0] // 3] * 3
+        if place == "convolution.taps":
+            k = config.taps
+            ours = np.concatenate([other.data.reshape(k, -1) for _, other in others], axis=1)
+            np.testing.assert_array_equal(ours, weight.data.reshape(k, -1))
+            continue
         for one, *parts in zip(*(each_expert(each) for each in (weight, *(other for _, other in others))), strict=True):
             data, bias = joined(one, parts, sections)
             if one.data is not None:
@@ -215,21 +223,21 @@ SHARED = [case for case in CASES if heads(*case) % 2 == 0]
 @pytest.mark.parametrize(("family", "name"), SHARED, ids=[i for c, i in zip(CASES, IDS, strict=True) if c in SHARED])
 @pytest.mark.slow
 def test_ranks_attend_with_whole_heads_and_their_results_add_up(family: str, name: str) -> None:
-    """Attention and MLP of a layer: the sum of what the ranks compute is what the whole computes."""
+    """Attention, or a convolution, and MLP of a layer: the sum of what the ranks compute is what the whole computes."""
     raw = CONFIGS[family][name]
     config, backend = family_of(raw).read_config(raw), NumpyBackend()
     tensors = random_tensors(tensor_shapes(config), 0, 0.3, backend)
     x = np.random.default_rng(1).standard_normal((20, config.hidden_size)).astype(np.float32)
 
-    def attended(rank: int, ranks: int) -> tuple[np.ndarray, np.ndarray]:
+    def attended(rank: int, ranks: int) -> tuple[np.ndarray, ...]:
         model = build_model(config, tensors, backend, rank=rank, ranks=ranks)
-        cache = PagedCache(model.config, backend, 4, 16)
+        cache = new_cache(PagedCache, model.config, backend, 4, 16)
         sequence = TokenSequence(list(range(20)))
         cache.reserve(sequence, 20)
-        batch, layer = Batch.of([sequence], [20], 16), model.layers[1]
-        residual = np.zeros_like(x)
-        attention = layer.attention(backend, x, cache.storage, batch, residual=residual).copy()
-        return attention, layer.mlp(backend, x, residual=residual).copy()
+        batch = cache.with_states(Batch.of([sequence], [20], 16), [sequence], [20])
+        residual, layers = np.zeros_like(x), model.layers[1:]
+        operators = [operator_of(layer)(backend, x, cache.storage, batch, residual=residual).copy() for layer in layers]
+        return *operators, layers[0].mlp(backend, x, residual=residual).copy()
 
     for ranks in (2, 4) if config.num_heads % 4 == 0 else (2,):
         sums = [np.sum(parts, axis=0) for parts in zip(*(attended(rank, ranks) for rank in range(ranks)), strict=True)]

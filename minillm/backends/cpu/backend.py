@@ -35,6 +35,7 @@ from .launching import (
     AddChanges,
     Attention,
     Combine,
+    Convolve,
     Embed,
     Gate,
     Glu,
@@ -65,6 +66,8 @@ from .memory import FEW_ROWS, PIECE, CpuMemory
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
 """Codes of `kernels/cpu/activation.h`"""
+MOST_TAPS = 64
+"""The most inputs of a convolution in `kernels/cpu/convolution.c`"""
 _CODES = {np.dtype(kind): code for code, kind in enumerate((np.float32, np.float16, np.uint16, np.int8, np.uint8))}
 """Type of an array of weights, keys or values -> its format in C: uint16 holds bfloat16, uint8 pairs of int4"""
 INT8 = _CODES[np.dtype(np.int8)]
@@ -316,6 +319,32 @@ class CpuBackend(Recordable, Backend):
             out=out, T=T, E=E, k=k,
         )  # fmt: skip
         launch("combine", arguments, shares_of(T))
+        return out
+
+    @recorded
+    def convolve(
+        self,
+        x: Any,
+        weight: Weight,
+        cache: Pages,
+        layer: int,
+        batch: Batch,
+        *,
+        gated: bool = False,
+        activation: str | None = None,
+    ) -> Any:
+        """Causal convolution of each channel, with its last inputs in the cache. [T, C] or gated [T, 3 C] -> [T, C]"""
+        [states] = cache.states_of(layer)
+        T, k, C = len(x), states.shape[1] + 1, states.shape[2]
+        if activation not in ACTIVATIONS or k > MOST_TAPS:
+            not_recorded()
+            return super().convolve(x, weight, cache, layer, batch, gated=gated, activation=activation)
+        out = self.memory.arena.take((T, C))
+        arguments = filled(
+            Convolve, x=_contiguous(x), taps=weight.data, bias=weight.bias, states=states, before=batch.state_before,
+            after=batch.state_after, out=out, T=T, C=C, k=k, gated=gated, activation=ACTIVATIONS[activation],
+        )  # fmt: skip
+        launch("convolve", arguments, shares_of(T))
         return out
 
     @recorded

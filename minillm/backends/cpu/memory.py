@@ -54,8 +54,8 @@ PIECE = 4096
 Kind = tuple[int | str | None, ...]
 """Threads, the new tokens of each sequence, and if any has one the adapter of each."""
 
-_READ = ("token_ids", "positions", "slot_pages", "slot_offsets", "types")
-"""The arrays of a batch that kernels read; without token types the last is None."""
+_READ = ("token_ids", "positions", "slot_pages", "slot_offsets", "types", "state_before", "state_after")
+"""The arrays of a batch that kernels read; without token types and states the last are None."""
 
 
 class BatchArrays:

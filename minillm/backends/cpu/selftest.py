@@ -11,6 +11,7 @@ from functools import partial
 from itertools import cycle
 from operator import methodcaller
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,7 @@ def _cases() -> Iterator[Case]:
     x, gain, bias = (rng.standard_normal(shape, np.float32) for shape in ((3, 100), 100, 100))
     yield "layer_norm", methodcaller("layer_norm", x, Weight("", gain, bias), 1e-5)
     yield "rms_norm", methodcaller("rms_norm", x, Weight("", gain), 1e-5)
+    yield from _convolutions(rng)
     yield "take_rows", methodcaller("take_rows", x, np.array([2, 0]))
     down, up = (Weight("", rng.standard_normal(shape, np.float32)) for shape in ((5, 100), (100, 5)))
     yield (
@@ -148,6 +150,28 @@ def _store(on: Backend, k: Any, v: Any, pages: Pages, batch: Batch) -> Any:
         stored[batch.slot_pages, :, batch.slot_offsets] = np.zeros_like(k)
     on.store_kv(k, v, pages, 0, batch)
     return np.array([stored[:] for stored in pages.layer(0)])
+
+
+def _convolutions(rng: np.random.Generator) -> Iterator[Case]:
+    """A text that begins, one that goes on from a state, and a tree of guesses."""
+    before = np.array([-1, 0, 1, 2, -2 - 3, 4, 4, 5])
+    after = np.array([-1, 5, -1, 1, -1, 0, -1, -1])
+    for gated, k, activation in ((False, 4, "silu"), (True, 3, None)):
+        C = 37
+        states = rng.standard_normal((7, k - 1, C), np.float32)
+        taps = Weight("", rng.standard_normal(k * C, np.float32), rng.standard_normal(C, np.float32))
+        x = rng.standard_normal((8, 3 * C if gated else C), np.float32)
+        variant: dict[str, Any] = {"gated": gated, "activation": activation}
+        yield f"convolve, {variant}", partial(_convolve, x, taps, states, before, after, variant)
+
+
+def _convolve(x: Any, taps: Weight, states: Any, before: Any, after: Any, variant: dict[str, Any], on: Backend) -> Any:
+    """Results and states of a convolution. [T + slots (k - 1), C]"""
+    held = states.copy()
+    cache: Any = SimpleNamespace(states_of=lambda layer: (held,))
+    batch: Any = SimpleNamespace(state_before=before, state_after=after)
+    out = on.convolve(x, taps, cache, 0, batch, **variant)
+    return np.concatenate([out, held.reshape(-1, out.shape[1])])
 
 
 def _keep_allowed(on: Backend, logits: Any, masks: Any) -> Any:

@@ -219,6 +219,27 @@ class CudaBackend(Recordable, Backend):
         return out
 
     @recorded
+    def convolve(
+        self,
+        x: Any,
+        weight: Weight,
+        cache: Pages,
+        layer: int,
+        batch: Batch,
+        *,
+        gated: bool = False,
+        activation: str | None = None,
+    ) -> Any:
+        """One launch. [T, C] or gated [T, 3 C] -> [T, C]"""
+        [states] = cache.states_of(layer)
+        assert states.shape[1] < rows.MOST_TAPS
+        out = self.memory.arena.take((len(x), states.shape[2]))
+        places = batch.state_before, batch.state_after
+        variant: Any = {"gated": gated, "activation": activation}
+        rows.convolve(self.kernels, x, weight.data, weight.bias, states, places, out, **variant)
+        return out
+
+    @recorded
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """One launch. k, v: [T, K, D]"""
         assert isinstance(batch, DeviceBatch)

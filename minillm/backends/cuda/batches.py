@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...batch import Batch, Span
+from ...batch import BEGINNING, NO_SLOT, Batch, Span
 from ..memory import DecodeStep
 from .device import Device, StagingBuffer
 from .kernels import Kernels
@@ -81,12 +81,16 @@ class BatchBuffers:
         B = pages_of(batch.spans) if bucket is None else bucket.pages
         adapted = bucket is not None and bucket.adapters > 0
         groups = tuple(batch.groups)
-        self._lay_out(padded_T, padded_N, padded_R, B, groups, types=batch.types is not None, adapted=adapted)
+        parts = {"types": batch.types is not None, "adapted": adapted, "states": batch.state_before is not None}
+        self._lay_out(padded_T, padded_N, padded_R, B, groups, **parts)
         host = self._staging.host
         if adapted:
             host["adapters"][:T], host["adapters"][T:] = numbers_of(batch.adapters, numbers), -1
         if batch.types is not None:
             host["types"][:T], host["types"][T:] = batch.types, 0
+        if batch.state_before is not None:
+            host["state_before"][:T], host["state_before"][T:] = batch.state_before, BEGINNING
+            host["state_after"][:T], host["state_after"][T:] = batch.state_after, NO_SLOT
         host["token_ids"][:T], host["token_ids"][T:] = batch.token_ids, 0
         host["positions"][:T], host["positions"][T:] = batch.positions, 0
         for group in (batch, *batch.groups.values()):
@@ -111,6 +115,8 @@ class BatchBuffers:
             block_table=there["block_table"],
             max_queries=max(span.stop - span.start for span in batch.spans),
             types=None if batch.types is None else there["types"],
+            state_before=None if batch.state_before is None else there["state_before"],
+            state_after=None if batch.state_after is None else there["state_after"],
             row_adapters=there["adapters"] if adapted else None,
         )
         return replace(sent, groups={group: self._in_group(sent, batch, group) for group in groups}), there["rows"]
@@ -152,11 +158,21 @@ class BatchBuffers:
         return self._staging.there["token_ids"][:N]
 
     def _lay_out(
-        self, T: int, N: int, R: int, B: int, groups: tuple[int, ...], *, types: bool = False, adapted: bool = False
+        self,
+        T: int,
+        N: int,
+        R: int,
+        B: int,
+        groups: tuple[int, ...],
+        *,
+        types: bool = False,
+        adapted: bool = False,
+        states: bool = False,
     ) -> None:
         sizes = {"token_ids": T, "positions": T, "slots": T, "query_starts": N + 1, "rows": R}
         sizes |= {"context_lens": N, "text_lens": N} | ({"types": T} if types else {})
         sizes |= {"adapters": T} if adapted else {}
+        sizes |= {"state_before": T, "state_after": T} if states else {}
         fields: dict[str, Any] = {name: ((size,), np.int32) for name, size in sizes.items()}
         fields |= {_name("slots", group): ((T,), np.int32) for group in groups}
         fields |= {_name("block_table", group): ((N, B), np.int32) for group in (0, *groups)}

@@ -21,6 +21,7 @@ from ..formats import Format
 from ..memory import Arena, DecodeStep, Memory, MemoryUse, TokensRead
 from ..pages import Pages, Shape
 from ..recording import Result, attempt, touch
+from ..states import States, StateShapes
 from . import attention
 from .batches import BatchBuffers, Bucket, bucket_of, bucket_of_step, known_ids
 from .choosing import Choice, CudaSampler
@@ -235,6 +236,15 @@ class CudaMemory(Memory):
         pages = CudaPages(self._device, self._kernels, shape, self._dtype)
         self._caches.add(pages)
         return pages
+
+    def new_states(self, layers: Mapping[int, StateShapes], slots: int) -> States:
+        """The states of some layers on the device.
+
+        Raises:
+            DeviceError: the device lacks the memory.
+        """
+        self._device.activate()
+        return States(self._device.xp, layers, slots, lambda shape, dtype: self._device.empty(shape, dtype, CACHE))
 
     def free_bytes(self) -> int:
         """Free bytes of the device's memory."""

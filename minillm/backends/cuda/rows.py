@@ -1,6 +1,6 @@
-"""Launches the row-wise kernels: embedding, row selection, norms, rotary embedding, the gate of an MLP, logits' scale.
+"""Launches the row-wise kernels: embedding, row selection, norms, rotary embedding, gates, convolutions, logits' scale.
 
-Their sources are `kernels/cuda/embed.cu`, `norm.cu`, `rotary.cu`, `glu.cu` and `logits.cu`.
+Their sources are `kernels/cuda/embed.cu`, `norm.cu`, `rotary.cu`, `glu.cu`, `convolution.cu` and `logits.cu`.
 
 Results are contiguous; inputs may have a larger row stride. Nothing is launched for zero rows.
 """
@@ -19,6 +19,8 @@ MOST_THREADS = 256
 """The most threads of a block in the kernels without a reduction over the row."""
 MOST_BLOCKS = 65535
 """The most blocks of `scale_logits`, each of which then walks on."""
+MOST_TAPS = 64
+"""The most inputs of a convolution in `convolution.cu`"""
 NORM_THREADS = 512
 ROTARY_THREADS = 256
 NORM_VALUES = 64
@@ -149,6 +151,41 @@ def gate(kernels: Kernels, x: Any, logits: Any, out: Any) -> None:
     threads = min(MOST_THREADS, _warps(vectors))
     args = (out, x, logits, *int32s(F, logits.shape[1]), row_stride(x), row_stride(logits))
     kernels.get("glu", "gate")((T, -(-vectors // threads)), (threads,), args)
+
+
+def convolve(
+    kernels: Kernels,
+    x: Any,
+    taps: Any,
+    bias: Any | None,
+    states: Any,
+    places: tuple[Any, Any],
+    out: Any,
+    *,
+    gated: bool,
+    activation: str | None,
+) -> None:
+    """A causal depthwise convolution (`reference.convolve`).
+
+    Args:
+        kernels: for the storage type of x and out
+        x: [T, C], or gated [T, 3 C]; or a view with a larger row stride
+        taps: [k C] float32, of the oldest input first; k at most `MOST_TAPS`
+        bias: [C] float32, or None
+        states: [slots, k - 1, C] float32
+        places: where each token finds the state before it, and where the state after it goes; [T] int32 each
+        out: [T, C], filled; contiguous
+        gated: whether rows of x are two gates and the input
+        activation: a name in `linear.ACTIVATIONS`, or None
+    """
+    T, C = out.shape
+    if T == 0:
+        return
+    slots, k = states.shape[0], states.shape[1] + 1
+    threads = min(MOST_THREADS, _warps(C))
+    arrays = (out, x, taps, or_null(bias), states, *places)
+    sizes = int32s(C, k, slots, row_stride(x), gated, ACTIVATIONS[activation])
+    kernels.get("convolution", "convolve")((T, -(-C // threads)), (threads,), (*arrays, *sizes))
 
 
 def scale_logits(kernels: Kernels, logits: Any, scale: float, cap: float | None) -> None:

@@ -75,6 +75,25 @@ _EXPERTS = {
     "blk.N.ffn_up_exps": "layers.N.mlp.experts.*.up_proj",
     "blk.N.ffn_down_exps": "layers.N.mlp.experts.*.down_proj",
 }
+_CONVOLUTIONS = {
+    "token_embd": "embed_tokens",
+    "token_embd_norm": "embedding_norm",
+    "output": "lm_head",
+    "blk.N.attn_norm": "layers.N.operator_norm",
+    "blk.N.attn_q": "layers.N.self_attn.q_proj",
+    "blk.N.attn_k": "layers.N.self_attn.k_proj",
+    "blk.N.attn_v": "layers.N.self_attn.v_proj",
+    "blk.N.attn_q_norm": "layers.N.self_attn.q_layernorm",
+    "blk.N.attn_k_norm": "layers.N.self_attn.k_layernorm",
+    "blk.N.attn_output": "layers.N.self_attn.out_proj",
+    "blk.N.shortconv.in_proj": "layers.N.conv.in_proj",
+    "blk.N.shortconv.conv": "layers.N.conv.conv",
+    "blk.N.shortconv.out_proj": "layers.N.conv.out_proj",
+    "blk.N.ffn_norm": "layers.N.ffn_norm",
+    "blk.N.ffn_gate": "layers.N.feed_forward.w1",
+    "blk.N.ffn_up": "layers.N.feed_forward.w3",
+    "blk.N.ffn_down": "layers.N.feed_forward.w2",
+}
 _PERMUTED = {"blk.N.attn_q": "num_attention_heads", "blk.N.attn_k": "num_key_value_heads"}
 _BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
 
@@ -117,6 +136,8 @@ class Architecture:
     """Every which layer has no sliding window, unless the file says it; None: windows are not run"""
     shared_scale: int | None = None
     """Layers of the one size whose scores are divided by the root of E / H, not of D; files do not say so"""
+    convolves: bool = False
+    """Layers without key/value heads, whose number files have for each layer, have a convolution"""
     needs_output: bool = False
     """The LM head is stored also where it is the embedding"""
 
@@ -366,6 +387,16 @@ ARCHITECTURES = {
         square=True,
         grouped=False,
         needs_output=True,
+    ),
+    "lfm2": Architecture(
+        model_type="lfm2",
+        keys={key: name for key, name in _GROUPED.items() if not key.startswith(("expert", "attention.sliding"))}
+        | {"attention.layer_norm_rms_epsilon": "norm_eps", "shortconv.l_cache": "conv_L_cache"},
+        tensors=_CONVOLUTIONS,
+        fields={"block_auto_adjust_ff_dim": False},
+        needs={"conv_bias": False},
+        square=True,
+        convolves=True,
     ),
 }
 """By `general.architecture`. To add a family, add its entry."""

@@ -48,6 +48,16 @@ def heads_field(architecture: Architecture, name: str) -> str | None:
     return architecture.permuted.get(_parts(name)[0])
 
 
+def taps_first(tensor: Tensor) -> Rearranged:
+    """The weights of a convolution, each channel's in the file, by the position of the input. [C, k] -> [k C]"""
+    return Rearranged(tensor, lambda stored: stored.T.reshape(-1))
+
+
+def is_convolution(name: str) -> bool:
+    """Whether a tensor in the file has the weights of a convolution, which are float32 there."""
+    return name.endswith(".shortconv.conv.weight")
+
+
 def in_halves(tensor: Tensor, heads: int, where: str) -> Rearranged:
     """Rows of each head from llama.cpp's order, pairs side by side, to the checkpoints', a half after the other.
 
@@ -60,7 +70,10 @@ def in_halves(tensor: Tensor, heads: int, where: str) -> Rearranged:
 
 
 def in_file_order(tensor: Tensor, name: str, architecture: Architecture, config: ModelConfig) -> Tensor:
-    """A tensor, by its name in the file, with its rows as they are there: `in_halves` undone, or itself."""
+    """A tensor, by its name in the file, with its numbers as they are there."""
+    if is_convolution(name):
+        channels = config.hidden_size
+        return Rearranged(tensor, lambda taps: taps.reshape(-1, channels).T)  # [k C] -> [C, k]
     counts = {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}
     field = heads_field(architecture, name)
     return tensor if field is None else Rearranged(tensor, lambda rows: _transposed(rows, counts[field], 2, -1))

@@ -21,7 +21,7 @@ from ..tensors import StoredTensor
 from .architectures import ARCHITECTURES, LONGROPE, OPTIONAL, ROTARY_FACTORS, Architecture
 from .file import GGUF, Array
 from .keys import check_keys
-from .names import heads_field, in_halves, published_name
+from .names import heads_field, in_halves, is_convolution, published_name, taps_first
 from .tensors import BlockTensor, open_tensors
 
 Stored = dict[str, StoredTensor | BlockTensor]
@@ -59,7 +59,11 @@ def read_gguf_config(gguf: GGUF) -> dict[str, Any]:
     """
     architecture, prefix = architecture_of(gguf), gguf.metadata["general.architecture"]
     raw: dict[str, Any] = {"model_type": architecture.model_type} | dict(architecture.fields)
+    by_layer = _convolutions(gguf, f"{prefix}.attention.head_count_kv") if architecture.convolves else {}
+    raw |= by_layer
     for key, name in architecture.keys.items():
+        if name in by_layer:
+            continue
         value = _value(gguf, f"{prefix}.{key}")
         if key == "attention.sliding_window" and value == 0:
             continue  # there is none
@@ -78,6 +82,18 @@ def read_gguf_config(gguf: GGUF) -> dict[str, Any]:
     rotary = _rotary(gguf, raw, prefix)
     check_keys(gguf, architecture, raw)
     return raw | rotary | _unsaid(gguf, architecture, raw)
+
+
+def _convolutions(gguf: GGUF, key: str) -> dict[str, Any]:
+    """K, and which layers have attention: those with key/value heads, where the file has a number for each layer."""
+    numbers = gguf.numbers(key) if isinstance(gguf.metadata.get(key), Array) else None
+    if numbers is None or not (numbers > 0).any():
+        return {}
+    kinds = ["full_attention" if heads else "conv" for heads in numbers]
+    heads = sorted(set(numbers[numbers > 0].tolist()))
+    if len(heads) > 1:
+        raise UnsupportedModelError(f"{gguf.path}: {key} differs from layer to layer; minillm runs layers of one shape")
+    return {"num_key_value_heads": heads[0], "layer_types": kinds}
 
 
 def _unsaid(gguf: GGUF, architecture: Architecture, raw: dict[str, Any]) -> dict[str, Any]:
@@ -144,6 +160,8 @@ def _renamed(
     if heads is not None:
         count = raw.get(heads) or raw["num_attention_heads"]
         return {published: in_halves(tensor, count, f"{gguf.path}: tensor {name}")}
+    if is_convolution(name):
+        return {published: taps_first(tensor)}
     if "*" not in published:
         return {published: tensor}
     experts = raw.get("num_local_experts")

@@ -34,7 +34,7 @@ from ..write_checkpoint import Rounding, plan
 from .architectures import ARCHITECTURES
 from .file import Type
 from .mixtures import FILE_TYPE_OF, MIXTURES, TYPE_OF, Mixture
-from .names import gguf_name, in_file_order
+from .names import gguf_name, in_file_order, is_convolution
 from .tokenizer_entries import gguf_entries
 from .write_metadata import gguf_fields, rotary_factors
 
@@ -107,7 +107,7 @@ def write_gguf(
     for part in (part for fused in planned for part in fused):
         name = gguf_name(table, part.name)
         tensors.setdefault(name, []).append(in_file_order(part.tensor, name, table, config))  # of each expert
-        forms[name] = part.format
+        forms[name] = FLOAT32 if is_convolution(name) else part.format
     if table.needs_output and "output.weight" not in tensors:
         tensors["output.weight"], forms["output.weight"] = tensors["token_embd.weight"], forms["token_embd.weight"]
     mixture = Mixture(dtype, config, architecture, "output.weight" not in tensors) if dtype in MIXTURES else None

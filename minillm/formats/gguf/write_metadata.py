@@ -44,7 +44,8 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
         "embedding_length": config.hidden_size,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_heads,
-        "attention.head_count_kv": config.num_kv_heads,
+        "attention.head_count_kv": _kv_heads(config),
+        "shortconv.l_cache": getattr(config, "taps", None),
         "attention.key_length": config.head_dim,
         "attention.layer_norm_epsilon": getattr(config, "epsilon", None),
         "attention.layer_norm_rms_epsilon": getattr(config, "epsilon", None),
@@ -73,6 +74,14 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
         entries["rope.dimension_count"] = 2 * len(rotary.frequencies)
         entries |= _scaling(architecture, _scaling_table(raw), rotary, where)
     return name, {f"{name}.{key}": value for key, value in (entries | {"vocab_size": config.vocab_size}).items()}
+
+
+def _kv_heads(config: ModelConfig) -> int | list[int]:
+    """K; where some layers have a convolution, that of each layer."""
+    attending = config.layers_with_keys()
+    if len(attending) == config.num_layers:
+        return config.num_kv_heads
+    return [config.num_kv_heads if i in attending else 0 for i in range(config.num_layers)]
 
 
 def _scaling_table(raw: Mapping[str, Any]) -> Fields:

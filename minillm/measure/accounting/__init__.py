@@ -21,6 +21,7 @@ from .memory import (
     experts_read,
     looked_up,
     parameter_count,
+    state_bytes_per_sequence,
     watched_bytes,
     weights_bytes,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "operations",
     "parameter_count",
     "recording",
+    "state_bytes_per_sequence",
     "step_flops",
     "watched_bytes",
     "weights_bytes",

@@ -111,6 +111,7 @@ class _ShapeBatch:
         self.num_tokens = step.tokens
         self.token_ids = self.positions = without_numbers((step.tokens,), int)
         self.types = self.positions
+        self.spans = step.parts
         self.visible_pairs = cache(
             lambda window=None, causal=True: step.pairs(window) if causal and not full_square else step.square
         )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from ...backends.states import SLOTS_PER_SEQUENCE, state_bytes
 from ...backends.weights import Experts
 from ...cache.windows import MARGIN
 from ...config import ModelConfig
@@ -104,6 +105,11 @@ def position_bytes(config: ModelConfig, storage: Storage, number: int) -> int:
     return layers * shape_backend(storage).memory.position_bytes(group.num_kv_heads, group.head_dim)
 
 
+def state_bytes_per_sequence(config: ModelConfig) -> int:
+    """Bytes of the state that layers without keys and values keep of a sequence, whatever its length."""
+    return state_bytes(config.layer_states)
+
+
 @lru_cache(maxsize=256)
 def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> int:
     """Bytes of a forward pass's results in minillm's arena.
@@ -169,6 +175,7 @@ def needed(config: ModelConfig, storage: Storage, batch: int, context: int) -> i
     """
     T = max(batch, context if config.encoder_layers else min(CHUNK, context))
     cache = batch * cache_bytes(config, storage, context) * (2 if config.encoder_layers else 1)
+    cache += batch * SLOTS_PER_SEQUENCE * state_bytes_per_sequence(config)
     return weights_bytes(config, storage) + cache + activation_bytes(config, storage, T, batch)
 
 

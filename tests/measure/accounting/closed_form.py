@@ -54,6 +54,7 @@ from .components import (
     Attend,
     Combine,
     Component,
+    Convolve,
     Embed,
     ExpertLinear,
     Gate,
@@ -150,16 +151,25 @@ def amounts_of(
             numbers = 2 * T * part.kv_heads * part.head_dim
             written = T * position_bytes(storage, part.kv_heads, part.head_dim)
             return Amounts(read=storage.activation_bytes * numbers, written=written)
-        case Attend():
-            step = step.over_sources if part.cross else step
-            every = conventions.full_square or not part.causal
-            return _attend(part, T, step, storage, step.square if every else step.pairs(part.window))
+        case Attend() | Convolve():
+            return _of_several_tokens(part, T, step, storage, conventions)
         case TakeRows() | Route() | Spread() | ExpertLinear() | Combine() | Sigmoids():
             return _of_chosen(part, T, storage, used)
         case ScaleLogits():
             numbers, steps = VECTOR_BYTES * T * part.width, part.scaled + part.capped
             flops = T * part.width * (part.scaled + 3 * part.capped)
             return Amounts(other=flops, read=numbers, written=numbers, fusion_saves=(steps - 1) * 2 * numbers)
+
+
+def _of_several_tokens(
+    part: Attend | Convolve, T: int, step: Step, storage: Storage, conventions: Conventions
+) -> Amounts:
+    """Attention, or a convolution."""
+    if isinstance(part, Convolve):
+        return _convolve(part, T, step, storage)
+    step = step.over_sources if part.cross else step
+    every = conventions.full_square or not part.causal
+    return _attend(part, T, step, storage, step.square if every else step.pairs(part.window))
 
 
 def _of_chosen(
@@ -265,6 +275,21 @@ def _rotate(part: Rotate, T: int, storage: Storage) -> Amounts:
     return Amounts(other=flops, read=numbers + known, written=numbers)
 
 
+def _convolve(part: Convolve, T: int, step: Step, storage: Storage) -> Amounts:
+    """Per number k products and k - 1 sums, a product for each of both gates, a sum for the bias.
+
+    Three numbers are read and one is written; the state of a sequence, k - 1 numbers of float32, both.
+    """
+    a, C, k = storage.activation_bytes, part.width, part.taps
+    states = VECTOR_BYTES * len(step.parts) * (k - 1) * C
+    return Amounts(
+        other=T * C * (2 * k - 1 + 2 + part.bias),
+        read=3 * a * T * C + VECTOR_BYTES * C * (k + part.bias) + states,
+        written=a * T * C + states,
+        fusion_saves=(2 + part.bias) * 2 * a * T * C,
+    )
+
+
 def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> Amounts:
     """Per pair and head D multiply-adds for the score, 4 FLOPs for softmax, D multiply-adds for the value.
 
@@ -298,6 +323,8 @@ def parameters_of(part: Component) -> int:
             return part.experts * part.biased
         case Attend():
             return part.buckets * part.heads
+        case Convolve():
+            return part.width * (part.taps + part.bias)
         case Norm():
             return (1 + part.mean) * part.width * part.affine
     return 0
@@ -316,7 +343,7 @@ def weight_bytes_of(part: Component, storage: Storage) -> int:
             return part.experts * expert_bytes(part, storage)
         case Attend():
             return part.buckets * row_bytes(storage, "positions", part.heads)
-        case Norm() | Route():
+        case Norm() | Route() | Convolve():
             return VECTOR_BYTES * parameters_of(part)
     return 0
 
@@ -386,7 +413,7 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
     """Bytes of each array that a component's operation returns."""
     a = storage.activation_bytes * rows
     match part:
-        case Embed() | TakeRows() | Combine() | Sigmoids():
+        case Embed() | TakeRows() | Combine() | Sigmoids() | Convolve():
             return (a * part.width,)
         case Gate():
             return (a * part.rows * part.width,)

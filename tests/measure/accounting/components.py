@@ -109,6 +109,18 @@ class Sigmoids:
     logits: int
 
 
+@dataclass(frozen=True)
+class Convolve:
+    """Gated convolution of each channel over the last `taps` tokens, whose inputs are the state of a sequence."""
+
+    kind: ClassVar[str] = "convolve"
+    name: str
+    width: int
+    """C, of the result"""
+    taps: int
+    bias: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoreKV:
     """Write of new keys and values to the K/V cache."""
@@ -220,7 +232,7 @@ class ScaleLogits:
 
 Component = (
     Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows | Route | Spread | ExpertLinear | Combine
-    | ScaleLogits | Sigmoids
+    | ScaleLogits | Sigmoids | Convolve
 )  # fmt: skip
 
 

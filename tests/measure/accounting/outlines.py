@@ -1,4 +1,4 @@
-"""The components of OPT, Llama and its kin, and T5: outlines written out by hand from `components.py`.
+"""The components of OPT, Llama and its kin, LFM2 and T5: outlines written out by hand from `components.py`.
 
 Nothing here looks at how minillm builds a model. Other families have no outline: what is counted of them is held
 against the model of shapes alone.
@@ -16,6 +16,7 @@ from .components import (
     Attend,
     Combine,
     Component,
+    Convolve,
     Embed,
     ExpertLinear,
     Gate,
@@ -36,8 +37,15 @@ from .components import (
 
 
 def has_outline(config: ModelConfig) -> bool:
-    """Whether the model is described here: OPT, the families built as Llama is, and T5."""
+    """Whether the model is described here: OPT, the families built as Llama is, LFM2 and T5."""
     return config.model_type in _outlines()
+
+
+def layers_with_keys(config: ModelConfig) -> int:
+    """Number of layers that store keys and values."""
+    if not has_outline(config):
+        return config.num_layers
+    return sum(any(isinstance(part, StoreKV) for part in layer) for layer in outline_of(config).layers)
 
 
 def outline_of(config: ModelConfig) -> Outline:
@@ -53,7 +61,7 @@ def outline_of(config: ModelConfig) -> Outline:
 def _outlines() -> dict[str, Callable[[Any], Outline]]:
     llamas = ("llama", "mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3", "smollm3", "granite", "phi3")
     llamas += ("qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe")
-    return {"opt": _opt, "t5": _t5, "mt5": _t5} | dict.fromkeys(llamas, _llama)
+    return {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2} | dict.fromkeys(llamas, _llama)
 
 
 def encoder_outline_of(config: ModelConfig) -> Outline:
@@ -183,6 +191,34 @@ def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
         ),
         Norm(name="mlp_norm.weight", width=E, mean=False),
         *(gated_mlp(config, config.activation, bias=config.mlp_bias) if dense else _experts(config)),
+    )
+
+
+def _lfm2(config: Any) -> Outline:
+    E = config.hidden_size
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
+        layers=tuple(_lfm2_layer(config, convolves) for convolves in config.convolves),
+        after=(Norm(name="final_norm.weight", width=E, mean=False),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _lfm2_layer(config: Any, convolves: bool) -> tuple[Component, ...]:
+    E, b, kind = config.hidden_size, config.conv_bias, "convolution" if convolves else "attention"
+    operator: tuple[Component, ...] = (
+        Linear(name="convolution.projection", inputs=E, outputs=3 * E, bias=b),
+        Convolve(name="convolution.taps", width=E, taps=config.taps, bias=b),
+        Linear(name="convolution.out", inputs=E, outputs=E, bias=b, residual=True),
+    )
+    if not convolves:
+        between = (*_head_norms(config), _rotation(config, config.rotary))
+        operator = self_attention(config, bias=False, out_bias=False, between=between)
+    return (
+        Norm(name=f"{kind}_norm.weight", width=E, mean=False),
+        *operator,
+        Norm(name="mlp_norm.weight", width=E, mean=False),
+        *gated_mlp(config, "silu"),
     )
 
 

@@ -23,7 +23,7 @@ from ...shapes import BASE, VARIANTS
 from . import closed_form
 from .agreement import assert_agree
 from .components import Attend, Component, Embed, Norm, ScaleLogits
-from .outlines import has_outline
+from .outlines import has_outline, layers_with_keys
 
 
 @pytest.fixture(params=VARIANTS, ids=lambda name: name.replace(" ", "-"))
@@ -162,7 +162,7 @@ def test_memory_of_a_model_of_shapes_is_what_the_formula_says(shape: str) -> Non
     assert accounting.parameter_count(config) == closed_form.parameter_count(config)
     for storage in STORAGES:
         assert accounting.weights_bytes(config, storage) == closed_form.weights_bytes(config, storage)
-        layers = 1 if config.bidirectional else config.num_layers  # the layers of an encoder share one's pages
+        layers = 1 if config.bidirectional else layers_with_keys(config)  # the layers of an encoder share one's pages
         token = layers * closed_form.position_bytes(storage, config.num_kv_heads, config.head_dim)
         assert accounting.cache_bytes_per_token(config, storage) == token
         for T, R in ((1, 1), (512, 1), (512, 512), (64, 0), (70, 3)):

@@ -13,7 +13,7 @@ from minillm.backends.memory import Memory
 from minillm.backends.operations import Backend
 from minillm.backends.weights import Experts
 from minillm.batch import TokenSequence
-from minillm.cache import PagedCache
+from minillm.cache import PagedCache, new_cache
 from minillm.config import ModelConfig
 from minillm.measure.accounting import Conventions, Part, Step, operations
 from minillm.models import build_model, family_of, tensor_shapes
@@ -46,7 +46,7 @@ def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> M
     backend.memory.arena.take = lambda shape, dtype=None: np.empty(shape, object)  # type: ignore[method-assign]
     plain = Backend()
     model = build_model(config, random_tensors(tensor_shapes(config), 0, 0.3, plain), plain)
-    runner = Runner(model, plain, PagedCache(config, plain, 8, 16))
+    runner = Runner(model, plain, new_cache(PagedCache, config, plain, 8, 16))
     sequences = [TokenSequence([1 + i % 5 for i in range(context)]) for _, context in lengths]
     for sequence, (new, context) in zip(sequences, lengths, strict=True):
         if context > new:
@@ -55,6 +55,8 @@ def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> M
     runner.backend = backend
     pages = runner.cache.storage
     pages.keys, pages.values = numbers(pages.keys), numbers(pages.values)
+    if pages.states is not None:
+        pages.states._layers = {i: tuple(map(numbers, arrays)) for i, arrays in pages.states._layers.items()}
     backend.sampler.finite = lambda logits: True  # type: ignore[method-assign]
     Number.arithmetic = Number.comparisons = 0
     T = sum(new for new, _ in lengths)
