@@ -179,7 +179,17 @@ class Ranks:
         return replace(placement, threads=max(1, available_cores() // neighbours))
 
     def stage_config(self, config: ModelConfig) -> ModelConfig:
-        """A configuration with as many layers as this stage, to count the memory of its cache."""
+        """A configuration with as many layers as this stage, to count the memory of its cache.
+
+        Raises:
+            ParameterError: a layer reads the keys and values of a layer of another stage.
+        """
+        for layer in self.layers:
+            if (source := config.kv_source(layer)) not in self.layers:
+                raise ParameterError(
+                    f"layer {layer} reads the keys and values of layer {source}, which is in another stage: lower "
+                    "pipeline_parallel"
+                )
         states = tuple(config.layer_states[i] for i in self.layers) if config.layer_states else ()
         return replace(
             config,

@@ -12,7 +12,7 @@ import pytest
 from minillm.backends.states import SLOTS_PER_SEQUENCE, state_bytes
 from minillm.batch import TokenSequence
 from minillm.cache import PrefixCache, new_cache
-from minillm.cache.prefix_files import PrefixPages, read_file, to_file
+from minillm.cache.prefix_files import PrefixPages, read_file, to_file, read_pages
 from minillm.cache.states import StateCache, StatePrefixCache
 from minillm.decoding.strategy import Feed
 from minillm.engine.prefixes import put
@@ -214,7 +214,7 @@ def test_a_file_has_whole_pages_and_the_state_after_them(tmp_path: Path) -> None
     text = TokenSequence(LINE[:12])
     runner.cache.match(text, 12)
     path = tmp_path / "prefix"
-    path.write_bytes(to_file(PrefixPages(LINE[:12], runner.cache.read(text.pages)), {}, {}))
+    path.write_bytes(to_file(PrefixPages(LINE[:12], read_pages(runner.cache, text.pages)), {}, {}))
     origin = dict.fromkeys(("backend", "weights", "cache", "page_size", "deterministic", "model", "adapter"))
     pages, _, _ = read_file(path, other.cache, lambda header: {name: header.get(name) for name in origin})  # type: ignore[misc]
     assert set(pages.arrays) == {"keys", "values", "states.0.0", "states.2.0"}

@@ -179,3 +179,12 @@ def test_a_folder_is_told_that_mixtures_are_of_gguf_files(tmp_path: Path) -> Non
 
     with pytest.raises(ParameterError, match=r"Q4_K_M is a mixture of types of GGUF files: DST should end in \.gguf"):
         write_checkpoint(tmp_path / "never looked at", tmp_path / "out", "Q4_K_M")
+
+
+def test_a_file_written_again_is_the_same(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "source", WIDE | {"num_hidden_layers": 2})
+    for mixture in ("Q4_K_M", "IQ4_XS", "MXFP4"):
+        first, again = tmp_path / f"{mixture}.gguf", tmp_path / f"{mixture} again.gguf"
+        write_gguf(source, first, mixture)
+        assert write_gguf(first, again, mixture) == []
+        assert first.read_bytes() == again.read_bytes()

@@ -35,7 +35,7 @@ PARAMETERS = {"starcoder2-3b": 3_030_371_328, "starcoder2-7b": 7_173_923_840, "s
 def test_what_config_json_leaves_out_is_transformers_own() -> None:
     config = starcoder2.read_config({k: v for k, v in CONFIG.items() if not k.endswith(("token_id", "value_heads"))})
     assert (config.windows, config.num_kv_heads, config.tied_head, config.biases) == (
-        None,
+        (None, None),
         2,
         True,
         True,

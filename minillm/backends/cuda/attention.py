@@ -272,7 +272,7 @@ def copy_positions(kernels: Kernels, keys: Any, values: Any, source: int, target
         stop: offset after the last
     """
     L, pages, K, P, D = keys.shape
-    if first == stop:
+    if first == stop or not L:  # all layers have a window, and pages of their own
         return
     kernel = kernels.get("kv", "copy_positions", HEAD_DIM=D, PAGE_SIZE=P)
     sizes = int32s(K, pages, source, target, first, stop)

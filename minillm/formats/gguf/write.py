@@ -181,7 +181,10 @@ def _encoded(tensor: Tensor, kind: str, rounding: Rounding) -> NDArray[Any]:
 
 
 def _grouped(tensor: Tensor, kind: str, rounding: Rounding) -> NDArray[np.uint8]:
-    """Rows in a block format. [out, bytes of a row]"""
+    """Rows in a block format; those that are in it already stay as they are. [out, bytes of a row]"""
+    if tensor.dtype == kind:
+        stored: NDArray[np.uint8] = tensor.stored().blocks
+        return stored
     form = BLOCK_FORMATS[kind]
     rows, first = np.empty((tensor.shape[0], form.row_bytes(tensor.shape[1])), np.uint8), 0
     for chunk in tensor.chunks():
