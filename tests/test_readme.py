@@ -281,7 +281,7 @@ def test_the_files_to_read_have_the_lines_that_are_said(name, rows):
 def test_the_guides_first_reading_is_short():
     guide = page("minillm/README.md")
     order = guide[guide.index("## Where to begin") : guide.index("Without the last four")]
-    assert sum(int(lines) for lines in re.findall(r"\| (\d+) \|", order)) <= 3550
+    assert sum(int(lines) for lines in re.findall(r"\| (\d+) \|", order)) <= 3650
 
 
 def test_the_map_has_every_folder():
@@ -303,7 +303,8 @@ def test_the_figures_beside_llama_cpp_are_those_of_the_benchmarks():
 
 
 def test_the_tables_have_every_family_field_and_command():
-    families = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|.*test_", page("minillm/models/README.md"), re.MULTILINE)
+    table = page("minillm/models/README.md").split("| family |")[1].split("\n\n")[0]
+    families = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", table, re.MULTILINE)
     names = re.findall(r"\w+", " ".join(families))
     assert sorted(names) == sorted((*FAMILIES, *ENCODER_DECODERS, *ENCODERS))
     assert f"[{len(names)} families]" in page("README.md")

@@ -12,7 +12,7 @@ import pytest
 from minillm.backends.states import SLOTS_PER_SEQUENCE, state_bytes
 from minillm.batch import TokenSequence
 from minillm.cache import PrefixCache, new_cache
-from minillm.cache.prefix_files import PrefixPages, read_file, to_file, read_pages
+from minillm.cache.prefix_files import PrefixPages, read_file, read_pages, to_file
 from minillm.cache.states import StateCache, StatePrefixCache
 from minillm.decoding.strategy import Feed
 from minillm.engine.prefixes import put
