@@ -130,7 +130,7 @@ def _build(compiler: list[str], folder: Path, why: str | None) -> ctypes.CDLL:
     key = _key(compiler)
     if why is None:
         _LOGGER.warning(
-            "compiling kernels for this processor; this happens once and takes about 12 s of processor time"
+            "compiling kernels for this processor; this happens once and takes about 25 s of processor time"
         )
     else:
         _LOGGER.warning(

@@ -20,7 +20,7 @@ from minillm.errors import DeviceError
 pytestmark = pytest.mark.skipif(not compiling.compilers(), reason="needs a C compiler")
 
 NUMBER = '#include "number.h"\nint number(void) { return NUMBER; }\n'
-COMPILING = "compiling kernels for this processor; this happens once and takes about 12 s of processor time\n"
+COMPILING = "compiling kernels for this processor; this happens once and takes about 25 s of processor time\n"
 ROOT = "#include <math.h>\ndouble root(double x) { return sqrt(x); }\n"
 
 
