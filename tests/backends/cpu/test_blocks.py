@@ -105,7 +105,7 @@ def test_blocks_are_not_read_beyond_their_end_and_may_lie_anywhere(form: BlockFo
 
 
 def test_products_share_a_program() -> None:
-    products = [Product(FEW, *case(form, 3, 512, 20)) for form in FORMATS]
+    products = [Product(FEW, *case(form, 3, 512, 20), workers=2) for form in FORMATS]
     program(products, 4, 2)()
     for form, product in zip(FORMATS, products, strict=True):
         np.testing.assert_array_equal(product.out, linear(FEW, *case(form, 3, 512, 20)))
