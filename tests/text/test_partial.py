@@ -41,6 +41,7 @@ def file_of(folder: Path, *, spaced: bool = True, with_bytes: bool = True) -> Pa
     return folder / "m.gguf"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("with_bytes", [True, False])
 @pytest.mark.parametrize("spaced", [True, False])
 def test_each_text_has_the_tokens_of_the_whole_tokenizer(
