@@ -3,6 +3,7 @@
 A family that is added to the registry is tested by all that runs over these cases; without its module nothing runs.
 """
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -32,6 +33,11 @@ minimax_m2 ernie4_5_moe
 _QUICK = {"opt": 3, "qwen3_moe": 0, "olmoe": 0} | dict.fromkeys(_SWITCHES.split(), 0)
 """The number of configurations that the ordinary tests run of a family, if it is not 1: the long tests run all. Those
 with experts take long; the others differ from a family that is run in a switch."""
+
+
+def has_experts(raw: Mapping[str, Any]) -> bool:
+    """Whether a configuration's tokens choose experts, so that a small difference may choose others."""
+    return bool({"num_experts_per_tok", "moe_k"} & raw.keys())
 
 
 def each_of(cases: list[tuple[str, str]]) -> list[Any]:

@@ -17,7 +17,7 @@ from minillm.models import family_of, tensor_shapes
 from minillm.models.base import weights_of
 
 from .. import seq2seq
-from ..families import GOLDEN_CASES, each_of
+from ..families import GOLDEN_CASES, each_of, has_experts
 from ..tiny import each_expert, logits_of, runner_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -54,7 +54,7 @@ def test_what_is_written_is_what_would_be_rounded_at_load(source: Path, dtype: s
     written, exact = logits(tmp_path / "out", "auto"), logits(source, "float32")
     np.testing.assert_allclose(written, logits(source, dtype), rtol=1e-4, atol=1e-5)
     error = np.linalg.norm(written - exact) / np.linalg.norm(exact)
-    experts = "num_experts_per_tok" in json.loads((source / "config.json").read_text(encoding="utf-8"))
+    experts = has_experts(json.loads((source / "config.json").read_text(encoding="utf-8")))
     assert 1e-5 < error < NEAR[dtype] * (min(3, 1 / NEAR[dtype]) if experts else 1)
 
 

@@ -11,7 +11,7 @@ from minillm.backends.operations import Backend
 from minillm.batch import TokenSequence
 
 from ...comparing import assert_same_tokens
-from ...families import CASES, CONFIGS, IDS
+from ...families import CASES, CONFIGS, IDS, has_experts
 from ...tiny import chunks, generate, logits_of, model_of, random_prompts, runner_of
 
 pytestmark = pytest.mark.slow  # the default backend: what else runs engines tests it too
@@ -59,7 +59,7 @@ def test_the_logits_are_the_references_with_rounded_weights(raw: dict[str, Any],
     if weights in ("int8", "int4"):
         plain, rounded = (all_logits(raw, NumpyBackend(weights=form), len(LINE)) for form in ("float32", "int8"))
         within = 3 * error(rounded, plain)
-    typical = "num_experts_per_tok" in raw and weights != "bfloat16"  # some tokens choose another expert
+    typical = has_experts(raw) and weights != "bfloat16"  # some tokens choose another expert
     assert error(all_logits(raw, CpuBackend(weights=weights), chunk), expected, typical=typical) < within
 
 
