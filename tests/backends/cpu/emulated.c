@@ -17,7 +17,7 @@ typedef struct {
 kernel round_rows, linear_few, linear_many, layer_norm, rms_norm, glu, embed, rotary_angles, rotary, take_rows, store_kv,
     attention, argmax, sample, scale_logits, route, linear_experts, combine, uniforms, add_changes,
     keep_allowed;
-int64_t linear_scratch(void), wide_rows(void), attention_scratch(int64_t),
+int64_t linear_scratch(void), wide_rows(int64_t), sum_parts(int64_t), attention_scratch(int64_t),
     sample_scratch(int64_t), attention_parts(const void *);
 
 #define NAMED(name) {#name, name}
@@ -32,7 +32,8 @@ static const struct {
 
 static int64_t call(const request *r, const char *memory) {
     if (!strcmp(r->name, "linear_scratch")) return linear_scratch();
-    if (!strcmp(r->name, "wide_rows")) return wide_rows();
+    if (!strcmp(r->name, "wide_rows")) return wide_rows(r->arguments);
+    if (!strcmp(r->name, "sum_parts")) return sum_parts(r->arguments);
     if (!strcmp(r->name, "attention_scratch")) return attention_scratch(r->arguments);
     if (!strcmp(r->name, "sample_scratch")) return sample_scratch(r->arguments);
     if (!strcmp(r->name, "attention_parts")) return attention_parts(memory + r->arguments);
