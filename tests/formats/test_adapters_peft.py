@@ -37,7 +37,7 @@ TARGETS = {
     "lfm2": ["q_proj", "k_proj", "v_proj", "out_proj", "in_proj", "w1", "w2", "w3"],
 }
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-MIXTURES = ["mixtral", "qwen3_moe", "olmoe"]
+MIXTURES = ["mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe"]
 TARGETS |= dict.fromkeys(MIXTURES, LLAMA[:4])
 """Experts are no modules of transformers 5: PEFT names them in target_parameters"""
 
