@@ -137,6 +137,11 @@ class ModelConfig:
         source = self.kv_source(layer)
         return next(i for i, group in enumerate(self.kv_groups) if source in group.layers)
 
+    @property
+    def shared_expert_layers(self) -> int:
+        """Number of layers with an expert that all tokens share, beside those that are chosen."""
+        return 0
+
     def layers_with_keys(self, layers: range | None = None) -> list[int]:
         """Numbers of the layers, or of those of a range, that keep keys and values."""
         own = range(self.num_layers) if layers is None else layers

@@ -187,12 +187,20 @@ def _may_replace(lora: LoraConfig, module: str, short: str, is_base: bool, names
 def _check_complete(
     source: str, lora: LoraConfig, modules: Mapping[str, Parameter], full_names: Mapping[str, str], head: str
 ) -> None:
-    """Refuse an adapter that lacks a module which its configuration names."""
+    """Refuse an adapter that lacks a module which its configuration names.
+
+    Experts are no modules of transformers 5: an adapter that has none of them was trained without.
+    """
     if not full_names:
         raise CheckpointError(f"{source} has no lora_A and lora_B: expected those of its target_modules")
     module, full = next(((m, f) for m, f in full_names.items() if m != head), (head, head))
     prefix = full.removesuffix(module)
-    expected = {prefix + name: name for name, parameter in modules.items() if parameter.role == "projection"}
+    with_experts = any(modules[name].is_expert for name in full_names if name in modules)
+    expected = {
+        prefix + name: name
+        for name, parameter in modules.items()
+        if parameter.role == "projection" and (with_experts or not parameter.is_expert)
+    }
     for full, name in (expected | {"lm_head": head, head: head}).items():
         if name not in full_names and lora.targets_module(full, head=name == head):
             raise CheckpointError(f"{source} lacks the matrices of {full!r:.100}, which its {ADAPTER_CONFIG} targets")

@@ -50,6 +50,11 @@ class ExpertConfig(LlamaConfig):
     shared_gate: bool = False
     """The shared expert's result has a factor of its own (Qwen2-MoE)"""
 
+    @property
+    def shared_expert_layers(self) -> int:
+        """Number of layers with an expert that all tokens share, beside those that are chosen."""
+        return sum(self.sparse) if self.shared_size else 0
+
 
 def read_config(raw: Mapping[str, Any]) -> ExpertConfig:
     """Mixtral's configuration from config.json.

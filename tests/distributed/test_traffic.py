@@ -47,7 +47,7 @@ def assert_counted(folder: Path, parallel: Parallel) -> None:
         assert sum(sent.bytes for sent in reduced) == expected
         assert sum(sent.messages for sent in reduced) == analysis.prefill.all_reduces + analysis.decode.all_reduces
         if tensor > 1:
-            assert expected == 4 * (T + 1) * (2 * L * E + W)
+            assert expected == 4 * (T + 1) * ((2 * L + config.shared_expert_layers) * E + W)
         for traffic in own[:-1]:
             assert traffic.of("stage").messages == 2
             assert traffic.of("stage").bytes == analysis.prefill.message_bytes + analysis.decode.message_bytes

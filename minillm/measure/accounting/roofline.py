@@ -226,12 +226,13 @@ class Analysis:
         )
 
     def _all_reduces(self, *, encodes: bool) -> int:
-        """All-reduces of a pass: one of the embedding, two in each layer, three in those with cross-attention."""
+        """All-reduces of a pass: of the embedding, two in each layer, three with cross-attention or a shared expert."""
         if self.parallel.tensor == 1:
             return 0
         if encodes:
             return 2 * self.config.encoder_layers + 1
-        return (3 if self.config.encoder_layers else 2) * self.config.num_layers + 1
+        in_layers = (3 if self.config.encoder_layers else 2) * self.config.num_layers
+        return in_layers + self.config.shared_expert_layers + 1
 
     def all_reduce_bytes(self, phase: Phase) -> int:
         """Bytes that the ranks of one share of the heads give to all of them: T (2 L E + W) numbers of a decoder."""
