@@ -58,7 +58,7 @@ def test_the_logits_are_the_references_with_rounded_weights(raw: dict[str, Any],
     expected, within = all_logits(raw, NumpyBackend(weights=weights), len(LINE)), ROUNDING
     if weights in ("int8", "int4"):
         plain, rounded = (all_logits(raw, NumpyBackend(weights=form), len(LINE)) for form in ("float32", "int8"))
-        within = 3 * error(rounded, plain)
+        within = 3.5 * error(rounded, plain)
     typical = has_experts(raw) and weights != "bfloat16"  # some tokens choose another expert
     assert error(all_logits(raw, CpuBackend(weights=weights), chunk), expected, typical=typical) < within
 

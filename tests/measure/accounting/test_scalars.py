@@ -96,7 +96,7 @@ def sums(outline: Outline, step: Step) -> int:
             case ExpertLinear():
                 return rows * part.chosen * part.outputs
             case Route():
-                return rows * (1 + part.normalised)
+                return rows * (not part.sigmoid)  # a sum of chosen scores begins with a number above zero
             case Norm():
                 return rows * part.mean
             case Attend():
@@ -158,11 +158,13 @@ def test_a_whole_model_on_numbers_that_count(
         monkeypatch.setattr(expand, lambda data, rows=slice(None): data[rows])  # they are no floats
     config = counted(raw, lengths, rows)
     outline = outline_of(config)
+    if any(isinstance(part, Route) and part.groups > 1 for layer in outline.layers for part in layer):
+        pytest.skip("what sorting compares in groups of experts is no number of the formula's")
     step = Step(tuple(Part(*length) for length in lengths), rows)
     formula = sum(row.flops for row in operations(config, step, None, Conventions(full_square=True)))
     softmaxes = [part.heads for layer in outline.layers for part in layer if isinstance(part, Attend)]
     maxima = sum(softmaxes) * (step.square - step.tokens)  # which are no arithmetic
     choices = (part for layer in outline.layers for part in layer if isinstance(part, Route))
-    maxima += sum(step.tokens * (part.experts - 1) for part in choices)
+    maxima += sum(step.tokens * (part.experts - 1) for part in choices if not part.sigmoid)
     relus = Number.comparisons - maxima
     assert formula == Number.arithmetic + relus + sums(outline, step) - hiding(outline, step)
