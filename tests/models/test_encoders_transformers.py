@@ -58,6 +58,8 @@ def test_hidden_states_and_logits(name: str, tmp_path: Path) -> None:
 @torch.no_grad()
 def test_labels_of_decoders(family: str, tmp_path: Path) -> None:
     """The last token that is no padding is read, whatever stands before it."""
+    if family == "phi":
+        pytest.skip("a classifier has no head, whose bias Phi's asks for: refused in one line")
     raw = next(iter(families.CONFIGS[family].values())) | {"num_labels": 3, "pad_token_id": 0}
     try:
         theirs = huggingface.build_encoder(raw, labels=True)

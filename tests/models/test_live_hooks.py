@@ -26,6 +26,7 @@ pytestmark = pytest.mark.reference
 LINE = np.random.default_rng(3).integers(3, 96, 40).tolist()
 SOURCE = np.random.default_rng(4).integers(3, 96, 30).tolist()
 
+# Their shared experts have modules of the same names in transformers, and their routers return something else.
 MORE_MODULES = {"qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe"}
 FIRST = [(family, next(iter(configs))) for family, configs in CONFIGS.items()]
 # Names of transformers' modules, the first group being the layer's number: what each reads or returns.
@@ -86,11 +87,11 @@ def assert_close(ours: np.ndarray, theirs: Any) -> None:
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * max(10, np.abs(expected).max()))
 
 
-@pytest.mark.parametrize("case", CASES, ids=IDS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=name) for case, name in zip(CASES, IDS, strict=True) if case[0] not in MORE_MODULES]
+)
 def test_every_point_of_a_decoder(case: tuple[str, str], tmp_path: Path) -> None:
     family, name = case
-    if family in MORE_MODULES:
-        pytest.skip("transformers' shared experts have modules of the same names, and routers return something else")
     model = huggingface.build_model(CONFIGS[family][name], 5)
     huggingface.save(model, tmp_path)
     runner = load(tmp_path)

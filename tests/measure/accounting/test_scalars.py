@@ -151,6 +151,8 @@ def test_a_whole_model_on_numbers_that_count(
     model: str, lengths: list[tuple[int, int]], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = dict(MODELS[model])
+    if raw.get("n_group", 1) > 1:
+        pytest.skip("groups of experts are left out with minus infinity, which is no number that counts")
     if "word_embed_proj_dim" in raw:
         raw["word_embed_proj_dim"] = 4
     for module in ("operations", "weights"):
@@ -158,8 +160,6 @@ def test_a_whole_model_on_numbers_that_count(
         monkeypatch.setattr(expand, lambda data, rows=slice(None): data[rows])  # they are no floats
     config = counted(raw, lengths, rows)
     outline = outline_of(config)
-    if any(isinstance(part, Route) and part.groups > 1 for layer in outline.layers for part in layer):
-        pytest.skip("what sorting compares in groups of experts is no number of the formula's")
     step = Step(tuple(Part(*length) for length in lengths), rows)
     formula = sum(row.flops for row in operations(config, step, None, Conventions(full_square=True)))
     softmaxes = [part.heads for layer in outline.layers for part in layer if isinstance(part, Attend)]
