@@ -68,11 +68,11 @@ class FirstCalls:
 
         `events` are those of single steps: the engine may be some steps ahead, and how many depends on the clock.
         """
-        wanted: list[tuple[int, Event]] = []
+        until_call: list[tuple[int, Event]] = []
         for prompt, event in events:
             if event.index in self._ended:
                 continue
-            wanted.append((prompt, event))
+            until_call.append((prompt, event))
             parser = self._parsers[event.index]
             parser.push(event.text)
             if parser.done:
@@ -80,7 +80,7 @@ class FirstCalls:
             if event.finish_reason is not None:
                 self._ended.add(event.index)
                 event.request_finished = self.all_ended
-        return wanted
+        return until_call
 
 
 def tool_use(asked: Translated[Any], model: ServedModel) -> ToolUse | None:

@@ -120,8 +120,8 @@ class ReasoningParser:
         """
         rest, self._pending = self._pending, ""
         if self._state == self._thoughts:
-            held = _beginning_of(self._form.end, rest) if cut else 0
-            return self._thought(rest[: len(rest) - held].rstrip())
+            waiting = _beginning_of(self._form.end, rest) if cut else 0
+            return self._thought(rest[: len(rest) - waiting].rstrip())
         if self._state == self._start and rest.strip() and not cut:
             return [ContentDelta(rest)]
         if self._state == self._answer and rest:
@@ -148,11 +148,11 @@ class ReasoningParser:
         if marker:
             self._pending, self._state = rest, self._between
             return self._thought(thoughts.rstrip())
-        held = max(_beginning_of(self._form.end, thoughts), len(thoughts) - len(thoughts.rstrip()))
-        if held:  # white space before what may be a marker may be the thoughts' last
-            held = len(thoughts) - len(thoughts[: len(thoughts) - held].rstrip())
-        self._pending = thoughts[len(thoughts) - held :]
-        return self._thought(thoughts[: len(thoughts) - held])
+        waiting = max(_beginning_of(self._form.end, thoughts), len(thoughts) - len(thoughts.rstrip()))
+        if waiting:  # white space before what may be a marker may be the thoughts' last
+            waiting = len(thoughts) - len(thoughts[: len(thoughts) - waiting].rstrip())
+        self._pending = thoughts[len(thoughts) - waiting :]
+        return self._thought(thoughts[: len(thoughts) - waiting])
 
     def _thought(self, text: str) -> Deltas:
         text = text if self._written else text.lstrip()
@@ -173,12 +173,12 @@ class ReasoningParser:
 
     def _answer(self) -> Deltas:
         text, end = self._pending, self._form.after_answer
-        held = 0
+        waiting = 0
         if end:
             text, marker, _ = text.partition(end)
-            held = 0 if marker else _beginning_of(end, text)
-        self._pending = text[len(text) - held :]
-        text = text[: len(text) - held]
+            waiting = 0 if marker else _beginning_of(end, text)
+        self._pending = text[len(text) - waiting :]
+        text = text[: len(text) - waiting]
         return [ContentDelta(text)] if text else []
 
 
