@@ -64,6 +64,18 @@ CONTRAST = """(() => {
 """Elements with text whose contrast is below 4.5, WCAG 2.2's level AA."""
 
 
+LEFT = (
+    "Inspected target navigated or closed",
+    "Execution context was destroyed.",
+    "Cannot find default execution context",
+)
+"""What the browser says of an expression of a page that is left"""
+
+
+class NavigatedError(Exception):
+    """The browser left the page before it had evaluated an expression."""
+
+
 class Page:
     """One page of a fresh browser. Use it in a `with` block."""
 
@@ -122,6 +134,8 @@ class Page:
         while self._number not in self._answers:
             self._receive(deadline)
         answer = self._answers.pop(self._number)
+        if answer.get("error", {}).get("message") in LEFT:
+            raise NavigatedError
         assert "error" not in answer, f"{method}: {answer['error']}"
         return answer["result"]
 
@@ -163,17 +177,27 @@ class Page:
         self.wait("document.readyState === 'complete' && !window.left")
 
     def js(self, expression: str) -> Any:
-        """The value of an expression in the page; of a promise, what it resolves to."""
+        """The value of an expression in the page; of a promise, what it resolves to.
+
+        `NavigatedError` if the page is left while the browser evaluates it.
+        """
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
     def wait(self, expression: str, seconds: float = PATIENCE) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true, in this page or in the one that the browser goes to."""
         deadline = time.monotonic() + seconds
-        while not self.js(f"Boolean({expression})"):
+        while not self._is_true(expression):
             assert time.monotonic() < deadline, f"never true: {expression}; errors: {self.errors}"
             time.sleep(0.03)
+
+    def _is_true(self, expression: str) -> bool:
+        """Whether an expression is true now; not, if the page is left meanwhile."""
+        try:
+            return bool(self.js(f"Boolean({expression})"))
+        except NavigatedError:
+            return False
 
     def look(self, width: int, height: int, *, scheme: str = "light", phone: bool = False, scale: float = 1) -> None:
         """Set the window's size, the colour scheme that the user prefers, and whether it is a phone's touch screen."""

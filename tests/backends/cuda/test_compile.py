@@ -108,7 +108,8 @@ def test_kernels_take_what_their_table_says(build: Build) -> None:
 def test_kernels_that_check_their_indices_compile(build: Build) -> None:
     """As MINILLM_CUDA_DEBUG=1 builds them: with an index from a table they have the device's printf and trap."""
     ptx, _ = compile_for(build.arch, build.path, (*build.options, "-DMINILLM_CUDA_DEBUG"), "ptx")
-    checks = build.module in ("attention_decode", "attention_prefill", "embed", "expand", "kv", "low_rank", "experts")
+    indexed = "attention_decode attention_prefill convolution embed expand experts kv low_rank"
+    checks = build.module in indexed.split()
     checks = (checks and "VALUES" not in build.constants) or "STORES" in build.constants
     assert (b"vprintf" in ptx) == checks
 
