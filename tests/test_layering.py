@@ -36,7 +36,7 @@ FOLDERS = {
     "pipelines": "text decoding engine",
     "lm_eval": "reference backends decoding engine",
     "minillm": "decoding engine pipelines",
-    "server": "text decoding tasks engine measure minillm",
+    "server": "text backends decoding formats tasks engine measure minillm",
     "cli": "text backends decoding models measure/accounting formats distributed engine measure pipelines minillm"
     " server",
     "__main__": "cli",

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,8 +26,6 @@ EPILOG = """examples:
   minillm models ~/checkpoints --hardware h100 --json
 """
 
-DEPTH = 3
-"""Levels of folders below the one given that are searched"""
 LEAST = 20
 """Columns that a name needs beside the other columns; else it has a line of its own"""
 
@@ -90,38 +87,24 @@ def places(folders: Iterable[Path]) -> Iterator[tuple[str, Path, str]]:
     """
     from ..errors import ModelNotFoundError
     from ..formats import cached_models
+    from ..formats.search import checkpoints_in, gguf_files
 
     for cached in cached_models():
-        files = [] if cached.problem else _gguf_files(cached.folder)
+        files = [] if cached.problem else gguf_files(cached.folder)
         yield from ((f"{cached.name}/{file.name}", file, "") for file in files)
         if not files or (cached.folder / "config.json").exists():
             yield cached.name, cached.folder, cached.problem
     for top in folders:
         if not top.is_dir():
             raise ModelNotFoundError(f"there is no folder {str(top)!r:.200}")
-        for where, below, names in os.walk(top):
-            folder = Path(where)
-            below[:] = sorted(name for name in below if not name.startswith("."))
-            if len(folder.relative_to(top).parts) >= DEPTH:
-                below.clear()
-            yield from ((str(file), file, "") for file in _gguf_files(folder))
-            if "modules.json" in names:  # of sentence-transformers: the folders of its modules hold no models
-                below[:] = [name for name in below if not name[0].isdigit()]
-            if "config.json" in names or "adapter_config.json" in names:
-                yield where, folder, ""
-
-
-def _gguf_files(folder: Path) -> list[Path]:
-    """The GGUF files of a folder; only the first where several hold one model."""
-    from ..formats.gguf.file import all_shards
-
-    return sorted(path for path in folder.glob("*.gguf") if path.is_file() and path.name == all_shards(path.name)[0])
+        yield from ((str(path), path, "") for path in checkpoints_in(top))
 
 
 def describe(name: str, path: Path, problem: str, hardware: "Hardware") -> Entry:
     """An entry of the list; what cannot be read or does not run gets a `problem`, never an exception."""
-    size = path.stat().st_size if path.is_file() else _bytes_in(path)
-    entry = Entry(printable(name), str(path), size, "GGUF" if path.suffix == ".gguf" else "")
+    from ..formats.search import bytes_of
+
+    entry = Entry(printable(name), str(path), bytes_of(path), "GGUF" if path.suffix == ".gguf" else "")
     try:
         problem = problem or _examine(entry, path, hardware)
     except MinillmError as error:
@@ -130,11 +113,6 @@ def describe(name: str, path: Path, problem: str, hardware: "Hardware") -> Entry
         problem = f"{type(error).__name__}: {error}"
     entry.problem = printable(problem) or None
     return entry
-
-
-def _bytes_in(folder: Path) -> int:
-    """Bytes of a folder's files; a link counts as its target."""
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) if folder.is_dir() else 0
 
 
 def _examine(entry: Entry, path: Path, hardware: "Hardware") -> str:

@@ -2,16 +2,17 @@
 
 import argparse
 import dataclasses
+import json
 import logging
 import math
 import signal
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..engine.options import HELPERS
-from ..errors import MinillmError, ParameterError, UsageError, install
+from ..errors import MinillmError, ParameterError, UsageError, install, listed
 from ..text.chat import FORMATS, REASONING_FORMATS
 from . import logs
 from .options import add_engine_flag, add_model_options, decode, has_ranks, leads, make_engine
@@ -20,6 +21,7 @@ from .parser import Parser
 if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..server import Limits
+    from ..server.model_pool import StoredModel
 
 DESCRIPTION = """Serve models over HTTP: /v1/chat/completions, /v1/completions and more,
 as OpenAI's clients expect them. Ctrl-C or SIGTERM lets what runs finish, a
@@ -33,6 +35,7 @@ EPILOG = """examples:
   minillm serve
   minillm serve --model HuggingFaceTB/SmolLM2-135M-Instruct --port 8080
   minillm serve --model small=models/smol.gguf --model large=models/llama
+  minillm serve --models ~/models --idle-timeout 600
 """
 
 logger = logging.getLogger("minillm.server")
@@ -105,6 +108,23 @@ def add_options(parser: Parser) -> None:
         help=f"how the models write thoughts, which are told from answers: {', '.join(REASONING_FORMATS)}, or none, "
         "which leaves them in the content (default: as each model's chat template says)",
     )
+    group = parser.add_argument_group("models on request")
+    group.add_argument(
+        "--models",
+        type=Path,
+        metavar="DIR",
+        help="a folder of models, each loaded when a request names it; --model ones stay loaded",
+    )
+    group.add_argument(
+        "--idle-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="time without requests after which a model of --models is unloaded (default: 300; inf: "
+        "only when memory is short)",
+    )
+    group.add_argument(
+        "--max-loaded", type=int, metavar="N", help="models of --models in memory (default: as many as it holds)"
+    )
     group = parser.add_argument_group("address")
     group.add_argument("--host", default="127.0.0.1", help="address to listen at (default: this machine alone)")
     group.add_argument("--port", type=int, default=8000, help="port (default: %(default)s; 0: a free one)")
@@ -163,7 +183,7 @@ def run(args: argparse.Namespace) -> None:
     address = {field.name: getattr(args, field.name) for field in dataclasses.fields(Binding)}
     binding = Binding(**address | {"send_timeout": limits.send_timeout})
     binding.check()
-    names = _names(args)
+    names, stored, kept = _names(args), _stored(args), _kept(args)
     if has_ranks(args):
         from ..distributed.mpi import check_threads
 
@@ -177,6 +197,10 @@ def run(args: argparse.Namespace) -> None:
                 "everyone who reaches %s may use this server: give --api-key, or leave --host out", args.host
             )
         engines = {name: make_engine(args, model=model) for name, model in names.items()}
+
+        def load(path: Path) -> "Engine":
+            return make_engine(args, model=str(path), progress=False)
+
         app = make_app(
             engines,
             limits=limits,
@@ -186,15 +210,22 @@ def run(args: argparse.Namespace) -> None:
             cors_origins=args.cors_origin or (),
             tool_parser=args.tool_parser,
             reasoning_format=args.reasoning_format,
+            stored=stored,
+            load=load,
+            **kept,
         )
         url = binding.url(bound)
 
         def started() -> None:
             for name, engine in engines.items():
                 logger.info("%s", _about(name, engine))
+            if stored:
+                logger.info("loaded on request: %s", listed(stored))
             logger.info("listening at %s", url)
-            endpoint = next(iter(app.state.server.models.values())).endpoints[0]
-            logger.info("%s", _example(url, endpoint, keyed=bool(keys), tls=binding.ssl_certfile is not None))
+            models = [*app.state.server.models.values()]
+            endpoint = models[0].endpoints[0] if models else "/v1/completions"
+            name = "" if models else next(iter(stored))
+            logger.info("%s", _example(url, endpoint, name, keyed=bool(keys), tls=binding.ssl_certfile is not None))
 
         serve(app, binding, bound, drain_timeout=args.drain_timeout, started=started)
 
@@ -202,11 +233,12 @@ def run(args: argparse.Namespace) -> None:
 def _names(args: argparse.Namespace) -> dict[str, str | None]:
     """The models by their names in requests."""
     named: dict[str, str | None] = {}
-    words: list[str | None] = args.model or [None]
-    if len(words) > 1:
+    words: list[str | None] = args.model or ([None] if args.models is None else [])
+    if len(words) != 1 or args.models is not None:
         for option in ("alias", "revision", "adapter", "adapters", "tokenizer", *HELPERS):
             if getattr(args, option) is not None:
-                raise UsageError(f"--{option} goes with one --model, found {len(words)}")
+                others = "" if args.models is None else " and --models"
+                raise UsageError(f"--{option} goes with one --model, found {len(words)}{others}")
     for word in words:
         name, path = _split(word)
         name = args.alias or name
@@ -214,6 +246,30 @@ def _names(args: argparse.Namespace) -> dict[str, str | None]:
             raise UsageError(f"two models are called {name!r:.100}: name them with --model NAME=PATH")
         named[name] = path
     return named
+
+
+def _stored(args: argparse.Namespace) -> Mapping[str, "StoredModel"]:
+    """The models that are loaded on request, by their names in requests."""
+    from ..server.model_pool import stored_models
+
+    if args.models is None:
+        for option in ("idle_timeout", "max_loaded"):
+            if getattr(args, option) is not None:
+                raise UsageError(f"--{option.replace('_', '-')} has no effect without --models")
+        return {}
+    if has_ranks(args):
+        raise UsageError("--models goes with one process: give each model as --model")
+    return stored_models(args.models)
+
+
+def _kept(args: argparse.Namespace) -> dict[str, Any]:
+    """How long models of --models stay loaded, and how many, as `make_app` takes them."""
+    given = {name: getattr(args, name) for name in ("idle_timeout", "max_loaded") if getattr(args, name) is not None}
+    if not given.get("idle_timeout", 0) >= 0:
+        raise ParameterError(f"--idle-timeout should be a number of at least 0, found {args.idle_timeout:g}")
+    if given.get("max_loaded", 1) < 1:
+        raise ParameterError(f"--max-loaded should be a number above 0, found {args.max_loaded}")
+    return given
 
 
 def _split(word: str | None) -> tuple[str, str | None]:
@@ -281,8 +337,9 @@ def _about(name: str, engine: "Engine") -> str:
     )
 
 
-def _example(url: str, endpoint: str, *, keyed: bool, tls: bool) -> str:
-    """A command to try."""
+def _example(url: str, endpoint: str, model: str, *, keyed: bool, tls: bool) -> str:
+    """A command to try; `model`: the name that it has to give, or ""."""
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""
     body = EXAMPLES[endpoint]
+    body = body if not model else f'{{"model": {json.dumps(model)}, {body[1:]}'
     return f"try: curl{' -k' if tls else ''} {url}{endpoint} -H 'Content-Type: application/json'{key} -d '{body}'"

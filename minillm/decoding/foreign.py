@@ -200,7 +200,7 @@ TABLE = (
     Word(MESSAGES, "cache_control container mcp_servers inference_geo speed diagnostics betas billing_policy"),
     Word(MESSAGES, "user_profile_id workspace_id compaction fallbacks fallback_credit_token thread"),
     # --- Ollama's API
-    Word(OLLAMA, "keep_alive truncate shift"),  # a model stays loaded; what is too long is refused
+    Word(OLLAMA, "keep_alive truncate shift"),  # the server reads the first; what is too long is refused
     Word(OLLAMA, "suffix", advice="minillm does not insert text"),
     Word(OLLAMA, "template", advice="the model's own template is used; raw takes a prompt as it is"),
     Word(OLLAMA, "context", advice="use /api/chat, and give the messages"),

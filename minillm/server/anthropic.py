@@ -105,7 +105,7 @@ async def _read(http: Request) -> ServerRequest[ChatRequest]:
     server = Server.of(http)
     body = await server.read_json(http)
     asked = _translated(body)
-    return ServerRequest(server, server.model(asked.body.model), asked, "msg", http)
+    return ServerRequest(server, await server.take(http, asked.body.model), asked, "msg", http)
 
 
 def _translated(body: Mapping[str, Any]) -> Translated[ChatRequest]:

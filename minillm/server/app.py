@@ -1,8 +1,10 @@
 """The application: its models and routes, and errors in OpenAI's shape."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from starlette.applications import Starlette
@@ -17,7 +19,7 @@ from .. import __version__
 from ..decoding.checkpoint_fields import chat_sampling
 from ..engine.async_engine import AsyncEngine
 from ..engine.engine import Engine
-from ..errors import shown
+from ..errors import UsageError, shown
 from ..text.chat import FORMATS, REASONING_FORMATS
 from . import anthropic, ollama
 from .embeddings import embeddings
@@ -25,6 +27,7 @@ from .http_json import ApiError, json_response
 from .inspection import inspection_routes
 from .limits import Limits
 from .middleware import Application, RequestMiddleware, refusal
+from .model_pool import IDLE_TIMEOUT, ModelPool, StoredModel
 from .page import page_routes
 from .relevance import classify, rerank, score
 from .responses import responses
@@ -44,6 +47,10 @@ def make_app(
     cors_origins: Sequence[str] = (),
     tool_parser: str | None = None,
     reasoning_format: str = "auto",
+    stored: Mapping[str, StoredModel] = MappingProxyType({}),
+    load: Callable[[Path], Engine] = Engine,
+    idle_timeout: float = IDLE_TIMEOUT,
+    max_loaded: int | None = None,
     routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The application, for uvicorn or another ASGI server. It closes the engines when it ends.
@@ -60,13 +67,28 @@ def make_app(
         tool_parser: format of tool calls, one of `minillm.text.chat.FORMATS`; by default each model's template's
         reasoning_format: format of thoughts, one of `minillm.text.chat.REASONING_FORMATS`; "auto": each model's
             template's; "none": thoughts stay in the content
+        stored: models on disk by the names in requests, which are loaded when a request names them (`stored_models`)
+        load: makes the engine of one
+        idle_timeout: seconds after its last request for which such a model stays loaded
+        max_loaded: such models that are loaded at once; by default as many as memory holds
         routes: further ones
     """
     named = engines if isinstance(engines, Mapping) else {"minillm": engines}
     forms: dict[str, Any] = {"tool_parser": None if tool_parser is None else FORMATS[tool_parser]}
     if reasoning_format != "auto":
         forms["reasoning_format"] = None if reasoning_format == "none" else REASONING_FORMATS[reasoning_format]
-    server = Server(_models(named, max_waiting, sampling, forms), limits or Limits())
+    models: dict[str, ServedModel] = {}
+    for name, engine in named.items():
+        for served in _served(name, engine, max_waiting, sampling, forms):
+            models.setdefault(served.name, served)
+    if same := stored.keys() & models.keys():
+        raise UsageError(f"two models are called {shown(min(same))}: give one another name")
+
+    def load_stored(model: StoredModel) -> ServedModel:
+        return next(_served(model.name, load(model.path), max_waiting, sampling, forms))
+
+    pool = ModelPool(stored, load_stored, idle_timeout=idle_timeout, max_loaded=max_loaded)
+    server = Server(models, limits or Limits(), pool)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -96,26 +118,26 @@ def make_app(
     return app
 
 
-def _models(
-    engines: Mapping[str, Engine | AsyncEngine],
+def _served(
+    name: str,
+    engine: Engine | AsyncEngine,
     max_waiting: int,
     sampling: Literal["openai", "checkpoint"],
     forms: Mapping[str, Any],
-) -> dict[str, ServedModel]:
-    models: dict[str, ServedModel] = {}
-    for name, engine in engines.items():
-        aio = engine if isinstance(engine, AsyncEngine) else AsyncEngine(engine, max_waiting=max_waiting)
-        own = chat_sampling(aio.engine.generation_defaults)
-        aio.engine.generation_defaults = server_defaults(aio.engine.generation_defaults, sampling)
-        make: Callable[..., ServedModel] = partial(
-            ServedModel, aio=aio, max_waiting=max_waiting, chat_sampling=own, **forms
-        )
-        models[name] = base = make(name)
-        for adapter in aio.engine.adapters:
-            tuned = make(adapter, parent=name, lora=adapter)
-            tuned.queue = base.queue
-            models.setdefault(adapter, tuned)
-    return models
+) -> Iterator[ServedModel]:
+    """A model, then its adapters."""
+    aio = engine if isinstance(engine, AsyncEngine) else AsyncEngine(engine, max_waiting=max_waiting)
+    own = chat_sampling(aio.engine.generation_defaults)
+    aio.engine.generation_defaults = server_defaults(aio.engine.generation_defaults, sampling)
+    make: Callable[..., ServedModel] = partial(
+        ServedModel, aio=aio, max_waiting=max_waiting, chat_sampling=own, **forms
+    )
+    base = make(name)
+    yield base
+    for adapter in aio.engine.adapters:
+        tuned = make(adapter, parent=name, lora=adapter)
+        tuned.queue = base.queue
+        yield tuned
 
 
 # --- endpoints --------------------------------------------------------------------------------------------------------
@@ -148,12 +170,15 @@ def _routes() -> list[BaseRoute]:
 
 async def models(http: Request) -> Response:
     """Answer GET /v1/models."""
-    return json_response({"data": [_card(model) for model in Server.of(http).models.values()], "object": "list"})
+    server = Server.of(http)
+    names = {**server.fixed, **server.pool.stored}
+    return json_response({"data": [_card(server, name) for name in names], "object": "list"})
 
 
 async def model(http: Request) -> Response:
     """Answer GET /v1/models/{id}."""
-    return json_response(_card(Server.of(http).model(http.path_params["model"])))
+    server = Server.of(http)
+    return json_response(_card(server, server.find(http.path_params["model"])))
 
 
 async def health(http: Request) -> Response:
@@ -172,16 +197,15 @@ async def metrics(http: Request) -> Response:
     return Response(Server.of(http).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _card(model: ServedModel) -> dict[str, Any]:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "minillm",
-        "root": model.name,
-        "parent": model.parent,
-        "max_model_len": model.engine.context,
-    }
+def _card(server: Server, name: str) -> dict[str, Any]:
+    """A model in a list; whether one of the pool is loaded stands in it as llama.cpp's router says it."""
+    model, stored = server.models.get(name), server.pool.stored.get(name)
+    card: dict[str, Any] = {"id": name, "object": "model", "owned_by": "minillm", "root": name, "parent": None}
+    if model is not None:
+        card |= {"created": model.created, "parent": model.parent, "max_model_len": model.engine.context}
+    if stored is not None:
+        card |= {"created": int(stored.modified), "status": {"value": "unloaded" if model is None else "loaded"}}
+    return card
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ class EmbedRequest(TextsRequest, kw_only=True):
     """Whether texts that are too long are cut, or refused"""
     dimensions: int | None = None
     options: dict[str, Any] | None = None
-    """Without effect, like the field `keep_alive`"""
+    """Without effect"""
 
 
 async def embed(http: Request) -> Response:

@@ -82,12 +82,19 @@ def _over_http(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def models(http: Request) -> Response:
-    """Answer GET /inspect/models: those that continue a text, as the page does."""
+    """Answer GET /inspect/models: those that continue a text, as the page does; of one that is not loaded the name.
+
+    The model of ?model=... is loaded, and without a loaded model the first.
+    """
     server = Server.of(http)
-    continuing = [model for model in server.models.values() if "/v1/chat/completions" in model.endpoints]
-    if not continuing:
+    chosen = http.query_params.get("model")
+    if chosen in server.pool.stored or not server.models:
+        await server.take(http, chosen or next(iter(server.pool.stored)))
+    sizes = [_sizes(model) for model in server.models.values() if "/v1/chat/completions" in model.endpoints]
+    if not sizes:
         raise ApiError("no model here continues texts, as this page shows it", status=404, code="not_found")
-    return json_response({"models": [_sizes(model) for model in continuing]})
+    unloaded = [{"name": name} for name in server.pool.stored if name not in server.models]
+    return json_response({"models": sizes + unloaded})
 
 
 def _sizes(model: ServedModel) -> dict[str, Any]:
@@ -106,7 +113,7 @@ def _sizes(model: ServedModel) -> dict[str, Any]:
 async def load(http: Request) -> Response:
     """Answer GET /inspect/load."""
     server = Server.of(http)
-    model = server.model(http.query_params.get("model"))
+    model = await server.take(http, http.query_params.get("model"))
     load = model.aio.load()
     names = ("waiting", "running", "free_pages", "total_pages")
     cached = model.engine.runner.cache.cached_pages  # free ones whose contents later prompts may share
@@ -121,7 +128,7 @@ async def tokens(http: Request) -> Response:
     """
     server = Server.of(http)
     asked = convert(await server.read_json(http), TokensRequest)
-    model = server.model(asked.model)
+    model = await server.take(http, asked.model)
     if len(asked.token_ids) > MOST_TOKENS:
         raise ApiError(f"token_ids: at most {MOST_TOKENS}, found {len(asked.token_ids)}", param="token_ids")
     try:
@@ -146,7 +153,7 @@ async def attention(http: Request) -> Response:
     """
     server = Server.of(http)
     asked = convert(await server.read_json(http), AttentionRequest)
-    model = server.model(asked.model)
+    model = await server.take(http, asked.model)
     engine = model.engine
 
     def answer() -> bytes:

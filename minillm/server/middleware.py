@@ -100,6 +100,7 @@ class RequestMiddleware:
             request: Counted | None = scope.pop("minillm.request", None)
             if request is not None:
                 request.close()
+            self._server.release(scope)
             self._note(scope, request, request_id.decode(), status, time.monotonic() - began)
 
     def _note(self, scope: Scope, request: Counted | None, request_id: str, status: int, seconds: float) -> None:

@@ -2,8 +2,8 @@
 
 Source: docs/api.md and docs/modelfile.md of the Ollama repository. Streams, the default, are lines of JSON; durations
 are in nanoseconds. All options of its documentation are taken: those about how Ollama loads and runs a model
-have no effect, nor the field `keep_alive`, since a model here stays loaded as the server started it; what
-can only be done otherwise is said once in the log (`_log_once`). Sampling that a request leaves open is as in Ollama
+have no effect, nor has `keep_alive` for a model that stays loaded (`--model`); what can only be done
+otherwise is said once in the log (`_log_once`). Sampling that a request leaves open is as in Ollama
 (`DEFAULTS`), but for its repetition penalty, which is off here.
 """
 
@@ -77,12 +77,13 @@ async def _answered(http: Request, kind: str) -> Response:
     """The answer of either endpoint."""
     server, began = Server.of(http), time.monotonic_ns()
     body = await server.read_json(http)
-    model = server.model(model_name(body.get("model")))
+    model = await server.take(http, model_name(body.get("model")))
     _check(body, kind)
+    keep_alive = server.set_keep_alive(model, body.get("keep_alive"))
     if body.get("prompt" if kind == "generate" else "messages") in (None, "", []) and not body.get("system"):
-        _options(body.get("options"))
+        _options(body.get("options"))  # a client asks to load the model, which it is now, or to unload it
         load = {"model": model.name, "created_at": moment(), **_said(kind, ""), "done": True}
-        return JSONResponse(load | {"done_reason": "load"})  # a client asks to load the model, which it is
+        return JSONResponse(load | {"done_reason": "unload" if keep_alive == 0 else "load"})
     request = ServerRequest(server, model, _translated(body, kind, model), "ollama", http)
     use = request.tool_use()
     await request.submit(partial(_prompt, request, body, kind, use), 1, _length(body.get("options"), model))

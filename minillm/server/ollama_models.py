@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from .. import __version__
 from ..errors import shown
 from .http_json import ApiError
+from .model_pool import FOREVER, StoredModel
 from .served_model import ServedModel
 from .state import Server
 
@@ -19,19 +20,22 @@ CAPABILITIES = {"completion": "/v1/completions", "embedding": "/v1/embeddings"}
 
 
 async def tags(http: Request) -> Response:
-    """Answer GET /api/tags: the models."""
+    """Answer GET /api/tags: the models, loaded or not."""
     server = Server.of(http)
-    return JSONResponse({"models": [card(model) for model in server.models.values()]})
+    cards = [card(model) for model in server.models.values()]
+    unloaded = [model for name, model in server.pool.stored.items() if name not in server.pool.loaded]
+    return JSONResponse({"models": [*cards, *map(_unloaded_card, unloaded)]})
 
 
 async def running(http: Request) -> Response:
-    """Answer GET /api/ps: the models; all are loaded."""
+    """Answer GET /api/ps: the models that are loaded, and until when."""
     server = Server.of(http)
-    forever = {"expires_at": "9999-12-31T23:59:59Z"}
     cards = []
-    for model in server.models.values():
+    for name, model in server.models.items():
+        left = FOREVER if name in server.fixed else server.pool.expires(name)
+        until = {"expires_at": "9999-12-31T23:59:59Z" if left == FOREVER else moment(time.time() + left)}
         memory = sum(used.taken for used in model.engine.device_memory)
-        cards.append(card(model) | forever | {"size_vram": memory, "context_length": model.engine.context})
+        cards.append(card(model) | until | {"size_vram": memory, "context_length": model.engine.context})
     return JSONResponse({"models": cards})
 
 
@@ -39,7 +43,7 @@ async def show(http: Request) -> Response:
     """Answer POST /api/show: about one model."""
     server = Server.of(http)
     body = await server.read_json(http)
-    model = server.model(model_name(body.get("model", body.get("name"))))
+    model = await server.take(http, model_name(body.get("model", body.get("name"))))
     engine, about = model.engine, card(model)
     template = "" if engine.chat_template is None else engine.chat_template.source
     capabilities = [name for name, path in CAPABILITIES.items() if path in model.endpoints]
@@ -92,6 +96,19 @@ def card(model: ServedModel) -> dict[str, Any]:
             "parameter_size": parameters_text(model.engine.summary()["parameters"]),
             "quantization_level": stored.numbers,
         },
+    }
+
+
+def _unloaded_card(model: StoredModel) -> dict[str, Any]:
+    """A model in a list that is not loaded: what its files say without being read."""
+    about = {"parent_model": "", "format": model.format, "family": "", "families": []}
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": moment(model.modified),
+        "size": model.bytes,
+        "digest": hashlib.sha256(f"{model.name} {model.bytes} {model.modified}".encode()).hexdigest(),
+        "details": about | {"parameter_size": "", "quantization_level": ""},
     }
 
 

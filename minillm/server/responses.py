@@ -82,7 +82,7 @@ async def responses(http: Request) -> Response:
     """Answer POST /v1/responses."""
     server = Server.of(http)
     asked, given = _read(await server.read_json(http))
-    request = ServerRequest(server, server.model(given.model), asked, "resp", http)
+    request = ServerRequest(server, await server.take(http, given.model), asked, "resp", http)
     request.id = f"resp_{uuid.uuid4().hex}"
     use = request.tool_use()
     await request.submit(partial(request.render, use), 1, None)

@@ -124,7 +124,7 @@ class ServerRequest(Generic[R]):
         """
         server = Server.of(http)
         asked = translate(await server.read_json(http), endpoint)
-        return cls(server, server.model(asked.body.model), asked, prefix, http)
+        return cls(server, await server.take(http, asked.body.model), asked, prefix, http)
 
     @property
     def body(self) -> R:

@@ -153,10 +153,12 @@ async def read_request(http: Request, kind: type[S], prefix: str, endpoint: str)
     """
     server = Server.of(http)
     body = await server.read_json(http)
+    keep_alive = body.get("keep_alive")  # Ollama's
     body = {name: value for name, value in body.items() if value is not None and name not in ignored(API)}
     asked = convert(body, kind)
-    model = server.model(asked.model)
+    model = await server.take(http, asked.model)
     model.need(endpoint, http.url.path)
+    server.set_keep_alive(model, keep_alive)
     return asked, TextsServerRequest(server, model, prefix, http)
 
 

@@ -42,7 +42,7 @@ async def tokenize(http: Request) -> Response:
     """Answer POST /tokenize: the tokens of a text, or of a conversation."""
     server = Server.of(http)
     asked = convert(_without_nulls(await server.read_json(http)), TokenizeRequest)
-    model = server.model(asked.model)
+    model = await server.take(http, asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise ApiError("expected prompt, a text, or messages, a conversation", param="prompt")
     for name in _OF_A_CHAT:
@@ -68,7 +68,7 @@ async def detokenize(http: Request) -> Response:
     """Answer POST /detokenize: the text of tokens, special ones included."""
     server = Server.of(http)
     asked = convert(_without_nulls(await server.read_json(http)), DetokenizeRequest)
-    engine = server.model(asked.model).engine
+    engine = (await server.take(http, asked.model)).engine
     try:
         text = need_tokenizer(engine.tokenizer).decode(asked.tokens, skip_special_tokens=False)
     except MinillmError as error:
@@ -79,7 +79,7 @@ async def detokenize(http: Request) -> Response:
 async def tokenizer_info(http: Request) -> Response:
     """Answer GET /tokenizer_info: what a client needs that counts or renders by itself."""
     server = Server.of(http)
-    model = server.model(http.query_params.get("model"))
+    model = await server.take(http, http.query_params.get("model"))
     engine = model.engine
     if engine.tokenizer is None:
         raise ApiError("this model has no tokenizer", status=404, code="not_found")

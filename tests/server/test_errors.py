@@ -214,7 +214,7 @@ def test_a_failure_in_a_step_is_that_request_s_alone(
         good = {"prompt": "A list of colors: red,", "max_tokens": 20, "temperature": 0}
         return await asyncio.gather(*(client.post(COMPLETIONS, json=body) for body in (good, bad, good)))
 
-    failures = app.state.server.metrics.model(app.state.server.model("demo")).finished
+    failures = app.state.server.metrics.model(app.state.server.fixed["demo"]).finished
     before = failures["error"], failures["abort"]
     alone = post(app, COMPLETIONS, {"prompt": "A list of colors: red,", "max_tokens": 20, "temperature": 0}).json()
     monkeypatch.setattr("minillm.decoding.guided.Guide.push", fails_for_seven)

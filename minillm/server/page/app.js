@@ -30,8 +30,9 @@ async function start() {
   onMissingKey(askForKey);
   listen();
   try {
-    const { models } = await get("inspect/models");
     const named = new URLSearchParams(location.search).get("model");
+    const query = named === null ? "" : `?model=${encodeURIComponent(named)}`; // a model of a folder is loaded for it
+    const { models } = await get(`inspect/models${query}`);
     app.model = models.find(({ name }) => name === named) ?? models[0];
     $("model-choice").classList.toggle("hidden", models.length < 2);
     $("model").hidden = models.length > 1;
