@@ -24,6 +24,7 @@ from minillm.cli.main import build_parser, run
 from minillm.errors import MinillmError
 from minillm.server import Limits
 
+from ..tiny import write_checkpoint
 from .test_process import default_signals
 
 MODULE = [sys.executable, "-m", "minillm", "serve", "--backend", "numpy"]
@@ -67,6 +68,11 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) ->
         (["--api-key-file", "nowhere"], "nowhere cannot be read"),
         (["--model", "a=x", "--model", "a=y"], "two models are called 'a'"),
         (["--model", "a=x", "--model", "b=y", "--alias", "c"], "--alias goes with one --model, found 2"),
+        (["--models", "nowhere"], "there is no folder 'nowhere' of models"),
+        (["--models", ".ci"], "has no models: expected GGUF files"),
+        (["--models", ".", "--alias", "a"], "--alias goes with one --model, found 0 and --models"),
+        (["--models", "minillm/assets", "--idle-timeout", "-1"], "--idle-timeout should be a number of at least 0"),
+        (["--max-loaded", "2"], "--max-loaded has no effect without --models"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -195,6 +201,20 @@ def test_what_it_says_and_the_line_to_try() -> None:
         assert process.wait(30) == 0
         reader.join()
         assert lines == []  # --quiet
+
+
+@pytest.mark.slow
+def test_models_of_a_folder_and_the_line_to_try(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_checkpoint(tmp_path / name)
+    with serving("--models", str(tmp_path), "--quiet") as (process, url):
+        said = "".join(process.said)  # type: ignore[attr-defined]
+        assert "loaded on request: one, two" in said
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            ask(url, LONG | {"model": "three"})
+        [command] = re.findall("try: (curl.*)", said)
+        answer = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+        assert json.loads(answer.stdout)["model"] == "one", answer.stdout
 
 
 @pytest.mark.slow
