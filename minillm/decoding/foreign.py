@@ -28,6 +28,8 @@ MESSAGES = "messages"
 """Fields of Anthropic's Messages API, before `API`'s"""
 OLLAMA, OLLAMA_OPTIONS = "ollama", "ollama options"
 """Fields of Ollama's API, and those within `options`"""
+INFILL = "infill"
+"""Fields of llama.cpp's /infill, before `API`'s"""
 COMMANDS = "commands"
 """Commands of a command line"""
 
@@ -142,7 +144,7 @@ TABLE = (
     # ignored, of OpenRouter and LiteLLM
     Word(API, "reasoning thinking provider route models transforms usage litellm_session_id"),
     # refused
-    Word(API, "suffix", advice="minillm does not insert text: give what stands before as the prompt"),
+    Word(API, "suffix", advice="/v1/completions inserts text"),
     Word(API, "modalities", advice=_MEDIA, neutral=(["text"],)),
     Word(API, "audio image", advice=_MEDIA),
     Word(API, "moderation", advice="nothing is moderated"),
@@ -199,9 +201,14 @@ TABLE = (
     # ignored: how Anthropic runs, stores and bills
     Word(MESSAGES, "cache_control container mcp_servers inference_geo speed diagnostics betas billing_policy"),
     Word(MESSAGES, "user_profile_id workspace_id compaction fallbacks fallback_credit_token thread"),
+    # --- llama.cpp's /infill
+    Word(INFILL, "n_predict", "max_new_tokens"),
+    Word(INFILL, "repeat_penalty", "repetition_penalty"),
+    Word(INFILL, "samplers n_indent response_fields t_max_prompt_ms t_max_predict_ms n_keep n_cache_reuse"),  # ignored
+    Word(INFILL, "suffix", advice="its name here is input_suffix"),
+    Word(INFILL, "echo", advice="the prompt is no text alone"),
     # --- Ollama's API
     Word(OLLAMA, "keep_alive truncate shift"),  # the server reads the first; what is too long is refused
-    Word(OLLAMA, "suffix", advice="minillm does not insert text"),
     Word(OLLAMA, "template", advice="the model's own template is used; raw takes a prompt as it is"),
     Word(OLLAMA, "context", advice="use /api/chat, and give the messages"),
     Word(OLLAMA, "images width height steps", advice=_MEDIA),

@@ -24,6 +24,7 @@ from ..text.chat import FORMATS, REASONING_FORMATS
 from . import anthropic, ollama
 from .embeddings import embeddings
 from .http_json import ApiError, json_response
+from .infill import infill
 from .inspection import inspection_routes
 from .limits import Limits
 from .middleware import Application, RequestMiddleware, refusal
@@ -153,6 +154,7 @@ def _routes() -> list[BaseRoute]:
         Route("/v1/messages", anthropic.messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
         *ollama.routes(),
+        Route("/infill", infill, methods=["POST"]),
         Route("/v1/embeddings", embeddings, methods=["POST"]),
         Route("/classify", classify, methods=["POST"]),
         *(Route(f"{version}/score", score, methods=["POST"]) for version in ("", "/v1")),

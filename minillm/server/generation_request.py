@@ -72,6 +72,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     """A text, a list of texts, token ids, or a list of lists of token ids"""
     best_of: int | None = None
     logprobs: int | None = None
+    suffix: str | None = None
+    """Text after the one that is generated, for models with tokens for it (`text/infill.py`)"""
     add_special_tokens: bool | None = None
     """vLLM: whether to add the tokens that the model expects around a prompt; by default True"""
 

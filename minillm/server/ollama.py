@@ -105,7 +105,7 @@ def _check(body: Mapping[str, Any], kind: str) -> None:
         if name not in COMMON | FIELDS[kind]:
             raise ApiError(f"unknown field {shown(name)}: known are {', '.join(sorted(COMMON | FIELDS[kind]))}")
     flags = ("stream", "raw", "logprobs")
-    for expected, kind_of, names in (("true or false", bool, flags), ("text", str, ("prompt", "system"))):
+    for expected, kind_of, names in (("true or false", bool, flags), ("text", str, ("prompt", "suffix", "system"))):
         for name in names:
             if not isinstance(body.get(name), kind_of | None):
                 raise ApiError(f"{name}: expected {expected}, found {shown(body[name])}")
@@ -231,6 +231,10 @@ def _prompt(
 ) -> list[list[int]]:
     """Token ids of the prompt; /api/generate takes the text as it is if raw or without a template."""
     template = request.model.engine.chat_template
+    if kind == "generate" and body.get("suffix"):
+        infill = request.model.infill(body.get("prompt") or "", body["suffix"])
+        request.body.stop_token_ids = infill.end_ids
+        return [infill.token_ids]
     if kind == "generate" and (body.get("raw") or template is None):
         if body.get("system"):
             why = "raw takes the prompt as it is" if body.get("raw") else "this model has no chat template"

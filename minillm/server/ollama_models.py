@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from .. import __version__
 from ..errors import shown
+from ..text.infill import infill_form
 from .http_json import ApiError
 from .model_pool import FOREVER, StoredModel
 from .served_model import ServedModel
@@ -48,6 +49,7 @@ async def show(http: Request) -> Response:
     template = "" if engine.chat_template is None else engine.chat_template.source
     capabilities = [name for name, path in CAPABILITIES.items() if path in model.endpoints]
     capabilities += ["tools"] if engine.chat_template is not None else []
+    capabilities += ["insert"] if infill_form(engine.tokenizer) is not None else []
     capabilities += ["thinking"] if model.reasoning_format is not None else []
     family, config = about["details"]["family"], engine.config
     sizes = {

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from .. import __version__
 from ..decoding.fields import FIELDS
-from ..decoding.prompts import encode_prompt, encode_text, source_config
+from ..decoding.prompts import encode_prompt, encode_text, need_tokenizer, source_config
 from ..engine.async_engine import AsyncEngine
 from ..engine.engine import Engine
 from ..errors import PromptError, shown
 from ..text.chat import CallFormat, ReasoningFormat
+from ..text.infill import InfillPrompt, infill_prompt
 from .http_json import ApiError
 from .logprobs import TokenTexts
 from .messages import conversation, template_variables
@@ -134,6 +135,19 @@ class ServedModel:
         ]
         config = source_config(engine.config) if engine.config.encoder_layers else engine.config
         return [encode_prompt(prompt, engine.tokenizer, config) for prompt in inputs]
+
+    def infill(self, prefix: str, suffix: str, files: Sequence[tuple[str, str]] = ()) -> InfillPrompt:
+        """The prompt for the text between two others; `files`: names and texts of other files that matter.
+
+        Raises:
+            PromptError: the model has no tokens for it, or the texts are far too long.
+        """
+        engine = self.engine
+        tokenizer = need_tokenizer(engine.tokenizer)
+        for text in (prefix, suffix, *(text for _, text in files)):
+            if tokenizer.exceeds(text, engine.config.max_positions):
+                raise PromptError(f"a text of {len(text)} characters is longer than the context of {engine.context}")
+        return infill_prompt(tokenizer, prefix, suffix, files)
 
     def render(self, body: Any, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """The conversation in a request's body, as the model's template writes it. `tools` are those that it may call.

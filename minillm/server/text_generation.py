@@ -50,7 +50,8 @@ async def completions(http: Request) -> Response:
     """Answer POST /v1/completions."""
     request = await ServerRequest.read(http, COMPLETIONS, "cmpl")
     prompts = read_prompts(request)
-    await request.submit(partial(_encode, request, prompts), len(prompts), MAX_TOKENS)
+    encode = _encode_infill if request.body.suffix else _encode
+    await request.submit(partial(encode, request, prompts), len(prompts), MAX_TOKENS)
     answer = CompletionAnswer(request)
     if request.body.stream:
         return StreamResponse(request, answer)
@@ -75,6 +76,22 @@ def _encode(request: ServerRequest[CompletionRequest], prompts: Sequence[str | l
     except PromptError as error:
         code = "context_length_exceeded" if "the context holds" in str(error) else None
         raise ApiError(f"prompt: {error}", param="prompt", code=code) from None
+
+
+def _encode_infill(request: ServerRequest[CompletionRequest], prompts: Sequence[str | list[int]]) -> list[list[int]]:
+    """Prompts for what stands between each text and the suffix; the tokens after it end the answer."""
+    if request.asked.fields.get("echo"):
+        raise ApiError("echo: a prompt with a suffix cannot be part of the answer: leave one of them out", param="echo")
+    infills = []
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            raise ApiError("suffix goes with a prompt that is text, found token ids", param="suffix")
+        try:
+            infills.append(request.model.infill(prompt, request.body.suffix or ""))
+        except PromptError as error:
+            raise ApiError(f"suffix: {error}", param="suffix") from None
+    request.body.stop_token_ids = [*(request.body.stop_token_ids or ()), *infills[0].end_ids]
+    return [infill.token_ids for infill in infills]
 
 
 class ChoicesAnswer(AnswerWriter, Generic[R]):

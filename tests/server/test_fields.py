@@ -129,6 +129,7 @@ CHAT_WITNESSES: dict[str, tuple[Fields, Fields]] = {
 LABELS = {"user"}
 ELSEWHERE = {"priority": "test_limits.py, where requests wait"}
 ELSEWHERE |= dict.fromkeys(("include_reasoning", "reasoning_format"), "test_reasoning.py, where a model thinks")
+ELSEWHERE["suffix"] = "test_infill.py, where a model has tokens for it"
 
 
 def answer(app: Starlette, path: str, body: Fields) -> Any:
