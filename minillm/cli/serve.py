@@ -166,6 +166,11 @@ def add_options(parser: Parser) -> None:
     group.add_argument(
         "--log-format", choices=logs.FORMATS, default="text", help="lines of text (default), or a JSON object a line"
     )
+    group.add_argument(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="collector of OpenTelemetry that gets a trace of each request, such as http://localhost:4318",
+    )
     parser.take_configuration()
 
 
@@ -174,6 +179,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         from ..server import make_app
         from ..server.process import Binding, serve
+        from ..server.tracing import otlp_tracing
     except ImportError as error:
         raise MinillmError(f"serving needs {error.name}: {install('serve')}") from None
     logs.serve(args.log_level, args.log_format, quiet=args.quiet)
@@ -183,6 +189,7 @@ def run(args: argparse.Namespace) -> None:
     address = {field.name: getattr(args, field.name) for field in dataclasses.fields(Binding)}
     binding = Binding(**address | {"send_timeout": limits.send_timeout})
     binding.check()
+    tracing = None if args.otlp_endpoint is None else otlp_tracing(args.otlp_endpoint)
     names, stored, kept = _names(args), _stored(args), _kept(args)
     if has_ranks(args):
         from ..distributed.mpi import check_threads
@@ -213,6 +220,7 @@ def run(args: argparse.Namespace) -> None:
             stored=stored,
             load=load,
             **kept,
+            tracing=tracing,
         )
         url = binding.url(bound)
 

@@ -1,5 +1,6 @@
 """The application: its models and routes, and errors in OpenAI's shape."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -36,6 +37,7 @@ from .served_model import ServedModel, server_defaults
 from .state import Server
 from .text_generation import chat_completions, completions
 from .tokenization import detokenize, tokenize, tokenizer_info
+from .tracing import Tracing
 
 
 def make_app(
@@ -52,6 +54,7 @@ def make_app(
     load: Callable[[Path], Engine] = Engine,
     idle_timeout: float = IDLE_TIMEOUT,
     max_loaded: int | None = None,
+    tracing: Tracing | None = None,
     routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The application, for uvicorn or another ASGI server. It closes the engines when it ends.
@@ -72,6 +75,7 @@ def make_app(
         load: makes the engine of one
         idle_timeout: seconds after its last request for which such a model stays loaded
         max_loaded: such models that are loaded at once; by default as many as memory holds
+        tracing: takes a span of each request, such as `tracing.otlp_tracing`; closed with the application
         routes: further ones
     """
     named = engines if isinstance(engines, Mapping) else {"minillm": engines}
@@ -97,9 +101,11 @@ def make_app(
             yield
         finally:
             await server.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
 
     paths = {route.path for route in _routes() if isinstance(route, Route)}
-    middleware = [Middleware(RequestMiddleware, server=server, keys=keys, paths=paths)]
+    middleware = [Middleware(RequestMiddleware, server=server, keys=keys, paths=paths, tracing=tracing)]
     if cors_origins:
         cors = Middleware(
             CORSMiddleware,

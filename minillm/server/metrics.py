@@ -7,7 +7,7 @@ counts, converted when it is asked for: an observation happens for each token, i
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -78,6 +78,15 @@ class ModelMetrics:
         self.histograms = {name: Histogram(bounds) for name, (bounds, _) in HISTOGRAMS.items()}
 
 
+class Phase(NamedTuple):
+    """A part of a request's time."""
+
+    name: str
+    began: float
+    """In seconds of `time.monotonic`"""
+    seconds: float
+
+
 class RequestMetrics:
     """Counts one prompt's events."""
 
@@ -94,6 +103,8 @@ class RequestMetrics:
         self.generated = 0
         self.cached = 0
         self._ended = False
+        self.phases: list[Phase] = []
+        """Queue, prefill and decode, once the prompt's answers have ended"""
 
     def see(self, event: Event, now: float) -> None:
         """Count an event. `now`: in seconds of `time.monotonic`."""
@@ -119,6 +130,15 @@ class RequestMetrics:
                 histograms["request_queue_time_seconds"].observe(event.queued_seconds)
                 histograms["request_prefill_time_seconds"].observe(event.prefill_seconds or 0.0)
                 histograms["request_decode_time_seconds"].observe(event.decode_seconds or 0.0)
+                self._set_phases(event, now)
+
+    def _set_phases(self, event: Event, now: float) -> None:
+        """Note the phases; the last one ends now."""
+        seconds = {"queue": event.queued_seconds, "prefill": event.prefill_seconds, "decode": event.decode_seconds}
+        began = now - sum(length or 0.0 for length in seconds.values())
+        for name, length in seconds.items():
+            self.phases.append(Phase(name, began, length or 0.0))
+            began += length or 0.0
 
     def cut_off(self, reason: str) -> None:
         """Count the end of a request whose last event was not seen, if it was not."""

@@ -18,6 +18,7 @@ from .http_json import ApiError
 from .limits import check_key
 from .server_request import Usage
 from .state import Server
+from .tracing import Tracing
 
 logger = logging.getLogger("minillm.server")
 access = logging.getLogger("minillm.access")
@@ -59,14 +60,17 @@ class Application(Starlette):
 class RequestMiddleware:
     """Runs around every request: its id, the key, failures that nothing else has caught, the log."""
 
-    def __init__(self, app: ASGIApp, server: Server, keys: Sequence[str], paths: Collection[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, server: Server, keys: Sequence[str], paths: Collection[str], tracing: Tracing | None = None
+    ) -> None:
         """Args:
         app: answers the requests
         server: with the counts
         keys: API keys; a request needs one
         paths: paths of the routes, which metrics tell apart
+        tracing: takes a span of each request
         """
-        self._app, self._server, self._keys, self._paths = app, server, keys, paths
+        self._app, self._server, self._keys, self._paths, self._tracing = app, server, keys, paths, tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application."""
@@ -107,6 +111,8 @@ class RequestMiddleware:
         """Count and log a request: no text of its, only what it cost."""
         path = scope["path"] if scope["path"] in self._paths else "other"
         self._server.metrics.responses[path, str(status)] += 1
+        if self._tracing is not None:
+            self._tracing.note(scope, request, path, status, seconds)
         level = logging.DEBUG if path in PROBES and status == 200 else logging.INFO
         if not access.isEnabledFor(level):
             return

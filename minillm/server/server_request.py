@@ -8,7 +8,7 @@ import asyncio
 import time
 import uuid
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
@@ -27,7 +27,7 @@ from ..text.chat.reasoning import ReasoningParser, Thoughts
 from .generation_request import ChatRequest, Endpoint, R, Translated, translate
 from .http_json import ApiError, internal_error
 from .limits import queue_full
-from .metrics import RequestMetrics
+from .metrics import Phase, RequestMetrics
 from .served_model import ServedModel
 from .state import Server
 from .tools import FirstCalls, ToolUse, tool_use
@@ -349,6 +349,22 @@ class ServerRequest(Generic[R]):
             thinking = sum(tokens.count for tokens in self._thinking.values())
             usage.completion_tokens_details = {"reasoning_tokens": thinking}
         return usage
+
+    def attributes(self) -> Mapping[str, Any]:
+        """Model and tokens for `tracing`."""
+        usage = self.usage()
+        return {
+            "gen_ai.request.model": self.body.model or self.model.name,
+            "gen_ai.response.model": self.model.name,
+            "gen_ai.response.id": self.id,
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        }
+
+    def phases(self) -> Sequence[Phase]:
+        """The times of the first prompt, for `tracing`."""
+        return self._metrics[0].phases if self._metrics else ()
 
     def stop_reason(self, reason: str | int | None) -> str | int | None:
         """The reason of a text's end as vLLM tells it: the stop string or token that the request named, else None."""

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -133,6 +133,10 @@ class TextsServerRequest:
         if self._reason == "stop":
             metrics.histograms["e2e_request_latency_seconds"].observe(time.monotonic() - self._arrived)
             metrics.histograms["request_prompt_tokens"].observe(self.prompt_tokens)
+
+    def attributes(self) -> Mapping[str, Any]:
+        """Model and tokens for `tracing`."""
+        return {"gen_ai.response.model": self.model.name, "gen_ai.usage.input_tokens": self.prompt_tokens}
 
     def usage(self) -> Usage:
         """Tokens of the texts."""

@@ -68,6 +68,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) ->
         (["--api-key-file", "nowhere"], "nowhere cannot be read"),
         (["--model", "a=x", "--model", "a=y"], "two models are called 'a'"),
         (["--model", "a=x", "--model", "b=y", "--alias", "c"], "--alias goes with one --model, found 2"),
+        (["--otlp-endpoint", "localhost:4318"], "--otlp-endpoint should be a URL such as http://localhost:4318"),
         (["--models", "nowhere"], "there is no folder 'nowhere' of models"),
         (["--models", ".ci"], "has no models: expected GGUF files"),
         (["--models", ".", "--alias", "a"], "--alias goes with one --model, found 0 and --models"),
