@@ -6,7 +6,8 @@
  * A query sees the keys at its own position and before: of these, those in its window if there is one, and of a tree of
  * guesses at the end of the sequence its own ancestors. If attention is not causal it also sees the keys after it,
  * those in its window if there is one. A score may be bounded by a soft cap, cap * tanh(score / cap); then a bias by
- * the distance is added; then ALiBi subtracts the head's slope times the distance.
+ * the distance is added; then ALiBi subtracts the head's slope times the distance. A head's sink is one more score of each
+ * query, of a key without a value: the blocks are merged after it.
  *
  * Keys and values are [pages, K, P, D] of float, of bfloat16 (its 16 bits), or of int8 with a float scale for each
  * vector, [pages, K, P]. Position i of a sequence is in page table[i / P] at offset i % P.
@@ -255,6 +256,7 @@ typedef struct {
     double cap;               /* soft cap of scores; 0: none */
     const float *bias;        /* [H, 2 M + 1]: added by distance from query to key, -M to M; or NULL */
     int64_t distances;        /* M: beyond it the first or the last bias counts */
+    const float *sinks;       /* [H]: one more score of each query, or NULL */
 } attention_arguments;
 
 /* A worker's memory for one tile. Vectors are padded with zeros to `width`, a multiple of LANES. */
@@ -500,10 +502,14 @@ static __attribute__((noinline)) void merge(const memory *m, int64_t row, const 
     m->merged_mass[row] = m->merged_mass[row] * factors[0] + mass * factors[1];
 }
 
-static void begin_merging(const memory *m, int64_t rows, int64_t width) {
-    memset(m->merged, 0, sizeof(float) * rows * width);
-    memset(m->merged_mass, 0, sizeof(float) * rows);
-    for (int64_t row = 0; row < rows; row++) m->merged_best[row] = -INFINITY;
+/* Before the first block there is nothing, or the sink of each row's head: a score of weight 1. */
+static void begin_merging(const attention_arguments *a, const tile *t, const memory *m, int64_t width) {
+    int64_t G = a->H / a->K;
+    memset(m->merged, 0, sizeof(float) * t->rows * width);
+    for (int64_t row = 0; row < t->rows; row++) {
+        m->merged_best[row] = a->sinks ? a->sinks[t->head * G + (t->row + row) % G] : -INFINITY;
+        m->merged_mass[row] = a->sinks ? 1 : 0;
+    }
 }
 
 static void write_result(const attention_arguments *a, const tile *t, const memory *m) {
@@ -560,7 +566,7 @@ static void attend_tile(const attention_arguments *a, const tile *t, const memor
     int64_t first = first_visible_of(a, s, query, last + 1) / BLOCK;
     int64_t end = (after_visible(a, s, last) + BLOCK - 1) / BLOCK;
     load_queries(a, t, m);
-    begin_merging(m, t->rows, width);
+    begin_merging(a, t, m, width);
     for (int64_t block = first; block < end; block++) {
         attend_block(a, t, m, block);
         for (int64_t r = 0; r < t->rows; r++)
@@ -583,7 +589,7 @@ static void attend_piece(const attention_arguments *a, const tile *t, const memo
     }
     if (atomic_fetch_add_explicit(done, 1, memory_order_acq_rel) < d->blocks - 1) return;
     atomic_store_explicit(done, 0, memory_order_relaxed);
-    begin_merging(m, d->rows, width);
+    begin_merging(a, t, m, width);
     for (int64_t part = 0; part < d->blocks; part++)
         for (int64_t r = 0; r < d->rows; r++) {
             const float *from = parts + (part * d->rows + r) * each;

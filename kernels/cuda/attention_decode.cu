@@ -5,8 +5,8 @@
 //   out[n, h] = softmax(keys[n, :S, k] @ q[n, h] * scale) @ values[n, :S, k]          zeros where S = 0
 //
 // With WINDOWED only the last `window` of the S positions count, and nothing before them is read; with CAPPED a score s is
-// cap tanh(s / cap); with BIASED the score of position s loses slopes[h] * (S - 1 - s). Other builds have no code for any
-// of them.
+// cap tanh(s / cap); with BIASED the score of position s loses slopes[h] * (S - 1 - s); with SUNK the softmax has one more
+// score, sinks[h], whose weight is dropped. Other builds have no code for any of them.
 //
 // A context, or its window, is cut into splits of SPLIT positions. A block computes GROUP heads that share one K/V head
 // over one split (so K and V are read once for all of them) and leaves the maximum, the sum of weights and the weighted
@@ -175,8 +175,9 @@ __device__ __forceinline__ void score_keys(Shared& shared, const Slots& keys, co
 }
 
 // Scores, capped, to weights and their sum, which goes with their maximum to the partial result too, unless that is
-// null. A warp takes every WARPS-th head.
-__device__ __forceinline__ void weigh_scores(Shared& shared, float* partial, int head_stride, int count, float cap) {
+// null: then the sinks, scaled, count here and not in the merge. A warp takes every WARPS-th head.
+__device__ __forceinline__ void weigh_scores(Shared& shared, float* partial, int head_stride, int count, float cap,
+                                             const float sinks[GROUP]) {
     int lane = threadIdx.x % WARP;
     for (int g = threadIdx.x / WARP; g < GROUP; g += WARPS) {
         float maximum = minus_infinity(), total = 0.0f;
@@ -185,12 +186,14 @@ __device__ __forceinline__ void weigh_scores(Shared& shared, float* partial, int
             maximum = fmaxf(maximum, shared.weights[g][row]);
         }
         maximum = warp_max(maximum);
+        if (SUNK && partial == nullptr) maximum = fmaxf(maximum, sinks[g]);
         for (int row = lane; row < count; row += WARP) {
             float weight = exp2f(shared.weights[g][row] - maximum);
             shared.weights[g][row] = weight;
             total += weight;
         }
         total = warp_sum(total);
+        if (SUNK && partial == nullptr) total += exp2f(sinks[g] - maximum);
         if (lane == 0) shared.totals[g] = total;
         if (lane == 0 && partial != nullptr) {
             partial[g * head_stride + HEAD_DIM] = maximum;
@@ -236,8 +239,9 @@ __device__ __forceinline__ void share_sums(float to[WARPS][GROUP][HEAD_DIM], flo
 // no other split, `out`.
 __device__ __forceinline__ void attend_split(Shared& shared, Staged& staged, storage_t* out, float* partial,
                                              int head_stride, const float query[GROUP][WIDTH],
-                                             const float slopes[GROUP], const storage_t* keys,
-                                             const storage_t* values, const Split& split, int S, float cap) {
+                                             const float slopes[GROUP], const float sinks[GROUP],
+                                             const storage_t* keys, const storage_t* values, const Split& split, int S,
+                                             float cap) {
     constexpr int STEP = ROWS * BATCH;  // all of SPLIT, but for wide heads
     long long places[BATCH];
     split.find(places, 0);
@@ -252,7 +256,7 @@ __device__ __forceinline__ void attend_split(Shared& shared, Staged& staged, sto
         score_keys(shared, staged.keys, query, slopes, base, split, S);
     }
     __syncthreads();
-    weigh_scores(shared, partial, head_stride, split.count, cap);
+    weigh_scores(shared, partial, head_stride, split.count, cap, sinks);
     cp_async_wait<0>();
     __syncthreads();
     float sums[GROUP][WIDTH] = {};
@@ -276,28 +280,31 @@ __device__ __forceinline__ void attend_split(Shared& shared, Staged& staged, sto
     }
 }
 
-// Partial results of one head to the result: each split weighs as much as its share of the log-sum-exp.
-__device__ __forceinline__ void merge_splits(storage_t* out, const float* partials, int head_stride, int splits) {
+// Partial results of one head to the result: each split weighs as much as its share of the log-sum-exp, in which a sink
+// counts too.
+__device__ __forceinline__ void merge_splits(storage_t* out, const float* partials, int head_stride, int splits,
+                                             const float sinks[GROUP]) {
     for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
         const float* partial = partials + i / HEAD_DIM * head_stride;
-        float maximum = minus_infinity(), total = 0.0f, sum = 0.0f;
+        float maximum = SUNK ? sinks[i / HEAD_DIM] : minus_infinity(), total = 0.0f, sum = 0.0f;
         for (int split = 0; split < splits; split++) maximum = fmaxf(maximum, partial[split * PARTIAL + HEAD_DIM]);
         for (int split = 0; split < splits; split++) {
             float share = exp2f(partial[split * PARTIAL + HEAD_DIM] - maximum);
             total += share * partial[split * PARTIAL + HEAD_DIM + 1];
             sum += share * partial[split * PARTIAL + i % HEAD_DIM];
         }
+        if (SUNK) total += exp2f(sinks[i / HEAD_DIM] - maximum);
         out[i] = from_float(sum / total);
     }
 }
 
 // q, out: [N, H, D], rows q_stride and out_stride apart. keys, values: [pages, K, P, D]. context_lens: [N].
 // block_table: [N, table_width]. partials: [N, H, max_splits, D + 2]. arrived: [N, H / GROUP], zeros before and after.
-// slopes: [H], or null where nothing is biased.
+// slopes, sinks: [H], or null where there are none.
 extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_decode(
     storage_t* out, float* partials, int* arrived, const storage_t* q, const storage_t* keys, const storage_t* values,
-    const int* context_lens, const int* block_table, const float* slopes, int H, int K, int pages, int table_width,
-    int max_splits, int q_stride, int out_stride, int window, float scale, float cap) {
+    const int* context_lens, const int* block_table, const float* slopes, const float* sinks, int H, int K, int pages,
+    int table_width, int max_splits, int q_stride, int out_stride, int window, float scale, float cap) {
     __shared__ Shared shared;
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     Staged& staged = *reinterpret_cast<Staged*>(dynamic_shared);
@@ -312,10 +319,11 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_decode
         for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) result[i] = from_float(0.0f);
     if (blockIdx.x >= splits) return;
 
-    float query[GROUP][WIDTH], scaled_slopes[GROUP];
+    float query[GROUP][WIDTH], scaled_slopes[GROUP], scaled_sinks[GROUP];
 #pragma unroll
     for (int g = 0; g < GROUP; g++) {
         scaled_slopes[g] = BIASED ? slopes[first_head + g] * LOG2_E : 0.0f;
+        scaled_sinks[g] = SUNK ? sinks[first_head + g] * LOG2_E : 0.0f;
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) query[g][i] = queries[g][i] * (scale * LOG2_E);
     }
@@ -328,9 +336,9 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_decode
         split.count = min(SPLIT, S - split.first);
         float* partial = alone ? nullptr : partials + i * PARTIAL;
         if (i != blockIdx.x) __syncthreads();  // the sums of the split before are read, where keys are to lie
-        attend_split(shared, staged, result, partial, head_stride, query, scaled_slopes, keys, values, split, S,
-                     cap * LOG2_E);
+        attend_split(shared, staged, result, partial, head_stride, query, scaled_slopes, scaled_sinks, keys, values,
+                     split, S, cap * LOG2_E);
     }
     if (!alone && arrives_last(arrived + n * gridDim.y + blockIdx.y, min((int)gridDim.x, splits)))
-        merge_splits(result, partials, head_stride, splits);
+        merge_splits(result, partials, head_stride, splits, scaled_sinks);
 }

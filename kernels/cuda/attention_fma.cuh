@@ -39,6 +39,12 @@ struct QueryTile {
         for (int i = 0; i < ROWS * TURNS * 4; i++) result[i / (TURNS * 4)][i / 4 % TURNS][i % 4] = 0.0f;
     }  // the block's barrier before the first tile makes the queries known to all eight lanes
 
+    // Begin each query with its head's sink, a raw score.
+    __device__ __forceinline__ void sink(float score) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) softmax[r].begin(score, threadIdx.x % 8 == 0);
+    }
+
     // Take in the keys and values at positions first_key ... ; position: of the block's first query.
     __device__ __forceinline__ void attend(const float* keys, const float* values, int first_key, int position,
                                            Mask mask, float scale) {

@@ -47,6 +47,12 @@ struct QueryTile {
         for (int i = 0; i < DEPTH / 8 * 4; i++) result[i / 4][i % 4] = 0.0f;
     }
 
+    // Begin each query with its head's sink, a raw score.
+    __device__ __forceinline__ void sink(float score) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) softmax[half].begin(score, threadIdx.x % 4 == 0);
+    }
+
     // Take in the keys and values at positions first_key ... ; position: of the block's first query.
     __device__ __forceinline__ void attend(const storage_t* keys, const storage_t* values, int first_key, int position,
                                            Mask mask, float scale) {

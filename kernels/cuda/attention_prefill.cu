@@ -8,7 +8,8 @@
 //
 // With WINDOWED a query sees only the last `window` of those positions, and tiles that lie before the windows of all of
 // a block's queries are not read; with CAPPED a score s is cap tanh(s / cap); with BIASED the score of position s loses
-// slopes[h] * (p - s). Other builds have no code for any of them.
+// slopes[h] * (p - s); with SUNK the softmax has one more score, sinks[h], whose weight is dropped. Other builds have no
+// code for any of them.
 //
 // A sequence without a context (padding) gets zeros; rows past query_starts[N] are left alone.
 //
@@ -81,11 +82,11 @@ __device__ __forceinline__ void begin_tile(storage_t* key_tile, storage_t* value
 }
 
 // q, out: [T, H, D], rows q_stride and out_stride apart. keys, values: [pages, K, P, D]. query_starts: [N + 1].
-// context_lens: [N]. block_table: [N, table_width]. slopes: [H], or null where nothing is biased.
+// context_lens: [N]. block_table: [N, table_width]. slopes, sinks: [H], or null where there are none.
 extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_prefill(
     storage_t* out, const storage_t* q, const storage_t* keys, const storage_t* values, const int* query_starts,
-    const int* context_lens, const int* block_table, const float* slopes, int N, int H, int K, int pages,
-    int table_width, int q_stride, int out_stride, int window, float scale, float cap) {
+    const int* context_lens, const int* block_table, const float* slopes, const float* sinks, int N, int H, int K,
+    int pages, int table_width, int q_stride, int out_stride, int window, float scale, float cap) {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     constexpr int TILE = KEYS * STRIDE;
     storage_t* tiles = reinterpret_cast<storage_t*>(dynamic_shared);  // [2][keys, values][KEYS, STRIDE]
@@ -111,6 +112,7 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_prefil
     storage_t* first_tile = tiles + begin / KEYS % 2 * 2 * TILE;
     begin_tile(first_tile, first_tile + TILE, keys, values, block_row, begin, stop, kv_head, K, pages);
     QueryTile queries(q + (long long)(start + first) * q_stride + head * HEAD_DIM, q_stride, rows, tiles + 4 * TILE);
+    if (SUNK) queries.sink(sinks[head] / scale);
     Mask mask{window, BIASED ? slopes[head] / scale : 0.0f, cap / scale};
     for (int first_key = begin; first_key < stop; first_key += KEYS) {
         storage_t* key_tile = tiles + first_key / KEYS % 2 * 2 * TILE;

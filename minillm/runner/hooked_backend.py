@@ -28,7 +28,7 @@ from ..decoding.functions import called
 from ..decoding.hooks import Hook, Hooks, Place, Watched, padded
 from ..errors import NumericalError, ParameterError
 from ..models.points import Points
-from ..reference.attention import AttentionSpec, attention_scores, merge_values
+from ..reference.attention import AttentionSpec, attention_scores, attention_weights, merge_values
 from ..reference.experts import SOFTMAX, RouterSpec, Routing
 from ..reference.softmax import softmax
 
@@ -325,7 +325,8 @@ class HookedBackend(WrappedBackend):
             if not view.functions(name) and not view.watches(name):
                 continue
             span, rows = spans[view.rows.start], host(q[view.rows])
-            weights = softmax(attention_scores(rows, keys, span, span.stop, spec, np), np)  # [K, G n, S]
+            scores = attention_scores(rows, keys, span, span.stop, spec, np)  # [K, G n, S]
+            weights = attention_weights(scores, spec, np)
             n, H, _ = rows.shape
             pattern = weights.reshape(H, n, -1).swapaxes(0, 1).copy()  # [K, G n, S] -> [n, H, S]
             if self.look(

@@ -199,6 +199,14 @@ def test_a_soft_cap_takes_three_for_each_key_and_a_bias_one() -> None:
     assert attention_cost(batch, H, D, 0, spec).flops == Number.arithmetic + H * (S + 1 + D)
 
 
+def test_a_sink_takes_three_for_each_head() -> None:
+    H, D, S = 4, 3, 11
+    batch = Batch.of([TokenSequence([0] * S, S - 1, [0])], [1], 16)
+    cache, spec = numbers(1, H, 16, D), AttentionSpec(D**-0.5, sinks=numbers(H))
+    reference.attend(numbers(1, H, D), cache, cache, batch, spec, XP, empty(1, H, D))
+    assert attention_cost(batch, H, D, 0, spec).flops == Number.arithmetic + H * (S + 1 + D)
+
+
 @pytest.mark.parametrize("page_size", [16, 4], ids=["one page", "three pages"])
 @pytest.mark.parametrize("K", [4, 2], ids=["own keys", "grouped"])
 def test_attention_of_one_query(page_size: int, K: int) -> None:

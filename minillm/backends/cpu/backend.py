@@ -378,6 +378,7 @@ class CpuBackend(Recordable, Backend):
             cap=spec.softcap or 0.0, slopes=None if spec.slopes is None else spec.slopes.data,
             bias=None if spec.bias is None else spec.bias.data,
             distances=0 if spec.bias is None else spec.bias.shape[1] // 2,
+            sinks=None if spec.sinks is None else spec.sinks.data,
         )  # fmt: skip
         sequences.add(batch, arguments)
         launch("attention", arguments, shares_of(max(1, len(q)) * cache.heads))

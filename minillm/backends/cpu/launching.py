@@ -57,6 +57,7 @@ Attention = _structure(
     ("d", "scale cap"),
     ("p", "bias"),
     ("i", "distances"),
+    ("p", "sinks"),
 )
 Linear = _structure(
     "Linear",

@@ -130,8 +130,9 @@ def _attention_of(rng: np.random.Generator, D: int) -> Iterator[Case]:
     rotation = Rotation(frequencies=Weight("", rng.uniform(0, 1, D // 2).astype(np.float32)))
     slopes = Weight("", rng.uniform(0.01, 0.5, H).astype(np.float32))
     bias = Weight("", rng.standard_normal((H, 2 * 40 + 1), np.float32))
+    sinks = Weight("", rng.standard_normal(H, np.float32))
     variants: list[dict[str, Any]] = [
-        {}, {"window": 50}, {"slopes": slopes, "bias": bias}, {"softcap": 0.7, "causal": False},
+        {}, {"window": 50, "sinks": sinks}, {"slopes": slopes, "bias": bias}, {"softcap": 0.7, "causal": False},
     ]  # fmt: skip
     yield "rotary", lambda on: np.concatenate(on.rotary(q, k, batch, rotation), axis=1)
     for name, form in CACHE_FORMATS.items():

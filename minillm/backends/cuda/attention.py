@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ...batch import Batch
-from ...reference.attention import AttentionSpec, attention_scores, merge_values, seen_spans
-from ...reference.softmax import softmax
+from ...reference.attention import AttentionSpec, attention_scores, attention_weights, merge_values, seen_spans
 from .kernels import STORAGE, Kernels, int32s, or_null, row_stride
 
 SPLIT = 128
@@ -96,7 +95,7 @@ def attend(
         batch: which rows belong to which sequence, and its pages
         out: [T, H, D], filled; rows past query_starts[N] are not changed
         workspace: for batches of one query per sequence
-        spec: the variant, causal and without a bias, its slopes float32 and without a soft cap
+        spec: the variant, causal and without a bias, its slopes and sinks float32, slopes without a soft cap
         max_queries: an upper bound of the queries of one sequence. With 1 every sequence must have one, so that T = N.
     """
     if len(q) == 0:
@@ -114,6 +113,7 @@ class Mask(NamedTuple):
     scale: np.float32
     window: int
     slopes: Any
+    sinks: Any
     cap: np.float32
     constants: dict[str, int]
     """Macros for the compiler: without one, the build has no code for its feature"""
@@ -123,9 +123,10 @@ class Mask(NamedTuple):
         """`positions`: an upper bound of all contexts. A window at least that long counts as none."""
         seen, slopes, cap = reach(spec.window, positions), spec.slopes, spec.softcap
         switches = {"WINDOWED": seen < positions, "BIASED": slopes is not None, "CAPPED": cap is not None}
+        switches["SUNK"] = spec.sinks is not None
         assert slopes is None or cap is None, "no kernel has both"
         constants = {name: 1 for name, on in switches.items() if on}
-        return cls(np.float32(spec.scale), seen, or_null(slopes), np.float32(cap or 0), constants)
+        return cls(np.float32(spec.scale), seen, or_null(slopes), or_null(spec.sinks), np.float32(cap or 0), constants)
 
 
 def decode(
@@ -151,7 +152,7 @@ def decode(
     blocks = max(1, min(splits, DECODE_BLOCKS // (N * H // group)))
     arrays = out, workspace.partials, workspace.arrived, q, keys, values, batch.context_lens, batch.block_table
     sizes = int32s(H, K, pages, B, splits, row_stride(q), row_stride(out), mask.window)
-    arguments = (*arrays, mask.slopes, *sizes, mask.scale, mask.cap)
+    arguments = (*arrays, mask.slopes, mask.sinks, *sizes, mask.scale, mask.cap)
     kernel((blocks, H // group, N), (DECODE_THREADS,), arguments, shared_mem=shared)
 
 
@@ -163,7 +164,7 @@ def prefill(kernels: Kernels, q: Any, keys: Any, values: Any, batch: Ragged, out
     tile = PrefillTile.of(kernels.storage, D)
     constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "QUERIES": tile.queries, "KEYS": tile.keys, **mask.constants}
     kernel = kernels.get("attention_prefill", "attention_prefill", shared_mem=tile.shared_bytes, **constants)
-    arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table, mask.slopes
+    arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table, mask.slopes, mask.sinks
     sizes = int32s(N, H, K, pages, B, row_stride(q), row_stride(out), mask.window)
     grid = T // tile.queries + N, H
     arguments = (*arrays, *sizes, mask.scale, mask.cap)
@@ -211,7 +212,7 @@ def attend_by_reference(
         queries = q[span.start : span.stop].astype(xp.float32)
         paged = _gathered(keys, span.pages, xp)
         scores = attention_scores(queries, paged, alone, n, spec, xp)  # -> [K, G n, S]
-        softmax(scores, xp, out=scores)
+        attention_weights(scores, spec, xp, out=scores)
         z = xp.empty(queries.shape, xp.float32)
         merge_values(scores, _gathered(values, span.pages, xp), alone, z, xp)
         out[span.start : span.stop] = z.astype(out.dtype)

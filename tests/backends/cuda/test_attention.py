@@ -49,11 +49,13 @@ class Case:
         window: int | None = None,
         biased: bool = False,
         softcap: float | None = None,
+        sunk: bool = False,
     ) -> None:
         """`rows`: rows of each padded sequence."""
         rng = np.random.default_rng(len(lengths) + D + P)
         self.window, self.softcap = window, softcap
         self.slopes = np.geomspace(0.5, 0.02, H).astype(np.float32) if biased else None
+        self.sinks = np.linspace(3, -1, H).astype(np.float32) if sunk else None
         self.storage, self.scale = storage, D**-0.5
         dtype = STORAGE[storage]
         counts = [new if cached + new else rows for cached, new in lengths]
@@ -79,7 +81,8 @@ class Case:
 
     @property
     def spec(self) -> AttentionSpec:
-        return AttentionSpec(self.scale, window=self.window, slopes=self.slopes, softcap=self.softcap)
+        terms: Any = {"slopes": self.slopes, "softcap": self.softcap, "sinks": self.sinks}
+        return AttentionSpec(self.scale, window=self.window, **terms)
 
     def run(self, emulator: Emulator, max_queries: int | None = None, arrived: int = 0, **options: bool) -> np.ndarray:
         """`arrived`: as many blocks have already arrived everywhere, as none but a wrong launch leaves it."""
@@ -121,6 +124,8 @@ class Case:
                 scores = np.where(hidden, -np.inf, scores)
                 weights = np.exp(scores - scores.max(axis=1, keepdims=True))
                 total = _sum_of_products(weights, np.ones((S, 1), np.float32))
+                if self.sinks is not None:
+                    total += np.exp(self.sinks[h] - scores.max(axis=1, keepdims=True))
                 out[span.start : span.stop, h] = _sum_of_products(weights, value) / total
         return out.astype(self.q.dtype)
 
@@ -280,7 +285,7 @@ def test_scores_of_any_size_do_not_overflow(emulator: Emulator, storage: str, le
     np.testing.assert_allclose(case.run(emulator).astype(np.float64), case.exact(), rtol=0.02, atol=0.02)
 
 
-# --- windows, slopes and caps -----------------------------------------------------------------------------------------
+# --- windows, slopes, caps and sinks ----------------------------------------------------------------------------------
 
 MASKS: dict[str, dict[str, Any]] = {
     "window": {"window": 70},
@@ -288,6 +293,8 @@ MASKS: dict[str, dict[str, Any]] = {
     "both": {"window": 130, "biased": True},
     "cap": {"softcap": 0.8},
     "window and cap": {"window": 130, "softcap": 1.5},
+    "sinks": {"sunk": True},
+    "window and sinks": {"window": 130, "sunk": True},
 }
 BACK: dict[str, Lengths] = {
     "decode": [(68, 1), (69, 1), (70, 1), (129, 1), (0, 1), (70 + 2 * SPLIT, 1), PADDED],
@@ -296,9 +303,11 @@ BACK: dict[str, Lengths] = {
 
 
 @pytest.mark.parametrize("storage", SOON)
-@pytest.mark.parametrize("mask", ["both", "window and cap", "window", "slopes", "cap"])
+@pytest.mark.parametrize("mask", ["both", "window and cap", "window", "slopes", "cap", "sinks", "window and sinks"])
 @pytest.mark.parametrize("lengths", BACK)
-def test_windows_slopes_and_caps_are_the_reference(emulator: Emulator, storage: str, mask: str, lengths: str) -> None:
+def test_windows_slopes_caps_and_sinks_are_the_reference(
+    emulator: Emulator, storage: str, mask: str, lengths: str
+) -> None:
     case = Case(storage, BACK[lengths], rows=1, D=16, **MASKS[mask])
     case.check(case.run(emulator))
 

@@ -24,6 +24,7 @@ of each head's D numbers rotated,
     gated MLP   4 T E F + 2 b T F                         gate and up
                 + (a + 1) T F + 2 T F E + b T E + T E     activation, product; down, residual
     ALiBi       2 H pairs
+    sinks       3 T H
     experts     2 T E X + 4 T X + 2 n T k             router; softmax (3 T X of sigmoids); weights normalised
                 + b T X + g T + s T k                 biases of the choice; sums of g groups' best; a factor
                 + 4 k T E F + (a + 1) k T F           gate and up of k experts; activation, product
@@ -296,15 +297,15 @@ def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> A
     Softmax's four are subtraction, exponential, sum and division. ALiBi's two are a product and a subtraction, a soft
     cap's three a division, a hyperbolic tangent and a product. Q is scaled once. Unfused, scores would be written by
     the first product, read and written by soft cap, ALiBi and softmax, and read by the second product. A bias by
-    distance is one sum.
+    distance is one sum. A sink is one more score of each query and head: a subtraction, an exponential, a sum.
     """
     H, D, a = part.heads, part.head_dim, storage.activation_bytes
     queries, steps = T * H * D, 4 + 2 * part.biased + 3 * part.capped + bool(part.distances)
     cached = step.reach(part.window) * position_bytes(storage, part.kv_heads, D)
     return Amounts(
         products=2 * D * H * pairs,
-        other=steps * H * pairs + queries,
-        read=a * queries + cached + VECTOR_BYTES * H * (part.biased + part.distances),
+        other=steps * H * pairs + queries + 3 * T * H * part.sunk,
+        read=a * queries + cached + VECTOR_BYTES * H * (part.biased + part.sunk + part.distances),
         written=a * queries,
         fusion_saves=steps * a * H * pairs,
     )

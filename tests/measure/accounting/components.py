@@ -154,6 +154,8 @@ class Attend:
     """Different biases of a head that a checkpoint has for them; 0: another layer has them"""
     cross: bool = False
     """Over the source"""
+    sunk: bool = False
+    """A sink in each head's softmax"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,6 +105,7 @@ SLOPES, BIAS, CACHED = np.ones(4, np.float32), np.ones((4, 9), np.float32), 2 * 
 def attention(**terms: Any) -> tuple[Attend, Cost]:
     """A component of four heads, and the cost of the operation with these terms."""
     fields = {"capped": "softcap" in terms, "biased": "slopes" in terms, "distances": 9 * ("bias" in terms)}
+    fields["sunk"] = "sinks" in terms
     component = Attend(name="", heads=4, kv_heads=2, head_dim=8, **fields)
     return component, attention_cost(BATCH, 4, 8, CACHED, AttentionSpec(1.0, **terms))
 
@@ -115,6 +116,7 @@ def attention(**terms: Any) -> tuple[Attend, Cost]:
         attention(slopes=SLOPES),
         attention(softcap=2.0),
         attention(softcap=2.0, bias=BIAS),
+        attention(sinks=SLOPES),
         (
             Embed(name="", width=6, vectors=9, positions=5, types=2, scaled=True),
             embed_cost(11, 6, 24, 24, type_row_bytes=24, scaled=True),
@@ -124,7 +126,17 @@ def attention(**terms: Any) -> tuple[Attend, Cost]:
         (ScaleLogits(name="", width=9, capped=True), scale_logits_cost(11, 9, scaled=False, capped=True)),
         (ScaleLogits(name="", width=9, scaled=True, capped=True), scale_logits_cost(11, 9, scaled=True, capped=True)),
     ],
-    ids=["ALiBi", "soft cap", "cap and bias", "types", "computed positions", "residual norm", "cap", "scale and cap"],
+    ids=[
+        "ALiBi",
+        "soft cap",
+        "cap and bias",
+        "sinks",
+        "types",
+        "computed positions",
+        "residual norm",
+        "cap",
+        "scale and cap",
+    ],
 )
 def test_components_of_families_without_an_outline(component: Component, cost: Cost) -> None:
     """What BLOOM, Gemma, OLMo 2, BERT and Marian have and no outline."""
