@@ -2,7 +2,7 @@
  *
  *     layer_norm    y = x - x.mean(); out = y / sqrt((y * y).mean() + epsilon) * gain + bias
  *     rms_norm      out = x / sqrt((x * x).mean() + epsilon) * gain + residual, over the row; or over each head's D numbers
- *     glu           out = activation(x[:, :F]) * x[:, F:]
+ *     glu           out = activation(x[:, :F]) * x[:, F:], or gpt-oss's clamped gate of both
  *     gate          out = x * sigmoid(logits), each of n equal parts of a row by a logit of its own
  *     embed         out = scale * table[ids] + position_table[positions] + type_table[types]; table[id] is 0 for ids of
  *                   other ranks
@@ -129,10 +129,10 @@ INLINE void glu_rows(const glu_arguments *a, int64_t activation, int64_t first, 
         const float *gate = a->x + t * 2 * a->F, *up = gate + a->F;
         float *out = a->out + t * a->F;
         int64_t i = 0;
-        for (; i + LANES <= a->F; i += LANES) store(out + i, activate(load(gate + i), activation) * load(up + i));
+        for (; i + LANES <= a->F; i += LANES) store(out + i, gated(load(gate + i), load(up + i), activation));
         int64_t count = a->F - i;
         if (!count) continue;
-        store_part(out + i, activate(load_part(gate + i, count), activation) * load_part(up + i, count), count);
+        store_part(out + i, gated(load_part(gate + i, count), load_part(up + i, count), activation), count);
     }
 }
 
@@ -146,6 +146,7 @@ void glu(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
     case GELU: glu_rows(a, GELU, first, last); break;
     case GELU_NEW: glu_rows(a, GELU_NEW, first, last); break;
     case SILU: glu_rows(a, SILU, first, last); break;
+    case SWIGLU_OAI: glu_rows(a, SWIGLU_OAI, first, last); break;
     default: glu_rows(a, NO_ACTIVATION, first, last); break;
     }
 }

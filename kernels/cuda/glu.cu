@@ -1,6 +1,6 @@
 // The gate of a gated MLP: one half of a projection, activated, times the other (Shazeer, arXiv 2002.05202).
 //
-//     out = activation(x[:, :F]) * x[:, F:]                   # [T, 2 F] -> [T, F]
+//     out = activation(x[:, :F]) * x[:, F:]                   # [T, 2 F] -> [T, F]; or gpt-oss's gate (activation.cuh)
 //
 // Grid: (T, vectors of a row / threads of a block); block: up to 256 threads, 16 bytes of the gate and of `up` each.
 // Moved: 3 T F numbers; an exponential and a division for each result.
@@ -25,7 +25,7 @@ extern "C" __global__ void glu(storage_t* out, const storage_t* x, int F, int x_
     load_vector(gate, row + at, left, wide);
     load_vector(up, row + F + at, left, wide);
 #pragma unroll
-    for (int i = 0; i < VECTOR; i++) gate[i] = activate(gate[i], activation) * up[i];
+    for (int i = 0; i < VECTOR; i++) gate[i] = gated(gate[i], up[i], activation);
     store_vector(out + (long long)blockIdx.x * F + at, gate, left, wide);
 }
 

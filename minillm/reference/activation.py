@@ -4,18 +4,21 @@ GELU is x * Phi(x) with the normal distribution's Phi (Hendrycks and Gimpel, arX
 form, "gelu_new" its approximation by tanh. SiLU is x * sigmoid(x) (section 2 of the same).
 
 A gated linear unit (GLU) multiplies the activated first half of a projection by the second (Shazeer, "GLU variants
-improve transformer", arXiv 2002.05202). With SiLU it is SwiGLU.
+improve transformer", arXiv 2002.05202). With SiLU it is SwiGLU. gpt-oss's, "swiglu_oai" as llama.cpp calls it, clamps
+both halves and adds 1 to the second: min(g, 7) sigmoid(1.702 min(g, 7)) (clamp(u, -7, 7) + 1) (OpenAI, arXiv
+2508.10925, section 2).
 """
 
 from typing import Any
 
 from .cost import Cost
 
-FLOPS_PER_ELEMENT = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1}
+FLOPS_PER_ELEMENT = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1, "swiglu_oai": 8}
 """ReLU is one comparison. GELU as computed here is 20: a scaling; in erf 3 for t, 9 for the polynomial, 3 for the
 exponential (a square, exp, a product) and the subtraction from 1; then the addition of 1 and two products. Its
 approximation is 9: two products and a sum for 1 + c x^2, two products for the argument, tanh, the addition of 1 and two
-products. SiLU is 3: an exponential, a sum and a division. tanh alone counts as one."""
+products. SiLU is 3: an exponential, a sum and a division. tanh alone counts as one. gpt-oss's gate is 8 beside its
+last product: three comparisons, a product, SiLU's 3 and a sum."""
 
 ALIASES = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 """Alternative names in config.json."""
@@ -74,6 +77,13 @@ def erf(x: Any, xp: Any) -> Any:
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_new": gelu_new, "silu": silu}
 """Activation functions of an MLP by name."""
 
+CLAMPED = "swiglu_oai"
+"""gpt-oss's gate, whose other half changes too"""
+CLAMPED_SLOPE, CLAMPED_LIMIT = 1.702, 7.0
+"""Its factor in the sigmoid, and its bound on both halves, as kernels have them too"""
+GATES = (*ACTIVATIONS, CLAMPED)
+"""Names of the gates of a gated MLP."""
+
 LINEAR_ACTIVATIONS = ACTIVATIONS | {"tanh": tanh}
 """Activation functions of any projection: also the one before a classification's labels."""
 
@@ -83,13 +93,26 @@ def glu(x: Any, activation: str, xp: Any, out: Any) -> Any:
 
     Args:
         x: [T, 2 F]: gate and up concatenated; not modified
-        activation: a name in `ACTIVATIONS`
+        activation: a name in `GATES`
         xp: the array module
         out: [T, F], filled and returned
     """
     F = out.shape[1]
+    if activation == CLAMPED:
+        return _clamped_glu(x[:, :F], x[:, F:], xp, out)
     out[...] = x[:, :F]
     return xp.multiply(ACTIVATIONS[activation](out, xp), x[:, F:], out=out)  # [T, 2 F] -> [T, F]
+
+
+def _clamped_glu(gate: Any, up: Any, xp: Any, out: Any) -> Any:
+    """min(g, 7) sigmoid(1.702 min(g, 7)) (clamp(u, -7, 7) + 1). 2 x [T, F] -> [T, F]"""
+    xp.minimum(gate, CLAMPED_LIMIT, out=out)
+    y = xp.exp(out * -CLAMPED_SLOPE)
+    y += 1
+    out /= y
+    y = xp.maximum(xp.minimum(up, CLAMPED_LIMIT), -CLAMPED_LIMIT)
+    y += 1
+    return xp.multiply(out, y, out=out)
 
 
 def glu_cost(T: int, F: int, activation: str, number_bytes: int = 4) -> Cost:

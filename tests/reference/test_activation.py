@@ -9,6 +9,7 @@ from minillm.reference.activation import (
     ACTIVATIONS,
     ALIASES,
     FLOPS_PER_ELEMENT,
+    GATES,
     erf,
     gelu,
     gelu_new,
@@ -79,12 +80,19 @@ def test_the_first_half_is_activated_and_multiplies_the_second(activation: str) 
     np.testing.assert_array_equal(x, before)
 
 
+def test_the_clamped_gate_of_gpt_oss_is_its_formula() -> None:
+    x = np.array([[9.0, -9.0, 0.5, 1.0, 9.0, -9.0]])
+    g, u = np.array([7.0, -9.0, 0.5]), np.array([1.0, 7.0, -7.0])
+    out = glu(x, "swiglu_oai", np, np.empty((1, 3)))
+    np.testing.assert_allclose(out[0], g / (1 + np.exp(-1.702 * g)) * (u + 1), rtol=1e-12)
+
+
 def test_swiglu_worked_out_by_hand() -> None:
     out = glu(np.array([[0.0, 2.0, 5.0, -3.0]]), "silu", np, np.empty((1, 2)))
     np.testing.assert_allclose(out, [[0.0, 2 / (1 + np.exp(-2)) * -3]])
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", GATES)
 def test_cost_of_a_gate(activation: str) -> None:
     x, out = np.zeros((4, 10), np.float32), np.zeros((4, 5), np.float32)
     assert glu_cost(4, 5, activation) == (

@@ -66,6 +66,8 @@ from .memory import FEW_ROWS, PIECE, CpuMemory
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
 """Codes of `kernels/cpu/activation.h`"""
+GATES = ACTIVATIONS | {"swiglu_oai": 5}
+"""Codes of gates of a gated MLP, likewise"""
 MOST_TAPS = 64
 """The most inputs of a convolution in `kernels/cpu/convolution.c`"""
 _CODES = {np.dtype(kind): code for code, kind in enumerate((np.float32, np.float16, np.uint16, np.int8, np.uint8))}
@@ -255,12 +257,12 @@ class CpuBackend(Recordable, Backend):
     @recorded
     def glu(self, x: Any, activation: str) -> Any:
         """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]"""
-        if activation not in ACTIVATIONS:
+        if activation not in GATES:
             not_recorded()
             return super().glu(x, activation)
         T, F = len(x), x.shape[1] // 2
         out = self.memory.arena.take((T, F))
-        arguments = filled(Glu, x=_contiguous(x), out=out, T=T, F=F, activation=ACTIVATIONS[activation])
+        arguments = filled(Glu, x=_contiguous(x), out=out, T=T, F=F, activation=GATES[activation])
         launch("glu", arguments, shares_of(T))
         return out
 

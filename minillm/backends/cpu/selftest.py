@@ -28,7 +28,7 @@ from ..operations import Backend
 from ..pages import Pages
 from ..weights import Experts, Weight, narrow
 from . import compiling
-from .backend import ACTIVATIONS, CpuBackend
+from .backend import ACTIVATIONS, GATES, CpuBackend
 from .launching import set_threads
 from .memory import Likeliest
 
@@ -78,7 +78,7 @@ def _cases() -> Iterator[Case]:
         table, places = (Weight("", rng.standard_normal((rows, width), np.float32)) for rows in (5, 9))
         table = Weight("", _stored(table.data, form))
         yield f"embed, {form.name}", methodcaller("embed", ids, table, ids + 1, places)
-    for activation in filter(None, ACTIVATIONS):
+    for activation in filter(None, GATES):
         yield f"glu, {activation}", methodcaller("glu", x, activation)
     logits = 3 * rng.standard_normal((4, 5000), np.float32)
     yield "argmax", lambda on: Likeliest(logits).tokens() if on.name == "cpu" else on.sampler.argmax(logits)

@@ -107,6 +107,10 @@ def rms_norm(kernels: Kernels, x: Any, gain: Any | None, epsilon: float, out: An
     _norm(kernels, "rms_norm", x, (or_null(gain), or_null(residual)), epsilon, out)
 
 
+GATES = ACTIVATIONS | {"swiglu_oai": 5}
+"""Gates of a gated MLP -> their numbers in `kernels/cuda/activation.cuh`"""
+
+
 class GluArguments(NamedTuple):
     """The arguments of the kernel `glu`."""
 
@@ -123,7 +127,7 @@ def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
     Args:
         kernels: for the storage type of x and out.
         x: [T, 2 F]: gate and up side by side
-        activation: a name in `linear.ACTIVATIONS`
+        activation: a name in `GATES`
         out: [T, F]
     """
     T, F = out.shape
@@ -131,7 +135,7 @@ def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
         return
     vectors = -(-F // _vector(out))
     threads = min(MOST_THREADS, _warps(vectors))
-    args = GluArguments(out, x, *int32s(F, row_stride(x), ACTIVATIONS[activation]))
+    args = GluArguments(out, x, *int32s(F, row_stride(x), GATES[activation]))
     kernels.get("glu", "glu")((T, -(-vectors // threads)), (threads,), args)
 
 

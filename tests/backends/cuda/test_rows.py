@@ -10,10 +10,10 @@ from minillm import reference
 from minillm.backends.cuda import rows
 from minillm.backends.cuda.kernels import STORAGE, Kernels
 from minillm.errors import DeviceError
-from minillm.reference.activation import ACTIVATIONS
+from minillm.reference.activation import ACTIVATIONS, GATES
 from tests.cuda_emulator import Emulator, LaunchError
 
-from .activations import EXACT
+from .activations import exact_gate
 from .launchers import ON_GPU, exhaustive
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes (the extra test)")
@@ -263,7 +263,7 @@ def test_rows_wider_than_a_block_holds_are_refused(emulator: Emulator) -> None:
 # The gate of an MLP
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", GATES)
 @pytest.mark.parametrize("F", [1, 7, 24, 2200])
 @pytest.mark.parametrize("offset", [32, 3], ids=["aligned", "unaligned"])
 def test_the_gate_is_its_formula(emulator: Emulator, storage: str, activation: str, F: int, offset: int) -> None:
@@ -282,7 +282,7 @@ def check_gate(kernels: Kernels, activation: str, F: int, offset: int = 32) -> N
     out, before = guarded.empty(3, F, like=x), x.copy()
     rows.glu(kernels, x, activation, out)
     wide = x.astype(np.float64)
-    exact = EXACT[activation](wide[:, :F]) * wide[:, F:]
+    exact = exact_gate(activation, wide[:, :F], wide[:, F:])
     plain = reference.glu(x.astype(np.float32), activation, np, np.empty((3, F), np.float32)).astype(x.dtype)
     allowed = 2 * np.abs(plain - exact).max() + np.finfo(np.float32).eps * np.abs(exact).max()
     assert np.abs(out - exact).max() <= allowed
@@ -298,6 +298,16 @@ def test_a_gate_far_from_0_is_shut_or_open(emulator: Emulator) -> None:
         with np.errstate(over="ignore"):
             rows.glu(Kernels(emulator, "float32"), x, activation, out)
         np.testing.assert_array_equal(out[:, 0], [0, 0, 0, 45, 5e3, np.nan])
+
+
+def test_the_clamped_gate_bounds_infinity_and_no_nan(emulator: Emulator) -> None:
+    x, out = (
+        np.array([[np.nan, 1], [1, np.nan], [np.inf, np.inf], [-3e38, 1]], np.float32),
+        np.empty((4, 1), np.float32),
+    )
+    with np.errstate(over="ignore"):
+        rows.glu(Kernels(emulator, "float32"), x, "swiglu_oai", out)
+    np.testing.assert_allclose(out[:, 0], [np.nan, np.nan, 56, 0], rtol=1e-5)
 
 
 def test_no_rows_have_no_gate(emulator: Emulator) -> None:

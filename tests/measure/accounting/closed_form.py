@@ -71,9 +71,9 @@ from .components import (
 )
 from .outlines import encoder_outline_of, outline_of
 
-ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1}
+ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1, "swiglu_oai": 8}
 """a, per element: ReLU is one comparison; GELU uses the erf of Abramowitz and Stegun, 7.1.26, or tanh; SiLU is an
-exponential, a sum and a division."""
+exponential, a sum and a division. gpt-oss's gate is SiLU with a product, after three comparisons, and a sum."""
 LOGITS = ("vocabulary", "router", "labels")
 """Roles of matrices whose products are always float32"""
 BITS = {"int8": 8, "int4": 4}
@@ -323,7 +323,7 @@ def parameters_of(part: Component) -> int:
         case Route():
             return part.experts * part.biased
         case Attend():
-            return part.buckets * part.heads
+            return (part.buckets + part.sunk) * part.heads
         case Convolve():
             return part.width * (part.taps + part.bias)
         case Norm():
@@ -343,7 +343,8 @@ def weight_bytes_of(part: Component, storage: Storage) -> int:
         case ExpertLinear():
             return part.experts * expert_bytes(part, storage)
         case Attend():
-            return part.buckets * row_bytes(storage, "positions", part.heads)
+            buckets = part.buckets * row_bytes(storage, "positions", part.heads)
+            return buckets + VECTOR_BYTES * part.sunk * part.heads
         case Norm() | Route() | Convolve():
             return VECTOR_BYTES * parameters_of(part)
     return 0
