@@ -3,7 +3,7 @@
  *     route           scores = softmax(logits) or sigmoid(logits); experts = argsort(-(scores + bias))[:, :k], of each
  *                     token's best groups; weights = scores[experts], / their sum if normalised, * scale;
  *                     the T k rows are sorted by expert and then by token: rows, tokens, starts
- *     linear_experts  out[starts[e]:starts[e + 1]] = x[starts[e]:starts[e + 1]] @ W[e].T, for each expert e
+ *     linear_experts  out[starts[e]:starts[e + 1]] = x[starts[e]:starts[e + 1]] @ W[e].T + b[e], for each expert e
  *     combine         out = (weights * y[rows]).sum(axis=1) + residual
  *
  * Bytes moved: of W the matrices of the experts that have rows, once each. Floor: those bytes / memory bandwidth, as long
@@ -127,6 +127,7 @@ typedef struct {
     linear all;             /* the product of all rows; weight, scales and offsets are those of the experts */
     const matrix *matrices; /* [X] */
     const int64_t *starts;  /* [X + 1] */
+    const float *biases;    /* [X, outputs], or NULL */
     int64_t X;
     int64_t many;         /* whether `linear_many` multiplies */
     int64_t row_bytes;    /* from row to row of all.integers, and ... */
@@ -142,6 +143,7 @@ void linear_experts(const void *arguments, int64_t share, int64_t shares, int64_
         if (!one.rows) continue;
         one.weight = a->matrices[e].weight, one.scales = a->matrices[e].scales;
         one.offsets = a->matrices[e].offsets;
+        one.bias = a->biases ? a->biases + e * one.outputs : NULL;
         one.x += first * one.inputs, one.out += first * one.stride;
         if (one.format >= INT8) {
             one.integers += first * a->row_bytes;

@@ -248,18 +248,21 @@ class Loader:
     def _keeps_blocks(self, tensors: Sequence[Tensor]) -> bool:
         return any(tensor.dtype in BLOCKS and BLOCKS[tensor.dtype] in self.kept for tensor in tensors)
 
-    def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
-        """Convert one projection of several experts, each by `prepare`; `experts`: each expert's tensors.
+    def prepare_experts(
+        self, name: str, experts: Sequence[Sequence[Tensor]], biases: Sequence[Sequence[Tensor]] = ()
+    ) -> Weight:
+        """Convert one projection of several experts, each by `prepare`; `experts`, `biases`: each expert's tensors.
 
         All get the same format, and each is one matrix: blocks of two tensors are copied below one another.
         """
         kinds = {kept_format(tensors, self.kept) for tensors in experts}
         blocks = any(self._keeps_blocks(tensors) for tensors in experts)
+        bias = np.stack([join(tensors) for tensors in biases]) if biases else None  # X x [out] -> [X, out]
         if self.formats.projection is None and (len(kinds) > 1 or blocks):
             same = kept_format((tensor for tensors in experts for tensor in tensors), self.kept)
-            return Weight(name, Experts(tuple(self._gathered(tensors, same) for tensors in experts)))
+            return Weight(name, Experts(tuple(self._gathered(tensors, same) for tensors in experts)), bias)
         matrices = tuple(self.prepare(f"{name}.{i}", tensors).data for i, tensors in enumerate(experts))
-        return Weight(name, Experts(matrices))
+        return Weight(name, Experts(matrices), bias)
 
     def _gathered(self, tensors: Sequence[Tensor], form: Format | None) -> Any:
         return gather(tensors, form, self.order, self.kept, self.empty)

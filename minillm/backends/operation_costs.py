@@ -86,7 +86,8 @@ def _route(call: Any) -> Cost:
 def _linear_experts(call: Any) -> Cost:
     experts, outputs, inputs = call.weight.shape
     expert_bytes, number_bytes = call.weight.nbytes // experts, call.result.itemsize
-    return linear_experts_cost(len(call.x), inputs, outputs, expert_bytes, call.routing.used, number_bytes)
+    rows, bias = len(call.x), call.weight.bias is not None
+    return linear_experts_cost(rows, inputs, outputs, expert_bytes, call.routing.used, number_bytes, bias=bias)
 
 
 def _combine(call: Any) -> Cost:

@@ -128,10 +128,10 @@ class Backend:
         return reference.route(logits, k, self.xp, normalised=normalised, bias=added, spec=spec)
 
     def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
-        """Each row's product with its expert's matrix; the others are not read. [T k, in] -> [T k, out]"""
+        """Each row's product with its expert's matrix, + its bias; the others are not read. [T k, in] -> [T k, out]"""
         matrices, starts = weight.data.matrices, routing.starts.tolist()
         out = self.memory.arena.take((len(x), weight.shape[1]))
-        return reference.linear_experts(x, lambda expert: expand(matrices[expert]), starts, self.xp, out)
+        return reference.linear_experts(x, lambda expert: expand(matrices[expert]), starts, self.xp, out, weight.bias)
 
     def combine(self, y: Any, routing: Routing, residual: Any | None = None) -> Any:
         """Each token's weighted sum of its experts' results, + residual. [T k, E] -> [T, E]"""

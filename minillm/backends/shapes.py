@@ -71,11 +71,14 @@ class ShapeLoader(Loader):
         self.prepared[name] = Weight(name, data, bias, role)
         return self.prepared[name]
 
-    def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
+    def prepare_experts(
+        self, name: str, experts: Sequence[Sequence[Tensor]], biases: Sequence[Sequence[Tensor]] = ()
+    ) -> Weight:
         """The same matrix without numbers for each expert."""
         rows = sum(tensor.shape[0] for tensor in experts[0])
         matrix = self._matrix(rows, experts[0][0].shape[1], "projection")
-        self.prepared[name] = Weight(name, Experts((matrix,) * len(experts)))
+        bias = without_numbers((len(biases), rows)) if biases else None
+        self.prepared[name] = Weight(name, Experts((matrix,) * len(experts)), bias)
         return self.prepared[name]
 
     def _matrix(self, rows: int, columns: int, role: Role) -> Any:

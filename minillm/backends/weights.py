@@ -32,7 +32,7 @@ class Weight:
     data: Any
     """[out, in] of a projection, [V, E] of an embedding, [E] of a norm's gain; None for one without; or `Experts`"""
     bias: Any | None = None
-    """[out]"""
+    """[out]; of `Experts` [X, out]"""
     role: Role = "projection"
     first: int = 0
     """Row of the whole table that is this one's first, where ranks share a table"""

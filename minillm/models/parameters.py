@@ -185,7 +185,14 @@ class Weights:
         return self._prepare(name, tensors, biases, role)
 
     def experts(
-        self, name: str, outputs: Mapping[str, int], *, inputs: int, count: int, split: Split | None = None
+        self,
+        name: str,
+        outputs: Mapping[str, int],
+        *,
+        inputs: int,
+        count: int,
+        bias: bool = False,
+        split: Split | None = None,
     ) -> Weight:
         """One projection [outputs, inputs] of each of `count` experts.
 
@@ -195,9 +202,11 @@ class Weights:
                 "mlp.experts.*.up_proj" is "mlp.experts.3.up_proj.weight" in the checkpoint
             inputs: its columns
             count: X
+            bias: whether each expert has one
             split: as of `linear`, within each expert
         """
         experts: list[list[Tensor]] = [[] for _ in range(count)]
+        biases: list[list[Tensor]] = [[] for _ in range(count if bias else 0)]
         for expert, tensors in enumerate(experts):
             first = 0
             for pattern, rows in outputs.items():
@@ -207,10 +216,14 @@ class Weights:
                 self._listen(stem, f"{name}.{expert}", matrix, **place, is_expert=True)
                 tensors += matrix
                 first += rows
+                if bias:
+                    biases[expert] += self._tensors(f"{stem}.bias", (rows,), split=split)
+        if split == "inputs" and self.rank:
+            biases = []
         if not self._holds(self._prefix + name):
             return Weight(self._prefix + name, None)
-        weight = self._backend.loader.prepare_experts(self._prefix + name, experts)
-        self._prepared([tensor for tensors in experts for tensor in tensors])
+        weight = self._backend.loader.prepare_experts(self._prefix + name, experts, biases)
+        self._prepared([tensor for tensors in (*experts, *biases) for tensor in tensors])
         return weight
 
     def table(

@@ -2,7 +2,8 @@
 
     routing = route(x W_router, k)                     softmax over the experts; the k likeliest and their weights
     rows = x[routing.tokens]                           each token k times, sorted by expert
-    hidden = glu(linear_experts(rows, gate_up))        each used expert's matrix is read once, for all of its rows
+    hidden = glu(linear_experts(rows, gate_up))        each used expert's matrix is read once, for all of its rows; it
+                                                       may have a bias
     y = combine(linear_experts(hidden, down), routing) each token's weighted sum of its k results
 
 Shazeer et al., arXiv 1701.06538; with the softmax before the choice, as here, Fedus et al., arXiv 2101.03961. Scores
@@ -127,8 +128,10 @@ def route_cost(T: int, X: int, k: int, *, normalised: bool, biased: bool = False
     return Cost(flops, 4 * (T * X + X * biased), T * k * (3 * INDEX_BYTES + 4) + INDEX_BYTES * (X + 1))
 
 
-def linear_experts(x: Any, matrix_of: Callable[[int], Any], starts: Any, xp: Any, out: Any) -> Any:
-    """Each row's product with its expert's matrix, y = x W_e^T.
+def linear_experts(
+    x: Any, matrix_of: Callable[[int], Any], starts: Any, xp: Any, out: Any, biases: Any | None = None
+) -> Any:
+    """Each row's product with its expert's matrix, y = x W_e^T + b_e.
 
     Args:
         x: [T k, in], sorted by expert
@@ -136,28 +139,34 @@ def linear_experts(x: Any, matrix_of: Callable[[int], Any], starts: Any, xp: Any
         starts: [X + 1], a `Routing`'s starts in the host's memory
         xp: the array module
         out: [T k, out], filled and returned
+        biases: [X, out], or None
     """
     for expert, (first, stop) in enumerate(pairwise(starts)):
         if first < stop:
             xp.matmul(x[first:stop], matrix_of(expert).T, out=out[first:stop])  # [n, in] x [in, out] -> [n, out]
+            if biases is not None:
+                out[first:stop] += biases[expert]
     return out
 
 
 def linear_experts_cost(
-    rows: int, inputs: int, outputs: int, expert_bytes: int, used: float, number_bytes: int = 4
+    rows: int, inputs: int, outputs: int, expert_bytes: int, used: float, number_bytes: int = 4, *, bias: bool = False
 ) -> Cost:
     """2 in out FLOPs for each row, whatever its expert; only the `used` experts' matrices are read, once each.
+
+    With a bias, out more for each row: it reads and writes each result once more if it is not fused.
 
     Args:
         rows: T k
         inputs: input width of each expert
         outputs: output width of each expert
-        expert_bytes: size of one expert's stored matrix
+        expert_bytes: size of one expert's stored matrix and bias
         used: experts that have rows, or their expected number
         number_bytes: size of an activation
+        bias: each expert has one
     """
-    read = number_bytes * rows * inputs + round(used * expert_bytes)
-    return Cost(2 * rows * inputs * outputs, read, number_bytes * rows * outputs)
+    read, result = number_bytes * rows * inputs + round(used * expert_bytes), number_bytes * rows * outputs
+    return Cost(rows * outputs * (2 * inputs + bias), read, result, 2 * result * bias)
 
 
 def combine(y: Any, routing: Routing, residual: Any | None, xp: Any, out: Any) -> Any:

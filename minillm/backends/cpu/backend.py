@@ -304,8 +304,9 @@ class CpuBackend(Recordable, Backend):
         if product.format >= INT8:
             launch("round_rows", product, shares_of(len(x)))
         arguments = filled(
-            LinearExperts, all=product, matrices=self._experts[weight].addresses, starts=routing.starts, X=X,
-            many=many, row_bytes=groups * 32 * (1 + product.wide), scale_stride=stride, sum_stride=sums,
+            LinearExperts, all=product, matrices=self._experts[weight].addresses, starts=routing.starts,
+            biases=weight.bias, X=X, many=many, row_bytes=groups * 32 * (1 + product.wide), scale_stride=stride,
+            sum_stride=sums,
         )  # fmt: skip
         arguments.kept.append(self._experts[weight])
         launch("linear_experts", arguments, shares_of(-(-outputs // 4)))

@@ -72,7 +72,7 @@ Route = _structure(
     ("d", "scale"),
 )
 LinearExperts = _structure(
-    "LinearExperts", (Linear, "all"), ("p", "matrices starts"), ("i", "X many row_bytes scale_stride sum_stride")
+    "LinearExperts", (Linear, "all"), ("p", "matrices starts biases"), ("i", "X many row_bytes scale_stride sum_stride")
 )
 Combine = _structure("Combine", ("p", "y weights rows residual out"), ("i", "T E k"))
 Argmax = _structure("Argmax", ("p", "logits tokens finite pieces done"), ("i", "R V"))

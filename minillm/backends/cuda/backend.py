@@ -205,10 +205,11 @@ class CudaBackend(Recordable, Backend):
         """One launch; for many rows one for each expert, and the host waits to learn whose. [T k, in] -> [T k, out]"""
         out = self.memory.arena.take((len(x), weight.shape[1]))
         if self.memory.step is not None or len(x) <= experts.GROUPED_ROWS:
-            experts.multiply(self.kernels, x, weight.data, routing, out)
+            experts.multiply(self.kernels, x, weight.data, routing, out, weight.bias)
             return out
         for i, (first, stop) in enumerate(pairwise(routing.starts.tolist())):
-            linear(self.kernels, Product(x[first:stop], weight.data.matrices[i], None, out[first:stop]))
+            bias = None if weight.bias is None else weight.bias[i]
+            linear(self.kernels, Product(x[first:stop], weight.data.matrices[i], bias, out[first:stop]))
         return out
 
     @recorded

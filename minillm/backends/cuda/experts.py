@@ -69,8 +69,8 @@ def route(
     return Routing(experts, weights, rows, tokens, starts, present)
 
 
-def multiply(kernels: Kernels, x: Any, experts: Experts, routing: Routing, out: Any) -> None:
-    """Each row's product with its expert's matrix, in one launch.
+def multiply(kernels: Kernels, x: Any, experts: Experts, routing: Routing, out: Any, biases: Any | None = None) -> None:
+    """Each row's product with its expert's matrix, + its bias, in one launch.
 
     Args:
         kernels: for the type of x
@@ -78,6 +78,7 @@ def multiply(kernels: Kernels, x: Any, experts: Experts, routing: Routing, out: 
         experts: [X, out, in], in one piece
         routing: of `route`
         out: [T k, out], of x's type
+        biases: [X, out] float32, or None
     """
     rows, inputs = x.shape
     if not rows:
@@ -92,7 +93,7 @@ def multiply(kernels: Kernels, x: Any, experts: Experts, routing: Routing, out: 
         last: tuple[Any, ...] = matrix.scales, or_null(matrix.offsets)
     else:
         weight, last = matrix, () if splits is None else (np.int32(splits),)
-    args = (out, x, weight, routing.starts, routing.present, *shape, *strides, *last)
+    args = (out, x, weight, routing.starts, routing.present, or_null(biases), *shape, *strides, *last)
     kernels.get("gemv", name, EXPERTS=1, **constants)(grid, (128 if name == "experts_fma" else 256,), args)
 
 

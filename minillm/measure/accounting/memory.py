@@ -42,7 +42,7 @@ def parts_held(config: ModelConfig, storage: Storage) -> tuple[Held, ...]:
         if weight is not None:
             place = place_of(path)
             before = parts.get(place, Held(place, 0, 0))
-            parameters = math.prod(weight.shape) + (0 if weight.bias is None else len(weight.bias))
+            parameters = math.prod(weight.shape) + (0 if weight.bias is None else weight.bias.size)
             active = parameters
             if isinstance(weight.data, Experts):
                 active = parameters // config.num_experts * config.experts_per_token

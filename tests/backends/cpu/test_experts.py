@@ -1,6 +1,7 @@
 """The kernels of a mixture of experts: the reference's routing and sums, and the bits of each expert's own product."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -130,6 +131,18 @@ def test_experts_may_have_blocks(kind: str, tokens: int, backend: CpuBackend) ->
     for e, (first, stop) in enumerate(pairwise(routing.starts)):
         alone = backend.linear(x[first:stop], Weight("alone", matrices[e])) if first < stop else x[:0, :OUTPUTS]
         np.testing.assert_array_equal(got[first:stop], alone)
+
+
+@pytest.mark.parametrize("form", ["float32", "int8"])
+@pytest.mark.parametrize("tokens", [1, 7, 90])
+def test_each_expert_adds_its_bias(form: str, tokens: int, backend: CpuBackend) -> None:
+    backend.loader = type(backend.loader)(form)
+    weight = backend.loader.prepare_experts("experts", [[Held(random(OUTPUTS, INPUTS, seed=e))] for e in range(X)])
+    routing, x, biases = routing_to([0, 3, 4], tokens, 2), random(2 * tokens, INPUTS, seed=5), random(X, OUTPUTS)
+    plain = backend.linear_experts(x, weight, routing).copy()
+    for e, (first, stop) in enumerate(pairwise(routing.starts)):
+        plain[first:stop] += biases[e]
+    np.testing.assert_array_equal(backend.linear_experts(x, replace(weight, bias=biases), routing), plain)
 
 
 @pytest.mark.parametrize("residual", [True, False])

@@ -29,6 +29,7 @@ of each head's D numbers rotated,
                 + b T X + g T + s T k                 biases of the choice; sums of g groups' best; a factor
                 + 4 k T E F + (a + 1) k T F           gate and up of k experts; activation, product
                 + 2 k T F E + 2 k T E + T E           down; weighted sum, residual
+                + b (2 k T F + k T E + T X)           biases of the projections and of the router
     gate        3 T n + T F                           n sigmoids of a row, and its product with them
     a bias      H pairs, by distance; cross-attention as attention, its pairs those of a token and its source
     soft cap    3 H pairs of scores, 3 R V of logits      (+ R V if logits are scaled)
@@ -196,7 +197,8 @@ def _of_chosen(
         case ExpertLinear():
             a, rows = storage.activation_bytes, T * part.chosen
             read = a * rows * part.inputs + round(used_experts(part, T, used) * expert_bytes(part, storage))
-            return Amounts(products=rows * part.inputs * part.outputs, read=read, written=a * rows * part.outputs)
+            results = rows * part.outputs
+            return Amounts(results * part.inputs, results * part.bias, read, a * results, 2 * a * results * part.bias)
         case Combine():
             sums = T * part.width * (part.chosen + 1)  # with the residual
             a, choices = storage.activation_bytes, T * part.chosen
@@ -319,7 +321,7 @@ def parameters_of(part: Component) -> int:
         case Linear():
             return part.outputs * (part.inputs * (not part.tied) + part.bias)
         case ExpertLinear():
-            return part.experts * part.outputs * part.inputs
+            return part.experts * part.outputs * (part.inputs + part.bias)
         case Route():
             return part.experts * part.biased
         case Attend():
@@ -356,8 +358,8 @@ def matrix_bytes(part: Linear, storage: Storage) -> int:
 
 
 def expert_bytes(part: ExpertLinear, storage: Storage) -> int:
-    """Bytes of one expert's stored matrix."""
-    return part.outputs * row_bytes(storage, "projection", part.inputs)
+    """Bytes of one expert's stored matrix and bias."""
+    return part.outputs * (row_bytes(storage, "projection", part.inputs) + VECTOR_BYTES * part.bias)
 
 
 def row_bytes(storage: Storage, role: Role, width: int) -> int:

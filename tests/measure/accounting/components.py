@@ -208,6 +208,7 @@ class ExpertLinear:
     outputs: int
     experts: int
     chosen: int
+    bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

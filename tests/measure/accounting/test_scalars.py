@@ -75,8 +75,7 @@ def turn_to_numbers(part: Any) -> None:
             if type(one).__name__ == "Weight":
                 if isinstance(one.data, Experts):
                     object.__setattr__(one, "data", Experts(tuple(map(numbers, one.data.matrices))))
-                    continue
-                for name in ("data", "bias"):
+                for name in ("data", "bias")[isinstance(one.data, Experts) :]:
                     if getattr(one, name) is not None and getattr(one, name).dtype != object:
                         object.__setattr__(one, name, numbers(getattr(one, name)))
             elif hasattr(one, "__dataclass_fields__") and not isinstance(one, ModelConfig):
