@@ -56,6 +56,7 @@ STDS = {
     **dict.fromkeys(("embed_tokens", "embed_in", "wte", "word_embeddings.", "lm_head", "embed_out"), 0.5),
     **dict.fromkeys(("norm", "Norm", "ln_"), 0.2),
     "bias": 0.1,
+    "sinks": 1.0,
 }
 """The first that a tensor's name holds is the spread of its numbers. T5 does not scale its scores: its queries are
 small."""
@@ -130,7 +131,8 @@ def each_expert(weight: Weight) -> list[Weight]:
     """The weights that a projection of experts is made of; of any other, itself."""
     if not isinstance(weight.data, Experts):
         return [weight]
-    return [replace(weight, data=matrix) for matrix in weight.data.matrices]
+    biases = [None] * weight.shape[0] if weight.bias is None else weight.bias
+    return [replace(weight, data=data, bias=bias) for data, bias in zip(weight.data.matrices, biases, strict=True)]
 
 
 def tiny_model(variant: str = "pre-norm", *, seed: int = 0, backend: Backend | None = None, **fields: Any) -> Model:

@@ -160,6 +160,14 @@ class Rearranged:
 
 
 @dataclass(frozen=True, eq=False)
+class Member(Rearranged):
+    """One expert's part of a tensor of all experts: `source` is what the expert has in it, with others' rows."""
+
+    whole: Tensor
+    """The tensor of all experts"""
+
+
+@dataclass(frozen=True, eq=False)
 class Shifted:
     """A vector, `source` plus a constant, in float32 however `source` is stored."""
 

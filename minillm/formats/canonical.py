@@ -12,6 +12,7 @@ from ..config import ModelConfig
 from ..errors import listed
 from ..models import build_of, family_named, parameters, tensor_shapes
 from .schemes.matrix import MatrixTensor
+from .stacked_experts import each_expert
 
 logger = logging.getLogger("minillm")
 
@@ -29,7 +30,7 @@ def canonical_names(
     the model's own tensors, if they are known already.
     """
     names: parameters.Names = family_named(config.model_type).NAMES
-    tensors = names.canonical(stored, tied_head=config.tied_head)
+    tensors = each_expert(names.canonical(stored, tied_head=config.tied_head), names.stacked)
     further = tuple(f"layers.{config.num_layers + i}." for i in range(config.further_layers))
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(further)} if further else tensors
     if config.output == "tokens":

@@ -11,6 +11,7 @@ import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.formats import FLOAT16, FORMATS, STORED_FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats
-from ..backends.loader import Loader, Tensor
+from ..backends.loader import Loader, Member, Tensor
 from ..backends.operations import Backend
-from ..backends.weights import Weight, expand, narrow
+from ..backends.weights import Experts, Weight, expand, narrow
 from ..errors import ParameterError, UnsupportedModelError
 from ..models import build_model
 from ..models.parameters import source_of
@@ -139,6 +140,13 @@ class _Plan(Loader):
         rows = sum(tensor.shape[0] for tensor in tensors)
         return Weight(name, np.broadcast_to(np.float32(0), (rows, *tensors[0].shape[1:])))
 
+    def prepare_experts(
+        self, name: str, experts: Sequence[Sequence[Tensor]], biases: Sequence[Sequence[Tensor]] = ()
+    ) -> Weight:
+        """A placeholder for each expert."""
+        each = zip_longest(experts, biases, fillvalue=())
+        return Weight(name, Experts(tuple(self.prepare(name, *parts).data for parts in each)))
+
 
 def write_checkpoint(
     source: Path,
@@ -246,12 +254,20 @@ def plan(files: ModelFiles, formats: WeightFormats, *, as_built: bool) -> list[l
     names = {id(source_of(tensor)): name for name, tensor in named}
 
     def part(tensor: Tensor, form: Format | None) -> Part:
-        written = tensor if as_built else source_of(tensor)
+        source = source_of(tensor)
+        if isinstance(source, Member) and not as_built:
+            source = source.whole
+        written = tensor if as_built else source
         stored_as = STORED_FORMATS[written.dtype]
         rounded = stored_as.offset_bits or stored_as.block  # what safetensors has no name for
-        return Part(names[id(source_of(tensor))], written, form or (FLOAT16 if rounded else stored_as))
+        return Part(names[id(source)], written, form or (FLOAT16 if rounded else stored_as))
 
-    return [[part(*weight) for weight in fused] for fused in recorded.fused]
+    parts, planned = [], set[str]()
+    for fused in recorded.fused:
+        unwritten = {part.name: part for part in (part(*weight) for weight in fused) if part.name not in planned}
+        planned |= unwritten.keys()  # all experts in one tensor are written once
+        parts.append([*unwritten.values()])
+    return [part for part in parts if part]
 
 
 def _write_weights(

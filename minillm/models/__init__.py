@@ -64,6 +64,7 @@ FAMILIES = (
     "minimax_m2",
     "ernie4_5_moe",
     "lfm2",
+    "gpt_oss",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.formats import Role
-from ..backends.loader import RandomTensor, Rearranged, Shifted, Tensor
+from ..backends.loader import Member, RandomTensor, Rearranged, Shifted, Tensor
 from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
 from ..backends.weights import Weight
@@ -271,9 +271,12 @@ class Weights:
             biases = self._tensors(f"{name}.bias", (width,))
         return self._prepare(name, gains, biases, "projection")
 
-    def vector(self, name: str, width: int, *, published: tuple[int, ...] | None = None) -> Weight:
-        """A vector [width] that is neither a gain nor a projection's bias; checkpoints have it in another shape."""
-        whole = self._tensors(name, published if published is not None and not self._as_built else (width,))
+    def vector(
+        self, name: str, width: int, *, published: tuple[int, ...] | None = None, split: Split | None = None
+    ) -> Weight:
+        """A vector [width] that is neither a gain nor a projection's bias; checkpoints may have it in another shape."""
+        shape = published if published is not None and not self._as_built else (width,)
+        whole = self._tensors(name, shape, split=split)
         return self._prepare(name, [Rearranged(t, np.ravel) if len(t.shape) > 1 else t for t in whole], [], "router")
 
     def taps(self, name: str, channels: int, width: int, *, bias: bool = False) -> Weight:
@@ -550,6 +553,8 @@ class Names:
     """Other names of the embedding: copies in an encoder and a decoder that share it"""
     zeros: str | None = None
     """A bias of logits, [1, V], which is zeros where a checkpoint lacks it"""
+    stacked: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Tensors of all experts of a layer, and the projections whose outputs alternate in them (`stacked_experts.py`)"""
     head_decides: bool = False
     """The head is tied unless a checkpoint stores another, as transformers has it in the T5 families, whatever
     config.json says"""
@@ -645,5 +650,5 @@ def rows_in_halves(stored: NDArray[Any], D: int, rotated: int) -> NDArray[Any]:
 
 
 def source_of(tensor: Tensor) -> Tensor:
-    """The underlying tensor, as the file has it."""
-    return tensor.source if isinstance(tensor, Rearranged | Shifted) else tensor
+    """The underlying tensor, as the file has it; of an expert's part of a tensor, that part."""
+    return tensor.source if isinstance(tensor, Rearranged | Shifted) and not isinstance(tensor, Member) else tensor

@@ -263,6 +263,7 @@ def self_attention(
     causal: bool = True,
     distances: int = 0,
     buckets: int = 0,
+    sunk: bool = False,
 ) -> tuple[Component, ...]:
     """Components of `layers.attention.Attention`.
 
@@ -275,6 +276,7 @@ def self_attention(
         causal: see `Attend.causal`
         distances: see `Attend.distances`
         buckets: see `Attend.buckets`
+        sunk: see `Attend.sunk`
     """
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     return (
@@ -290,6 +292,7 @@ def self_attention(
             causal=causal,
             distances=distances,
             buckets=buckets,
+            sunk=sunk,
         ),
         Linear(name="attention.out", inputs=H * D, outputs=E, bias=out_bias, residual=True),
     )

@@ -60,7 +60,7 @@ def outline_of(config: ModelConfig) -> Outline:
 
 def _outlines() -> dict[str, Callable[[Any], Outline]]:
     llamas = ("llama", "mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3", "smollm3", "granite", "phi3")
-    llamas += ("qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe")
+    llamas += ("qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe", "gpt_oss")
     return {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2} | dict.fromkeys(llamas, _llama)
 
 
@@ -187,7 +187,12 @@ def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
     return (
         Norm(name="attention_norm.weight", width=E, mean=False),
         *self_attention(
-            config, bias=config.qkv_bias, out_bias=config.out_bias, between=between, window=config.windows[i]
+            config,
+            bias=config.qkv_bias,
+            out_bias=config.out_bias,
+            between=between,
+            window=config.windows[i],
+            sunk=config.sinks,
         ),
         Norm(name="mlp_norm.weight", width=E, mean=False),
         *(gated_mlp(config, config.activation, bias=config.mlp_bias) if dense else _experts(config)),
@@ -224,8 +229,9 @@ def _lfm2_layer(config: Any, convolves: bool) -> tuple[Component, ...]:
 
 def _experts(config: Any) -> tuple[Component, ...]:
     E, F, X, k = config.hidden_size, config.expert_size, config.num_experts, config.experts_per_token
+    bias = config.expert_bias
     return (
-        Linear(name="mlp.router", inputs=E, outputs=X, role="router"),
+        Linear(name="mlp.router", inputs=E, outputs=X, role="router", bias=bias),
         Route(
             experts=X,
             chosen=k,
@@ -237,9 +243,9 @@ def _experts(config: Any) -> tuple[Component, ...]:
         ),
         *_shared(config),
         Spread(width=E, chosen=k),
-        ExpertLinear(name="mlp.gate_up", inputs=E, outputs=2 * F, experts=X, chosen=k),
+        ExpertLinear(name="mlp.gate_up", inputs=E, outputs=2 * F, experts=X, chosen=k, bias=bias),
         Gate(name="glu", width=F, activation=config.activation, rows=k),
-        ExpertLinear(name="mlp.down", inputs=F, outputs=E, experts=X, chosen=k),
+        ExpertLinear(name="mlp.down", inputs=F, outputs=E, experts=X, chosen=k, bias=bias),
         Combine(width=E, chosen=k),
     )
 

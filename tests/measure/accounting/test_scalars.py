@@ -161,8 +161,8 @@ def test_a_whole_model_on_numbers_that_count(
     outline = outline_of(config)
     step = Step(tuple(Part(*length) for length in lengths), rows)
     formula = sum(row.flops for row in operations(config, step, None, Conventions(full_square=True)))
-    softmaxes = [part.heads for layer in outline.layers for part in layer if isinstance(part, Attend)]
-    maxima = sum(softmaxes) * (step.square - step.tokens)  # which are no arithmetic
+    softmaxes = [part for layer in outline.layers for part in layer if isinstance(part, Attend)]
+    maxima = sum(each.heads * (step.square - step.tokens * (not each.sunk)) for each in softmaxes)  # no arithmetic
     choices = (part for layer in outline.layers for part in layer if isinstance(part, Route))
     maxima += sum(step.tokens * (part.experts - 1) for part in choices if not part.sigmoid)
     relus = Number.comparisons - maxima
