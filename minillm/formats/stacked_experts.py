@@ -52,9 +52,12 @@ def _rows_of(tensor: Tensor, expert: int, first: int, step: int, *, transposed: 
 
     `transposed`: the tensor is [X, inputs, outputs].
     """
-    matrix: Tensor = tensor.item(expert)  # type: ignore[attr-defined]
+    matrix: Any = tensor.item(expert)  # type: ignore[attr-defined]
+    if tensor.dtype in BLOCKS:
+        rows: Tensor = matrix if step == 1 else matrix.every(first, step)
+        return rows
 
     def arrange(stored: NDArray[Any]) -> NDArray[Any]:
         return (np.swapaxes(stored, 0, 1) if transposed else stored)[first::step]
 
-    return matrix if tensor.dtype in BLOCKS and step == 1 else Member(matrix, arrange, tensor)
+    return Member(matrix, arrange, tensor)
