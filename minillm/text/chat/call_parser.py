@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from types import MappingProxyType
 
 from .calls import Answer, ArgumentsDelta, CallBegin, CallFormat, ContentDelta, Delta
+from .harmony import HarmonyParser
 from .parameter_types import Schema, is_text, json_of, properties_of, types_of
 
 _SPACE = " \t\r\n"
@@ -40,10 +41,19 @@ def read_calls(
         schemas: schemas of the tools' parameters, by tool name; needed where values are plain text (qwen3-coder)
         cut: the text does not end by itself (a limit of length, a stop string): see `CallParser.finish`
     """
-    answer, parser = Answer(), CallParser(form, names, single=single, schemas=schemas)
+    answer, parser = Answer(), parser_of(form, names, single=single, schemas=schemas)
     answer.add(parser.push(text))
     answer.add(parser.finish(cut=cut))
     return answer
+
+
+def parser_of(
+    form: CallFormat, names: Collection[str], *, single: bool = False, schemas: Mapping[str, Schema] = NO_SCHEMAS
+) -> "CallParser | HarmonyParser":
+    """A parser of answers in a format; arguments as of `CallParser`."""
+    if form.name == "harmony":
+        return HarmonyParser(form, single=single)
+    return CallParser(form, names, single=single, schemas=schemas)
 
 
 class _NotACallError(Exception):

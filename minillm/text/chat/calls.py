@@ -7,6 +7,7 @@ r"""Tool calls in a model's text: the formats of published models, and what is r
     granite      <|tool_call|>[{"name": ..., "arguments": {...}}, {...}]          Granite 3
     phi4         <|tool_call|>[{"name": ..., "arguments": {...}}]<|/tool_call|>   Phi-4-mini
     json         {"name": ..., "arguments": {...}}, or a list of these            any other: see `tools.described`
+    harmony      <|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}<|call|>      gpt-oss
     qwen3-coder  <tool_call>\n<function=name>\n<parameter=key>\nvalue\n</parameter>\n...</function>\n</tool_call>
                                                                                  Qwen3-Coder; values are plain text
 
@@ -52,6 +53,8 @@ class CallFormat:
     """Written between name and arguments, instead of an object with both"""
     openings: tuple[str, ...] = ()
     """Texts that may stand before the first call of a format without a marker, and mean nothing"""
+    guides: bool = True
+    """Whether a grammar can hold calls; False: an answer has further messages, of which a grammar would see one"""
     unmarked: str = ""
     """A call's own beginning, at which it is read also where the model leaves out the marker before it; then calls are
     XML, with values as plain text"""
@@ -80,12 +83,14 @@ FORMATS: dict[str, CallFormat] = {
         CallFormat("granite", "<|tool_call|>", lists=True),
         CallFormat("phi4", "<|tool_call|>", "<|/tool_call|>", lists=True),
         CallFormat("qwen3-coder", "<tool_call>", "</tool_call>", separator="\n", unmarked="<function="),
+        CallFormat("harmony", "<|channel|>", "<|call|>", args_marker="<|message|>", guides=False),
         CallFormat("json", end="```", separator="\n", openings=("```json", "```")),
     )
 }
 """Formats by name"""
 
 _SIGNS = {
+    "<|channel|>": "harmony",
     "<parameter=": "qwen3-coder",
     "[ARGS]": "mistral-v11",
     "[TOOL_CALLS]": "mistral",
@@ -99,7 +104,6 @@ _SIGNS = {
 
 _UNREAD = {
     "<arg_key>": "the XML of GLM-4.5 and later",
-    "<|channel|>": "the harmony format of gpt-oss",
     "<function=": "<function=name>{...}</function>",
 }
 """Formats that are not read here, by what a template in them contains"""

@@ -262,8 +262,8 @@ def test_the_format_of_a_template() -> None:
     for unread, words in {
         "<tool_call><function=x>": "<function=name>",
         "<tool_call>f<arg_key>a</arg_key>": "GLM",
-        "<|start|>assistant<|channel|>": "gpt-oss",
     }.items():
         assert format_of(unread) is None
         assert words in (unread_format(unread) or "")
     assert isinstance(format_of("[TOOL_CALLS]"), CallFormat)
+    assert format_of("<|start|>assistant<|channel|>") is FORMATS["harmony"]
