@@ -46,8 +46,11 @@ def call_grammar(
         content: a JSON schema of content, if not any text
 
     Raises:
-        ParameterError: the format, or llguidance, cannot hold what a strict tool's or the content's schema says.
+        ParameterError: the format, or llguidance, cannot hold what a strict tool's or the content's schema says; or no
+            grammar holds calls in this format.
     """
+    if not form.guides:
+        raise ParameterError(f"calls in the format {form.name} are held by no grammar: leave it out")
     digits = digits_in(json.dumps([content, *(tool["function"].get("parameters") for tool in tools)]))
     return LIMIT_LINE.format(digits) + _rules(form, tools, added_ids, required=required, single=single, content=content)
 

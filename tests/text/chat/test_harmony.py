@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from minillm.text.chat import FORMATS, REASONING_FORMATS, Answer, AnswerParser, parser_of, read_calls
+from minillm.errors import ParameterError
+from minillm.text.chat import FORMATS, REASONING_FORMATS, Answer, AnswerParser, call_grammar, parser_of, read_calls
 from minillm.text.chat.calls import ArgumentsDelta, CallBegin, ContentDelta, ReasoningDelta
 
 from ...conversations import assistant, user
@@ -93,6 +94,11 @@ def test_a_text_that_is_cut_off_shows_no_part_of_a_marker() -> None:
         reasoning, content, calls = seen(parser().read(text[:end], cut=True))
         assert "Hm, 1 < 2.".startswith(reasoning) and "I look.".startswith(content)
         assert not calls or (calls[0][0] == "f" and '{"a": 1}'.startswith(calls[0][1]))
+
+
+def test_no_grammar_is_made_of_it() -> None:
+    with pytest.raises(ParameterError, match="calls in the format harmony are held by no grammar"):
+        call_grammar(HARMONY, TOOLS, {})
 
 
 def test_one_call_is_kept_where_one_is_wanted() -> None:
