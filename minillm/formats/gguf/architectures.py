@@ -137,7 +137,7 @@ class Architecture:
     shared_scale: int | None = None
     """Layers of the one size whose scores are divided by the root of E / H, not of D; files do not say so"""
     whole_ramp: bool = True
-    """YaRN's ramp begins and ends at whole pairs, as in llama.cpp; False: not in this family, whose files do not say so"""
+    """YaRN's ramp begins and ends at whole pairs, as in llama.cpp; False: not here, though files do not say so"""
     convolves: bool = False
     """Layers without key/value heads, whose number files have for each layer, have a convolution"""
     needs_output: bool = False
@@ -402,7 +402,12 @@ ARCHITECTURES = {
     ),
     "gpt-oss": Architecture(
         model_type="gpt_oss",
-        keys=_RMS | {"expert_feed_forward_length": "intermediate_size"},
+        keys=_RMS
+        | {
+            "expert_feed_forward_length": "intermediate_size",
+            "attention.sliding_window_pattern": "sliding_window_pattern",
+        },
+        optional=frozenset({"attention.sliding_window_pattern"}),
         tensors={name: ours for name, ours in _SPLIT_ATTENTION.items() if name != "blk.N.ffn_norm"}
         | _EXPERTS
         | {
@@ -414,6 +419,7 @@ ARCHITECTURES = {
         needs={"qkv_bias": True},
         scalings=frozenset({"yarn"}),
         period=2,
+        needs_output=True,
         whole_ramp=False,
     ),
 }

@@ -167,9 +167,7 @@ def _period(architecture: Architecture, config: ModelConfig, where: str) -> int 
         return None
     slides = [window is not None for window in getattr(config, "windows", ())]
     for period in (architecture.period, *range(2, len(slides) + 2)):
-        if slides == [(i + 1) % period > 0 for i in range(len(slides))] and (
-            period == architecture.period or "attention.sliding_window_pattern" in architecture.keys
-        ):
+        if slides == [(i + 1) % period > 0 for i in range(len(slides))]:
             return None if period == architecture.period else period
     raise UnsupportedModelError(f"{where}: llama.cpp runs this family with windows in all but each n-th layer alone")
 
