@@ -17,7 +17,7 @@ from ..backends.loader import Member, Tensor
 from ..errors import CheckpointError
 
 PLACE = ".experts."
-"""What stands before the name of a stacked tensor"""
+"""Text before the name of a stacked tensor"""
 
 
 def each_expert(tensors: Mapping[str, Tensor], stacked: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, Tensor]:
@@ -28,8 +28,8 @@ def each_expert(tensors: Mapping[str, Tensor], stacked: tuple[tuple[str, tuple[s
     """
     names, apart = dict(stacked), dict[str, Tensor]()
     for name, tensor in tensors.items():
-        place, found, stem = name.rpartition(PLACE)
-        projections = names.get(stem.removesuffix("_bias")) if found else None
+        layer, place, stem = name.rpartition(PLACE)
+        projections = names.get(stem.removesuffix("_bias")) if place else None
         if projections is None:
             apart[name] = tensor
             continue
@@ -42,7 +42,7 @@ def each_expert(tensors: Mapping[str, Tensor], stacked: tuple[tuple[str, tuple[s
             raise CheckpointError(f"tensor {name} should have outputs of {' and '.join(projections)} in turn")
         for expert in range(tensor.shape[0]):
             for i, projection in enumerate(projections):
-                ours = f"{place}{PLACE}{expert}.{projection}.{'bias' if bias else 'weight'}"
+                ours = f"{layer}{PLACE}{expert}.{projection}.{'bias' if bias else 'weight'}"
                 apart[ours] = _rows_of(tensor, expert, i, len(projections), transposed=transposed)
     return apart
 

@@ -43,7 +43,7 @@ class PackedTensor(ComputedTensor):
     scales: StoredTensor
     first: int = 0
     step: int = 1
-    """Of one matrix: every `step`-th row from `first` on"""
+    """Every `step`-th row from `first` on, where it is one matrix"""
     dtype = FORM.name
 
     @property

@@ -21,9 +21,9 @@ from .calls import AnswerDelta, ArgumentsDelta, CallBegin, CallFormat, ContentDe
 MESSAGE = "<|message|>"
 """The marker between the head of a message and its text"""
 HEADS = ("<|start|>", "<|channel|>", "to=")
-"""What the head of a message begins with"""
+"""Texts with which the head of a message may begin"""
 ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
-"""What a message ends at: its own marker, or the beginning of the next one"""
+"""Ends of a message: its own marker, or the beginning of the next one"""
 FUNCTIONS = "functions."
 """Namespace of the functions that a request offers"""
 LONGEST_HEAD = 1000
