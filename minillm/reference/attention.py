@@ -56,9 +56,10 @@ class AttentionSpec:
 
     def with_arrays(self, array_of: Callable[[Any], Any]) -> "AttentionSpec":
         """The same variant, with an array in place of each weight."""
+        if self.slopes is None and self.bias is None and self.sinks is None:
+            return self
         weights = {"slopes": self.slopes, "bias": self.bias, "sinks": self.sinks}
-        arrays = {name: array_of(weight) for name, weight in weights.items() if weight is not None}
-        return replace(self, **arrays) if arrays else self
+        return replace(self, **{name: array_of(weight) for name, weight in weights.items() if weight is not None})
 
 
 def attend(q: Any, keys: Any, values: Any, batch: Batch, spec: AttentionSpec, xp: Any, out: Any) -> Any:

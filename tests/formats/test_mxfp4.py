@@ -165,6 +165,7 @@ def test_a_checkpoint_in_mxfp4_is_not_written_anew(tmp_path: Path) -> None:
         write_checkpoint(tmp_path / "source", tmp_path / "out", "float16")
 
 
+@pytest.mark.exhaustive  # importing transformers' functions takes longer than all other tests here
 @pytest.mark.reference
 def test_values_and_logits_are_those_of_transformers(tmp_path: Path) -> None:
     """With the weights that its own function dequantises: the quantiser itself looks for kernels on the hub."""
