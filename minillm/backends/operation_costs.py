@@ -10,6 +10,7 @@ from ..reference.activation import gate_cost, glu_cost, scale_logits_cost
 from ..reference.attention import attention_cost, kv_cost
 from ..reference.convolution import convolution_cost
 from ..reference.cost import Cost
+from ..reference.delta_rule import delta_rule_cost
 from ..reference.experts import combine_cost, linear_experts_cost, route_cost
 from ..reference.linear import embed_cost, linear_cost, reduce_cost
 from ..reference.low_rank import low_rank_cost
@@ -109,6 +110,11 @@ def _convolve(call: Any) -> Cost:
     )
 
 
+def _delta_rule(call: Any) -> Cost:
+    (T, width), V, (K, dk) = call.result.shape, call.weight.shape[0], call.keys
+    return delta_rule_cost(T, K, V, dk, width // V, len(call.batch.spans), call.result.itemsize)
+
+
 def _store_kv(call: Any) -> Cost:
     T, K, D = call.k.shape
     return kv_cost(T, K, D, call.backend.memory.position_bytes(K, D), call.k.itemsize)
@@ -148,6 +154,7 @@ COSTS: dict[str, Callable[[Any], Cost]] = {
     "linear_experts": _linear_experts,
     "combine": _combine,
     "convolve": _convolve,
+    "delta_rule": _delta_rule,
     "store_kv": _store_kv,
     "attend": _attend,
     "take_rows": _take_rows,

@@ -165,6 +165,21 @@ class Backend:
             x, taps, weight.bias, states, *places, self.xp, out, gated=gated, activation=activation
         )
 
+    def delta_rule(
+        self, x: Any, gates: Any, weight: Weight, cache: Pages, layer: int, batch: Batch, *, keys: tuple[int, int]
+    ) -> Any:
+        """The gated delta rule, its states in the cache: `reference.delta_rule`. [T, 2 K dk + V dv] -> [T, V dv]
+
+        `keys` are K and dk, the gates [T, 2 V]; the weight has the rates of decay [V], and as bias the step's. The
+        matrices are the second of a layer's states, beside a convolution's.
+        """
+        _, states = cache.states_of(layer)
+        out = self.memory.arena.take((len(x), states.shape[1] * states.shape[3]))
+        places = batch.state_before, batch.state_after
+        return reference.delta_rule(
+            x, gates, weight.data, weight.bias, states, *places, self.xp, out, key_heads=keys[0]
+        )
+
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """Write the new tokens' keys and values to their slots of the cache. k, v: [T, K, D]"""
         reference.store_kv(k, v, *cache.layer(layer), batch)

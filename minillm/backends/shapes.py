@@ -173,6 +173,12 @@ class ShapeBackend(Backend):
         """[T, C] -> [T, C], gated [T, 3 C] -> [T, C]"""
         return self.memory.arena.take((len(x), x.shape[1] // (3 if variant.get("gated") else 1)))
 
+    def delta_rule(
+        self, x: Any, gates: Any, weight: Weight, cache: Any, layer: int, batch: Batch, *, keys: tuple[int, int]
+    ) -> Any:
+        """[T, 2 K dk + V dv] -> [T, V dv]"""
+        return self.memory.arena.take((len(x), x.shape[1] - 2 * keys[0] * keys[1]))
+
     def store_kv(self, k: Any, v: Any, cache: Any, layer: int, batch: Batch) -> None:
         """Nothing to store. k, v: [T, K, D]"""
 

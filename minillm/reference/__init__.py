@@ -3,6 +3,7 @@
 from .activation import gate, glu, scale_logits
 from .attention import attend, store_kv
 from .convolution import convolve
+from .delta_rule import delta_rule
 from .experts import Routing, combine, linear_experts, route
 from .linear import embed, linear
 from .low_rank import add_low_rank
@@ -10,6 +11,6 @@ from .norm import layer_norm, rms_norm
 from .rotary import Rotation, cosines_and_sines, rotary
 from .sampling import sample
 
-__all__ = ["Rotation", "Routing", "add_low_rank", "attend", "combine", "convolve", "cosines_and_sines"]
+__all__ = ["Rotation", "Routing", "add_low_rank", "attend", "combine", "convolve", "cosines_and_sines", "delta_rule"]
 __all__ += ["embed", "gate", "glu", "layer_norm", "linear", "linear_experts", "rms_norm", "rotary", "route"]
 __all__ += ["sample", "scale_logits", "store_kv"]

@@ -36,6 +36,7 @@ from .launching import (
     Attention,
     Combine,
     Convolve,
+    DeltaRule,
     Embed,
     Gate,
     Glu,
@@ -74,6 +75,8 @@ _CODES = {np.dtype(kind): code for code, kind in enumerate((np.float32, np.float
 """Type of an array of weights, keys or values -> its format in C: uint16 holds bfloat16, uint8 pairs of int4"""
 INT8 = _CODES[np.dtype(np.int8)]
 """The first format in C for which activations are rounded"""
+MOST_KEYS, COLUMNS = 256, 32
+"""The largest dk of `kernels/cpu/delta_rule.c`, and the columns of a head that are one piece of its work"""
 BLOCK_CODES = {name: code for code, name in enumerate(BLOCK_FORMATS, len(_CODES))}
 """Block format -> its format in C"""
 
@@ -352,6 +355,26 @@ class CpuBackend(Recordable, Backend):
             stride=stride,
         )  # fmt: skip
         launch("convolve", arguments, shares_of(T))
+        return out
+
+    @recorded
+    def delta_rule(
+        self, x: Any, gates: Any, weight: Weight, cache: Pages, layer: int, batch: Batch, *, keys: tuple[int, int]
+    ) -> Any:
+        """The gated delta rule, its states in the cache. [T, 2 K dk + V dv], [T, 2 V] -> [T, V dv]"""
+        _, states = cache.states_of(layer)
+        (T, _), (_, V, dk, dv) = x.shape, states.shape
+        if dk > MOST_KEYS:
+            not_recorded()
+            return super().delta_rule(x, gates, weight, cache, layer, batch, keys=keys)
+        (x, stride), (gates, gate_stride) = _rows(x[:, None]), _rows(gates[:, None])
+        out = self.memory.arena.take((T, V * dv))
+        arguments = filled(
+            DeltaRule, x=x, gates=gates, decay=weight.data, step_bias=weight.bias, states=states,
+            before=batch.state_before, after=batch.state_after, out=out, T=T, K=keys[0], V=V, dk=dk, dv=dv,
+            stride=stride, gate_stride=gate_stride,
+        )  # fmt: skip
+        launch("delta_rule", arguments, shares_of(V * -(-dv // COLUMNS)))
         return out
 
     @recorded

@@ -64,6 +64,7 @@ def _cases() -> Iterator[Case]:
     yield "layer_norm", methodcaller("layer_norm", x, Weight("", gain, bias), 1e-5)
     yield "rms_norm", methodcaller("rms_norm", x, Weight("", gain), 1e-5)
     yield from _convolutions(rng)
+    yield from _delta_rules(rng)
     yield "take_rows", methodcaller("take_rows", x, np.array([2, 0]))
     down, up = (Weight("", rng.standard_normal(shape, np.float32)) for shape in ((5, 100), (100, 5)))
     yield (
@@ -173,6 +174,28 @@ def _convolve(x: Any, taps: Weight, states: Any, before: Any, after: Any, varian
     batch: Any = SimpleNamespace(state_before=before, state_after=after)
     out = on.convolve(x, taps, cache, 0, batch, **variant)
     return np.concatenate([out, held.reshape(-1, out.shape[1])])
+
+
+def _delta_rules(rng: np.random.Generator) -> Iterator[Case]:
+    """The same of the gated delta rule, with two value heads of a key head and odd sizes."""
+    before = np.array([-1, 0, 1, 2, -2 - 3, 4, 4, 5])
+    after = np.array([-1, 5, -1, 1, -1, 0, -1, -1])
+    K, V, dk, dv = 2, 4, 21, 37
+    states = rng.standard_normal((7, V, dk, dv), np.float32)
+    weight = Weight("", rng.standard_normal(V, np.float32), rng.standard_normal(V, np.float32))
+    x, gates = (rng.standard_normal((8, width), np.float32) for width in (2 * K * dk + V * dv, 2 * V))
+    yield "delta_rule", partial(_delta_rule, x, gates, weight, states, before, after, (K, dk))
+
+
+def _delta_rule(
+    x: Any, gates: Any, weight: Weight, states: Any, before: Any, after: Any, keys: tuple[int, int], on: Backend
+) -> Any:
+    """Results and states of a gated delta rule. [T + slots dk, V dv]"""
+    kept = states.copy()
+    cache: Any = SimpleNamespace(states_of=lambda layer: (None, kept))
+    batch: Any = SimpleNamespace(state_before=before, state_after=after)
+    out = on.delta_rule(x, gates, weight, cache, 0, batch, keys=keys)
+    return np.concatenate([out, kept.reshape(-1, out.shape[1])])
 
 
 def _keep_allowed(on: Backend, logits: Any, masks: Any) -> Any:

@@ -241,6 +241,18 @@ class CudaBackend(Recordable, Backend):
         return out
 
     @recorded
+    def delta_rule(
+        self, x: Any, gates: Any, weight: Weight, cache: Pages, layer: int, batch: Batch, *, keys: tuple[int, int]
+    ) -> Any:
+        """One launch. [T, 2 K dk + V dv], [T, 2 V] -> [T, V dv]"""
+        _, states = cache.states_of(layer)
+        assert states.shape[2] <= rows.MOST_KEYS
+        out = self.memory.arena.take((len(x), states.shape[1] * states.shape[3]))
+        places = batch.state_before, batch.state_after
+        rows.delta_rule(self.kernels, x, gates, (weight.data, weight.bias), states, places, out, keys=keys)
+        return out
+
+    @recorded
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """One launch. k, v: [T, K, D]"""
         assert isinstance(batch, DeviceBatch)

@@ -1,6 +1,7 @@
-"""Launches the row-wise kernels: embedding, row selection, norms, rotary embedding, gates, convolutions, logits' scale.
+"""Launches the row-wise kernels: embedding, row selection, norms, rotary, gates, convolutions, the delta rule, logits.
 
-Their sources are `kernels/cuda/embed.cu`, `norm.cu`, `rotary.cu`, `glu.cu`, `convolution.cu` and `logits.cu`.
+Their sources are `kernels/cuda/embed.cu`, `norm.cu`, `rotary.cu`, `glu.cu`, `convolution.cu`, `delta_rule.cu` and
+`logits.cu`.
 
 Results are contiguous; inputs may have a larger row stride. Nothing is launched for zero rows.
 """
@@ -21,6 +22,8 @@ MOST_BLOCKS = 65535
 """The most blocks of `scale_logits`, each of which then walks on."""
 MOST_TAPS = 64
 """The most inputs of a convolution in `convolution.cu`"""
+MOST_KEYS, COLUMNS, COLUMN_THREADS = 256, 32, 4
+"""The largest dk in `delta_rule.cu`, the columns of a block, and the threads of each"""
 NORM_THREADS = 512
 ROTARY_THREADS = 256
 NORM_VALUES = 64
@@ -147,6 +150,7 @@ def gate(kernels: Kernels, x: Any, logits: Any, out: Any, *, silu: bool = False)
         x: [T, F]
         logits: [T, n]; or a view with a larger row stride
         out: [T, F]
+        silu: whether the factor is silu(logits)
     """
     T, F = out.shape
     if T == 0:
@@ -190,6 +194,38 @@ def convolve(
     arrays = (out, x, taps, or_null(bias), states, *places)
     sizes = int32s(C, k, slots, row_stride(x), gated, ACTIVATIONS[activation])
     kernels.get("convolution", "convolve")((T, -(-C // threads)), (threads,), (*arrays, *sizes))
+
+
+def delta_rule(
+    kernels: Kernels,
+    x: Any,
+    gates: Any,
+    weight: tuple[Any, Any],
+    states: Any,
+    places: tuple[Any, Any],
+    out: Any,
+    *,
+    keys: tuple[int, int],
+) -> None:
+    """The gated delta rule (`reference.delta_rule`).
+
+    Args:
+        kernels: for the storage type of x, gates and out
+        x: [T, 2 K dk + V dv]; or a view with a larger row stride
+        gates: [T, 2 V]; the same
+        weight: rates of decay and biases, [V] float32 each
+        states: [slots, V, dk, dv] float32; dk at most `MOST_KEYS`
+        places: where each token finds the state before it, and where the state after it goes; [T] int32 each
+        out: [T, V dv], filled; contiguous
+        keys: K and dk
+    """
+    (T, _), (slots, V, dk, dv) = out.shape, states.shape
+    if T == 0:
+        return
+    arrays = (out, x, gates, *weight, states, *places)
+    sizes = int32s(T, keys[0], V, dk, dv, slots, row_stride(x), row_stride(gates))
+    grid = (T, V, -(-dv // COLUMNS))
+    kernels.get("delta_rule", "delta_rule")(grid, (COLUMNS * COLUMN_THREADS,), (*arrays, *sizes))
 
 
 def scale_logits(kernels: Kernels, logits: Any, scale: float, cap: float | None) -> None:
