@@ -19,6 +19,7 @@ from minillm.backends.shapes import ShapeBackend
 from minillm.backends.weights import Weight
 from minillm.config import ModelConfig
 from minillm.layers.convolution import ConvolutionBlock
+from minillm.layers.delta_net import DeltaNetBlock
 from minillm.layers.head import LMHead
 from minillm.layers.mlp import MLP
 from minillm.measure.accounting import Part
@@ -148,7 +149,7 @@ class Bench:
     def products(self) -> Iterator[Figure]:
         """Each projection, with as many rows as a step has; for many rows also by the library."""
         block = self.model.layers[0]
-        assert isinstance(self.model.head, LMHead) and not isinstance(block, ConvolutionBlock)
+        assert isinstance(self.model.head, LMHead) and not isinstance(block, ConvolutionBlock | DeltaNetBlock)
         attention, mlp = block.attention, block.mlp
         linears = {
             "qkv": attention.qkv,

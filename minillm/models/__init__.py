@@ -65,6 +65,9 @@ FAMILIES = (
     "ernie4_5_moe",
     "lfm2",
     "gpt_oss",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 

@@ -57,7 +57,7 @@ class Parameter:
     first: int = 0
     """Its first row in the weight"""
     role: Role = "projection"
-    blocks: int = 1
+    blocks: int | tuple[int, ...] = 1
     heads: int | None = None
     """Rows are stored head by head (`Weights.linear`)"""
     paired: tuple[int, int] | None = None
@@ -141,8 +141,8 @@ class Weights:
         inputs: int,
         bias: bool = False,
         split: Split | None = None,
-        blocks: int | tuple[int, ...] = 1,
-        heads: int | None = None,
+        blocks: int | tuple[int, ...] | Mapping[str, int | tuple[int, ...]] = 1,
+        heads: int | Mapping[str, int] | None = None,
         units: Sequence[int] | None = None,
         paired: Mapping[str, tuple[int, int]] = MappingProxyType({}),
         transposed: bool = False,
@@ -157,9 +157,10 @@ class Weights:
             bias: whether it has one
             split: how ranks share it; None: each has all of it. The bias goes with the outputs; with "inputs" rank 0
                 alone has it, since the ranks' results are added
-            blocks: blocks of rows (Q, K, V) that one tensor holds, their number if they are equal, or the rows of each:
-                a rank takes its share of each
-            heads: the checkpoint has the blocks' rows head by head (each head's Q, K, V), of so many heads
+            blocks: blocks of rows (Q, K, V) that one tensor holds, their number if they are equal, or the rows of each,
+                by name if tensors differ: a rank takes its share of each
+            heads: the checkpoint has the blocks' rows head by head (each head's Q, K, V), of so many heads; by name if
+                not all tensors have blocks, which are then no others
             units: the heads in each tensor, or in each block of one: ranks take whole ones, and several have the same
                 where there are fewer than ranks (key/value heads)
             paired: tensors with the numbers of each rotated pair side by side, where the model has them half of the
@@ -170,13 +171,16 @@ class Weights:
         tensors: list[Tensor] = []
         biases: list[Tensor] = []
         parts, first = outputs if isinstance(outputs, Mapping) else {name: outputs}, 0
-        place = {"blocks": blocks if isinstance(blocks, int) else 1, "heads": heads, "transposed": transposed}
         for i, (stem, rows) in enumerate(parts.items()):
-            within = units if units is None or len(parts) == 1 else units[i : i + 1]
+            own = blocks.get(stem, 1) if isinstance(blocks, Mapping) else blocks
+            by_head = heads.get(stem) if isinstance(heads, Mapping) else heads
+            count = own if isinstance(own, int) else len(own)
+            within = units if units is None or len(parts) == 1 else (units[i],) * count
             pairs = paired.get(stem)
-            order: dict[str, Any] = {"split": split, "blocks": blocks, "heads": heads, "units": within, "paired": pairs}
+            order: dict[str, Any] = {"split": split, "blocks": own, "heads": by_head, "units": within, "paired": pairs}
+            place = {"blocks": own if by_head or isinstance(own, int) else 1, "heads": by_head, "paired": pairs}
             matrix = self._tensors(f"{stem}.weight", (rows, inputs), **order, transposed=transposed)
-            self._listen(stem, name, matrix, outputs=rows, inputs=inputs, first=first, paired=pairs, **place)
+            self._listen(stem, name, matrix, outputs=rows, inputs=inputs, first=first, transposed=transposed, **place)
             tensors += matrix
             biases += self._tensors(f"{stem}.bias", (rows,), **order) if bias else []
             first += rows
@@ -272,12 +276,22 @@ class Weights:
         return self._prepare(name, gains, biases, "projection")
 
     def vector(
-        self, name: str, width: int, *, published: tuple[int, ...] | None = None, split: Split | None = None
+        self,
+        name: str,
+        width: int,
+        *,
+        published: tuple[int, ...] | None = None,
+        beside: str | None = None,
+        split: Split | None = None,
     ) -> Weight:
-        """A vector [width] that is neither a gain nor a projection's bias; checkpoints may have it in another shape."""
-        shape = published if published is not None and not self._as_built else (width,)
-        whole = self._tensors(name, shape, split=split)
-        return self._prepare(name, [Rearranged(t, np.ravel) if len(t.shape) > 1 else t for t in whole], [], "router")
+        """A vector [width] that is neither a gain nor a projection's bias; checkpoints have it in another shape.
+
+        `beside` is the name of another that goes with it, as its bias; `split`: ranks share both.
+        """
+        published = published if published is not None and not self._as_built else (width,)
+        whole = self._tensors(name, published, split=split)
+        other = self._tensors(beside, (width,), split=split) if beside is not None else []
+        return self._prepare(name, [Rearranged(t, np.ravel) if len(t.shape) > 1 else t for t in whole], other, "router")
 
     def taps(
         self, name: str, channels: int, width: int, *, bias: bool = False, blocks: tuple[int, ...] | None = None
@@ -419,7 +433,6 @@ class Weights:
                 at += size
             heads = heads and heads // self.ranks
         if heads is not None:
-            assert isinstance(blocks, int)
             return [by_block(piece, heads, blocks) for piece in parts]
         if paired is not None:
             return [in_halves(piece, *paired) for piece in parts]
@@ -561,6 +574,9 @@ class Names:
     """A bias of logits, [1, V], which is zeros where a checkpoint lacks it"""
     stacked: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Tensors of all experts of a layer, and the projections whose outputs alternate in them (`stacked_experts.py`)"""
+    fused_experts: bool = False
+    """Checkpoints have all experts' matrices in one tensor [X, 2 F, E], gate and up, and one [X, E, F], as transformers
+    has them in memory"""
     head_decides: bool = False
     """The head is tied unless a checkpoint stores another, as transformers has it in the T5 families, whatever
     config.json says"""
@@ -597,6 +613,9 @@ class Names:
             short = self.short(name)
             if short.endswith(self.left_out) or short.startswith(self.other_parts):
                 continue
+            if self.fused_experts and short.endswith(_FUSED) and len(tensor.shape) == 3:
+                tensors |= _each_expert(short, tensor)
+                continue
             if short in tensors:
                 raise CheckpointError(f"the checkpoint holds tensor {short} twice, once as {name}: leave one out")
             tensors[short] = tensor
@@ -617,6 +636,25 @@ class Names:
         return tensors
 
 
+_FUSED = ("experts.gate_up_proj", "experts.down_proj")
+
+
+def _each_expert(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """The matrices of single experts in a tensor of all, by the names that they have one by one."""
+    stem, _, kind = name.rpartition(".")
+    matrices: dict[str, Tensor] = {}
+    for i in range(tensor.shape[0]):
+        matrix = Rearranged(tensor.part(0, i, i + 1), lambda one: one[0])  # [1, rows, columns] -> [rows, columns]
+        member = tensor.item(i) if hasattr(tensor, "item") else matrix
+        if kind == "down_proj":
+            matrices[f"{stem}.{i}.down_proj.weight"] = member
+            continue
+        F = member.shape[0] // 2
+        matrices[f"{stem}.{i}.gate_proj.weight"] = member.part(0, 0, F)
+        matrices[f"{stem}.{i}.up_proj.weight"] = member.part(0, F, 2 * F)
+    return matrices
+
+
 def _equal(a: Tensor, b: Tensor) -> bool:
     """True if two matrices have the same values; compared in chunks of rows."""
     return a is b or (a.shape == b.shape and len(a.shape) == 2 and all(map(np.array_equal, a.chunks(), b.chunks())))
@@ -632,15 +670,18 @@ def transpose(tensor: Tensor) -> Rearranged:
     return Rearranged(tensor, np.transpose)
 
 
-def by_block(tensor: Tensor, heads: int, blocks: int = 3) -> Rearranged:
+def by_block(tensor: Tensor, heads: int, blocks: int | tuple[int, ...] = 3) -> Rearranged:
     """Rows stored head by head (each head's Q, K, V) as Q of all heads, then K, then V. [H 3 D, ...] -> [3 H D, ...]"""
     return Rearranged(tensor, lambda stored: rows_by_block(stored, heads, blocks))
 
 
-def rows_by_block(stored: NDArray[Any], heads: int, blocks: int) -> NDArray[Any]:
-    """The rows of an array in the order of `by_block`."""
-    by_head = stored.reshape(heads, blocks, -1, *stored.shape[1:])  # [H 3 D, ...] -> [H, 3, D, ...]
-    return by_head.swapaxes(0, 1).reshape(stored.shape)  # [H, 3, D, ...] -> [3, H, D, ...] -> [3 H D, ...]
+def rows_by_block(stored: NDArray[Any], heads: int, blocks: int | tuple[int, ...]) -> NDArray[Any]:
+    """The rows of an array in the order of `by_block`; `blocks` are equal, or in the proportion of these numbers."""
+    shares = (1,) * blocks if isinstance(blocks, int) else blocks
+    by_head = stored.reshape(heads, -1, *stored.shape[1:])  # [H 3 D, ...] -> [H, 3 D, ...]
+    stops = np.cumsum(shares) * by_head.shape[1] // sum(shares)
+    parts = np.split(by_head, stops[:-1], axis=1)  # -> 3 x [H, D, ...]
+    return np.concatenate([part.reshape(-1, *stored.shape[1:]) for part in parts])  # -> [3 H D, ...]
 
 
 def in_halves(tensor: Tensor, D: int, rotated: int) -> Rearranged:

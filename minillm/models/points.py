@@ -9,9 +9,10 @@ with experts has `experts.probabilities` in place of `mlp.hidden`.
     blocks.3.attention.q       [T, H, D]  queries, after norms and rotation
     blocks.3.attention.k, .v   [T, K, D]  keys (rotated) and values, before they are stored
     blocks.3.attention.pattern [T, H, S]  softmax(scores): the weight of each key for each query
-    blocks.3.attention.z       [T, H, D]  the heads' results, before the output product
+    blocks.3.attention.z       [T, H, D]  the heads' results, before their gates and the output product
     blocks.3.attention.out     [T, E]     their product with W^O, before any norm of it and the residual sum
     blocks.3.convolution.out   [T, E]     the same of a convolution, in a block that has one in place of attention
+    blocks.3.delta_net.out     [T, E]     the same of a linear attention by the delta rule
     blocks.3.residual_mid      [T, E]     the residual stream between attention and MLP
     blocks.3.cross.*                      the same of cross-attention: q, pattern, z, out, residual
     blocks.3.mlp.in            [T, E]     what the MLP, or the router of the experts, reads
@@ -36,6 +37,7 @@ from ..errors import ParameterError, listed, shown
 from ..layers.block import OutputNorm, Parallel, PostNorm
 from ..layers.convolution import ConvolutionBlock
 from ..layers.cross_attention import PostNormCross
+from ..layers.delta_net import DeltaNetBlock
 from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
 
@@ -105,9 +107,10 @@ def _points(stack: Any, prefix: str) -> Points:
 def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]:
     """The points of a block with their shapes, in order; notes in `points` the weights at which they are met."""
     mlp = block.mlp
-    if isinstance(block, ConvolutionBlock):
-        yield "convolution.out", ("T", E)
-        points.summands[id(block.convolution.out)] = "convolution.out"
+    if isinstance(block, ConvolutionBlock | DeltaNetBlock):
+        result = "convolution.out" if isinstance(block, ConvolutionBlock) else "delta_net.out"
+        yield result, ("T", E)
+        points.summands[id(operator_of(block).out)] = result
     else:
         attention = block.attention
         H, K, D = attention.num_heads, attention.num_kv_heads, attention.out.shape[1] // attention.num_heads
@@ -151,7 +154,9 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
 
 
 def operator_of(block: Any) -> Any:
-    """The part of a block before its MLP: attention, or a convolution."""
+    """The part of a block before its MLP: attention, or what is in its place."""
+    if isinstance(block, DeltaNetBlock):
+        return block.delta_net
     return block.convolution if isinstance(block, ConvolutionBlock) else block.attention
 
 

@@ -27,6 +27,8 @@ TEXT_PARTS: dict[str, tuple[str, bool]] = {
     "llava_next": ("llama", False),
     "llava_onevision": ("qwen2", False),
     "internvl": ("qwen2", True),
+    "qwen3_5": ("qwen3_5_text", False),
+    "qwen3_5_moe": ("qwen3_5_moe_text", False),
 }
 """model_type of a model of text and images -> its text model's family, unless `text_config` names another, and whether
 its head is tied if config.json does not say"""
@@ -72,12 +74,16 @@ def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         tied = outer.get("tie_word_embeddings", tied)
     tied = tied or Fields(text, "config.json, text_config").get("tie_word_embeddings", tied)
     usual = _QWEN_VL_DEFAULTS if kind in _QWEN_VL else DEFAULTS.get(family, {}) if isinstance(family, str) else {}
-    tables = {name: _plain(text[name]) for name in TABLES if isinstance(text.get(name), dict)}
-    return usual | text | tables | {"model_type": family, "tie_word_embeddings": tied}
+    return usual | without_mrope(text) | {"model_type": family, "tie_word_embeddings": tied}
+
+
+def without_mrope(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A text model's config.json without M-RoPE, in which the positions of text are all the same."""
+    return dict(raw) | {name: _plain(raw[name]) for name in TABLES if isinstance(raw.get(name), dict)}
 
 
 def _plain(table: dict[str, Any]) -> dict[str, Any]:
-    """A table of rotary position embedding without M-RoPE, in which the positions of text are all the same."""
+    """A table of rotary position embedding without M-RoPE."""
     plain = {name: value for name, value in table.items() if name not in ("mrope_section", "mrope_interleaved")}
     return plain | {name: "default" for name in ("type", "rope_type") if plain.get(name) == "mrope"}
 

@@ -119,7 +119,7 @@ def delta_rule(
 def delta_rule_cost(
     T: int, key_heads: int, value_heads: int, dk: int, dv: int, sequences: int, number_bytes: int = 4
 ) -> Cost:
-    """Of each value head's matrix seven FLOPs a number: the decay, and a multiply-add each to ask, correct and ask.
+    """Seven FLOPs a number of each value head's matrix: the decay, and a multiply-add each to ask, correct and ask.
 
     Besides, of each of them 2 dv for the corrections and 10 for its gates, a key head's 7 dk + 4 for both lengths, and
     the exponentials of the rates once. The state of each sequence is read and written once, in float32. Unfused, each

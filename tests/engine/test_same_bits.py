@@ -31,8 +31,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": CONFIGS["mistral"]["window"],
     "mixtral": CONFIGS["mixtral"]["two of six, window"],
     "lfm2": CONFIGS["lfm2"]["grouped"] | {"max_position_embeddings": 128},
+    "qwen3_5_text": CONFIGS["qwen3_5_text"]["grouped"] | {"max_position_embeddings": 128},
 }
 """Widths that are multiples of a vector and of a block of inputs, and others"""
+EACH = [pytest.param(model, marks=[pytest.mark.exhaustive] if model == "qwen3_5_text" else []) for model in MODELS]
 FORMS = ["float32", "float16", "bfloat16", "int8", "int4"]
 WAYS: list[dict[str, Any]] = [
     {},
@@ -170,6 +172,7 @@ def compare(bench: Bench, mixes: int, at_least: int) -> None:
         ("opt", "float32"),
         ("mixtral", "float16"),
         ("lfm2", "float32"),
+        pytest.param("qwen3_5_text", "float32", marks=pytest.mark.slow),
         pytest.param("mistral", "bfloat16", marks=pytest.mark.slow),
         pytest.param("llama", "int4", marks=pytest.mark.slow),
     ],
@@ -180,14 +183,14 @@ def test_logits_have_the_same_bits_in_any_mix_of_requests(model: str, form: str)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", EACH)
 def test_logits_have_the_same_bits_in_many_mixes(model: str, form: str) -> None:
     compare(Bench(model, weights=form), 8, 400)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["bfloat16", "int8"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", EACH)
 def test_logits_have_the_same_bits_with_a_narrower_cache(model: str, cache: str) -> None:
     compare(Bench(model, weights="float32", cache=cache), 4, 150)
 

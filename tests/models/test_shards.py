@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +170,18 @@ def joined(whole: Weight, shares: list[Weight], sections: list[int]) -> tuple[np
     return stacked(data), None if biases[0] is None else stacked(biases)
 
 
+def mixed_widths(config: Any) -> list[int]:
+    """Widths of the queries, keys and values that a delta net convolves."""
+    (K, dk), (V, dv) = config.keys, config.values
+    return [K * dk, K * dk, V * dv]
+
+
 def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
     config = whole.config
     D = config.head_dim
     qkv = [config.num_heads * D, config.num_kv_heads * D, config.num_kv_heads * D]
+    if hasattr(config, "linear"):  # queries are followed by gates
+        qkv.insert(0, qkv[0])
     split = 0
     for (path, weight), *others in zip(weight_paths(whole), *map(weight_paths, shares), strict=True):
         if path.endswith(("slopes", "frequencies")):
@@ -187,10 +196,14 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
         sections = qkv if place == "attention.qkv" else halves
         if place == "convolution.projection":
             sections = [weight.shape[0] // 3] * 3
-        if place == "convolution.taps":
+        if place == "delta_net.projection":
+            V, dv = config.values
+            sections = [*mixed_widths(config), V * dv, V, V]
+        if place.endswith(".taps"):
             k = config.taps
-            ours = np.concatenate([other.data.reshape(k, -1) for _, other in others], axis=1)
-            np.testing.assert_array_equal(ours, weight.data.reshape(k, -1))
+            blocks = [weight.shape[0] // k] if place == "convolution.taps" else mixed_widths(config)
+            taps, _ = joined(weight, [replace(other, data=other.data.reshape(k, -1).T) for _, other in others], blocks)
+            np.testing.assert_array_equal(taps.T, weight.data.reshape(k, -1))
             continue
         for one, *parts in zip(*(each_expert(each) for each in (weight, *(other for _, other in others))), strict=True):
             data, bias = joined(one, parts, sections)
@@ -201,7 +214,7 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
     whole_qkv = config.model_type in ("olmoe", "olmo2", "olmo3", "minimax_m2")  # whose norms of queries span all heads
     shared = sum(getattr(layer.mlp, "shared", None) is not None for layer in whole.layers)
     parts = 4 - whole_qkv + getattr(config, "sinks", False)  # both projections of attention and of each MLP; sinks
-    assert split == parts * config.num_layers + 2 * shared
+    assert split == parts * config.num_layers + 2 * shared + sum(getattr(config, "linear", ()))
 
 
 @pytest.mark.sampled(4)
@@ -240,7 +253,8 @@ def test_ranks_attend_with_whole_heads_and_their_results_add_up(family: str, nam
         operators = [operator_of(layer)(backend, x, cache.storage, batch, residual=residual).copy() for layer in layers]
         return *operators, layers[0].mlp(backend, x, residual=residual).copy()
 
-    for ranks in (2, 4) if config.num_heads % 4 == 0 else (2,):
+    key_heads = getattr(config, "keys", (4, 0))[0]
+    for ranks in (2, 4) if config.num_heads % 4 == key_heads % 4 == 0 else (2,):
         sums = [np.sum(parts, axis=0) for parts in zip(*(attended(rank, ranks) for rank in range(ranks)), strict=True)]
         for ours, expected in zip(sums, attended(0, 1), strict=True):
             np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-5 * np.abs(expected).max())

@@ -29,11 +29,13 @@ LONG = np.random.default_rng(5).integers(3, 96, 45).tolist()
 
 
 FIRST = {family: next(iter(configs)) for family, configs in CONFIGS.items()}
+for alike in ("qwen3_next", "qwen3_5_moe_text"):  # whose kernels those of qwen3_5_text and qwen2_moe are
+    del FIRST[alike]
 
 
 @pytest.fixture(
     params=[
-        pytest.param(CONFIGS[family][name], marks=[] if name == FIRST[family] else [pytest.mark.exhaustive])
+        pytest.param(CONFIGS[family][name], marks=[] if name == FIRST.get(family) else [pytest.mark.exhaustive])
         for family, name in CASES
     ],
     ids=IDS,
@@ -118,7 +120,8 @@ def test_sixteen_bits_stay_near_the_reference(raw: dict[str, Any], storage: str,
     error = np.abs(all_logits(runner, LONG) - expected)
     errors = np.sqrt((error**2).mean(axis=1)) if has_experts(raw) else np.sqrt((error**2).mean())
     spread = np.median(errors) / expected.std()  # a token or two may choose another expert
-    assert 0 < spread < 12 * UNIT[storage], "rounding shows, and no more"
+    most = 24 if "linear_num_key_heads" in raw else 12  # norms of delta nets enlarge it
+    assert 0 < spread < most * UNIT[storage], "rounding shows, and no more"
     assert len(generate(runner, PROMPTS[:2], max_new_tokens=4)[0]) == 4
 
 

@@ -57,6 +57,7 @@ from .components import (
     Combine,
     Component,
     Convolve,
+    DeltaRule,
     Embed,
     ExpertLinear,
     Gate,
@@ -153,7 +154,7 @@ def amounts_of(
             numbers = 2 * T * part.kv_heads * part.head_dim
             written = T * position_bytes(storage, part.kv_heads, part.head_dim)
             return Amounts(read=storage.activation_bytes * numbers, written=written)
-        case Attend() | Convolve():
+        case Attend() | Convolve() | DeltaRule():
             return _of_several_tokens(part, T, step, storage, conventions)
         case TakeRows() | Route() | Spread() | ExpertLinear() | Combine() | Sigmoids():
             return _of_chosen(part, T, storage, used)
@@ -164,9 +165,11 @@ def amounts_of(
 
 
 def _of_several_tokens(
-    part: Attend | Convolve, T: int, step: Step, storage: Storage, conventions: Conventions
+    part: Attend | Convolve | DeltaRule, T: int, step: Step, storage: Storage, conventions: Conventions
 ) -> Amounts:
-    """Attention, or a convolution."""
+    """Attention, a convolution, or a linear attention."""
+    if isinstance(part, DeltaRule):
+        return _delta_rule(part, T, step, storage)
     if isinstance(part, Convolve):
         return _convolve(part, T, step, storage)
     step = step.over_sources if part.cross else step
@@ -294,6 +297,27 @@ def _convolve(part: Convolve, T: int, step: Step, storage: Storage) -> Amounts:
     )
 
 
+def _delta_rule(part: DeltaRule, T: int, step: Step, storage: Storage) -> Amounts:
+    """Of each number of a matrix a product for its decay, and a multiply-add each to ask, correct and ask it again.
+
+    A correction is a difference and a product; beta an exponential, a sum and a division; the decay a sum, softplus'
+    exponential, logarithm, comparison and sum, a product and an exponential; its rate an exponential once. A query and
+    a key have a square, a sum and a division of each number, and a sum and a root; a query's numbers a product besides.
+    The state of a sequence is read and written. Unfused, queries and keys of unit length, and the state after each
+    token, would be written and read.
+    """
+    a, V, dk, dv = storage.activation_bytes, part.heads, part.key_dim, part.head_dim
+    matrix, values, keys = V * dk * dv, T * V * dv, T * part.key_heads * dk
+    states, sequences = VECTOR_BYTES * matrix, len(step.parts)
+    lengths = 2 * (3 * keys + 2 * T * part.key_heads) + keys
+    return Amounts(
+        other=7 * T * matrix + 2 * values + T * V * (3 + 7) + V + lengths,
+        read=a * (2 * keys + values + 2 * T * V) + 2 * VECTOR_BYTES * V + sequences * states,
+        written=a * values + sequences * states,
+        fusion_saves=2 * a * 2 * keys + 2 * (T - sequences) * states,
+    )
+
+
 def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> Amounts:
     """Per pair and head D multiply-adds for the score, 4 FLOPs for softmax, D multiply-adds for the value.
 
@@ -329,6 +353,8 @@ def parameters_of(part: Component) -> int:
             return (part.buckets + part.sunk) * part.heads
         case Convolve():
             return part.width * (part.taps + part.bias)
+        case DeltaRule():
+            return 2 * part.heads
         case Norm():
             return (1 + part.mean) * part.width * part.affine
     return 0
@@ -348,7 +374,7 @@ def weight_bytes_of(part: Component, storage: Storage) -> int:
         case Attend():
             buckets = part.buckets * row_bytes(storage, "positions", part.heads)
             return buckets + VECTOR_BYTES * part.sunk * part.heads
-        case Norm() | Route() | Convolve():
+        case Norm() | Route() | Convolve() | DeltaRule():
             return VECTOR_BYTES * parameters_of(part)
     return 0
 
@@ -432,7 +458,7 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
             return ((VECTOR_BYTES * rows if part.role in LOGITS else a) * part.outputs,)
         case Rotate():
             return a * part.heads * part.head_dim, a * part.kv_heads * part.head_dim
-        case Attend():
+        case Attend() | DeltaRule():
             return (a * part.heads * part.head_dim,)
         case StoreKV() | Route() | ScaleLogits():
             return ()

@@ -125,6 +125,20 @@ class Convolve:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeltaRule:
+    """The gated delta rule, whose state of a sequence is a matrix of each value head."""
+
+    kind: ClassVar[str] = "delta_rule"
+    name: str
+    key_heads: int
+    heads: int
+    """Value heads"""
+    key_dim: int
+    head_dim: int
+    """Of a value"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoreKV:
     """Write of new keys and values to the K/V cache."""
 
@@ -238,7 +252,7 @@ class ScaleLogits:
 
 Component = (
     Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows | Route | Spread | ExpertLinear | Combine
-    | ScaleLogits | Sigmoids | Convolve
+    | ScaleLogits | Sigmoids | Convolve | DeltaRule
 )  # fmt: skip
 
 
@@ -267,6 +281,7 @@ def self_attention(
     distances: int = 0,
     buckets: int = 0,
     sunk: bool = False,
+    gated: bool = False,
 ) -> tuple[Component, ...]:
     """Components of `layers.attention.Attention`.
 
@@ -280,10 +295,11 @@ def self_attention(
         distances: see `Attend.distances`
         buckets: see `Attend.buckets`
         sunk: see `Attend.sunk`
+        gated: whether the heads' results have gates
     """
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     return (
-        Linear(name="attention.qkv", inputs=E, outputs=(H + 2 * K) * D, bias=bias),
+        Linear(name="attention.qkv", inputs=E, outputs=(H + gated * H + 2 * K) * D, bias=bias),
         *between,
         StoreKV(name="store_kv", kv_heads=K, head_dim=D),
         Attend(
@@ -297,6 +313,7 @@ def self_attention(
             buckets=buckets,
             sunk=sunk,
         ),
+        *((Sigmoids(name="gate", width=H * D, logits=H * D),) if gated else ()),
         Linear(name="attention.out", inputs=H * D, outputs=E, bias=out_bias, residual=True),
     )
 

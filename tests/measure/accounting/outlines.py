@@ -1,4 +1,4 @@
-"""The components of OPT, Llama and its kin, LFM2 and T5: outlines written out by hand from `components.py`.
+"""The components of OPT, Llama and its kin, LFM2, Qwen3-Next and T5: outlines written out by hand from `components.py`.
 
 Nothing here looks at how minillm builds a model. Other families have no outline: what is counted of them is held
 against the model of shapes alone.
@@ -17,6 +17,7 @@ from .components import (
     Combine,
     Component,
     Convolve,
+    DeltaRule,
     Embed,
     ExpertLinear,
     Gate,
@@ -37,7 +38,7 @@ from .components import (
 
 
 def has_outline(config: ModelConfig) -> bool:
-    """Whether the model is described here: OPT, the families built as Llama is, LFM2 and T5."""
+    """Whether the model is described here: OPT, the families built as Llama is, LFM2, Qwen3-Next and T5."""
     return config.model_type in _outlines()
 
 
@@ -61,7 +62,11 @@ def outline_of(config: ModelConfig) -> Outline:
 def _outlines() -> dict[str, Callable[[Any], Outline]]:
     llamas = ("llama", "mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3", "smollm3", "granite", "phi3")
     llamas += ("qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe", "gpt_oss")
-    return {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2} | dict.fromkeys(llamas, _llama)
+    return (
+        {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2}
+        | dict.fromkeys(llamas, _llama)
+        | dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _qwen3_next)
+    )
 
 
 def encoder_outline_of(config: ModelConfig) -> Outline:
@@ -224,6 +229,46 @@ def _lfm2_layer(config: Any, convolves: bool) -> tuple[Component, ...]:
         *operator,
         Norm(name="mlp_norm.weight", width=E, mean=False),
         *gated_mlp(config, "silu"),
+    )
+
+
+def _qwen3_next(config: Any) -> Outline:
+    E = config.hidden_size
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
+        layers=tuple(_qwen3_next_layer(config, i) for i in range(config.num_layers)),
+        after=(Norm(name="final_norm.weight", width=E, mean=False),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _qwen3_next_layer(config: Any, i: int) -> tuple[Component, ...]:
+    E, (K, dk), (V, dv) = config.hidden_size, config.keys, config.values
+    mixed, values, kind = 2 * K * dk + V * dv, V * dv, "delta_net" if config.linear[i] else "attention"
+    operator: tuple[Component, ...] = (
+        Linear(name="delta_net.projection", inputs=E, outputs=mixed + values + 2 * V),
+        Convolve(
+            name="delta_net.taps",
+            width=mixed,
+            taps=config.taps,
+            bias=False,
+            gated=False,
+            activation=config.activation,
+        ),
+        DeltaRule(name="delta_net.decay", key_heads=K, heads=V, key_dim=dk, head_dim=dv),
+        Norm(name="delta_net.norm.weight", width=dv, rows=V, mean=False),
+        Sigmoids(name="gate", width=values, logits=values),
+        Linear(name="delta_net.out", inputs=values, outputs=E, residual=True),
+    )
+    if not config.linear[i]:
+        bias, between = config.qkv_bias, (*_head_norms(config), _rotation(config, config.rotary))
+        operator = self_attention(config, bias=bias, out_bias=bias, between=between, gated=True)
+    dense = not (config.num_experts and config.sparse[i])
+    return (
+        Norm(name=f"{kind}_norm.weight", width=E, mean=False),
+        *operator,
+        Norm(name="mlp_norm.weight", width=E, mean=False),
+        *(gated_mlp(config, config.activation) if dense else _experts(config)),
     )
 
 
