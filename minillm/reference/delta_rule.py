@@ -17,7 +17,8 @@ corrections d [C, dv] solve a unit lower triangular system, with c_i the product
     d_i + sum_{j < i} beta_i (k_i k_j) c_i / c_j d_j = beta_i (v_i - c_i S^T k_i)
     o_i = c_i S^T q_i + sum_{j <= i} (q_i k_j) c_i / c_j d_j;   S = c_C S + sum_j c_C / c_j k_j d_j^T
 
-It equals the recurrence but for rounding.
+It equals the recurrence but for rounding. All backends run the recurrence, whose bits do not depend on where a chunk
+begins; this is what a kernel for long prompts would compute.
 """
 
 from typing import Any
@@ -27,6 +28,8 @@ from .cost import Cost
 
 EPSILON = 1e-6
 """Added to the square of a query's or a key's length"""
+CHUNK = 64
+"""The longest chunk"""
 
 
 def unit_heads(x: Any, key_heads: int, states: Any, xp: Any) -> tuple[Any, Any, Any]:
@@ -114,6 +117,59 @@ def delta_rule(
         if last[t] >= 0:
             states[last[t]] = S
     return out
+
+
+def chunked_delta_rule(
+    x: Any,
+    gates: Any,
+    decay: Any,
+    step_bias: Any,
+    states: Any,
+    before: Any,
+    after: Any,
+    xp: Any,
+    out: Any,
+    *,
+    key_heads: int,
+    longest: int = CHUNK,
+) -> Any:
+    """As `delta_rule`, up to `longest` tokens of a line at a time; a chunk ends where a state is kept. [T, V dv]"""
+    q, k, v = (heads.transpose(1, 0, 2) for heads in unit_heads(x, key_heads, states, xp))  # [T, V, d] -> [V, T, d]
+    beta, g = (values.T[:, :, None] for values in gate_values(gates, decay, step_bias, xp))  # [T, V] -> [V, T, 1]
+    rows, first, last = out.reshape(len(x), states.shape[1], -1), before.tolist(), after.tolist()
+    branches = {place for t, place in enumerate(first) if place >= 0 and place != t - 1}
+    after_chunks: dict[int, Any] = {}  # the state after the last row of each
+    start = 0
+    for stop in range(1, len(x) + 1):
+        goes_on = stop < len(x) and first[stop] == stop - 1 and stop - 1 not in branches and last[stop - 1] < 0
+        if goes_on and stop - start < longest:
+            continue
+        place, chunk = first[start], slice(start, stop)
+        if place >= 0:
+            S = after_chunks[place]
+        else:
+            S = xp.zeros(states.shape[1:], states.dtype) if place == BEGINNING else states[state_before(place)]
+        y, S = _chunk(q[:, chunk], k[:, chunk], v[:, chunk], beta[:, chunk], g[:, chunk], S, xp)
+        rows[chunk] = y.transpose(1, 0, 2)  # [V, C, dv] -> [C, V, dv]
+        after_chunks[stop - 1] = S
+        if last[stop - 1] >= 0:
+            states[last[stop - 1]] = S
+        start = stop
+    return out
+
+
+def _chunk(q: Any, k: Any, v: Any, beta: Any, g: Any, S: Any, xp: Any) -> tuple[Any, Any]:
+    """Results of C tokens, and the state after them. 2 x [V, C, dk], [V, C, dv], 2 x [V, C, 1], [V, dk, dv]"""
+    C = q.shape[1]
+    decays = xp.cumsum(g, axis=1)  # [V, C, 1]: logarithms of c_i
+    upto = xp.tril(xp.ones((C, C), bool))
+    ratios = xp.exp(xp.where(upto, decays - decays.swapaxes(1, 2), -xp.inf))  # [V, C, C]: c_i / c_j
+    keys = k.swapaxes(1, 2)  # [V, C, dk] -> [V, dk, C]
+    system = xp.where(xp.eye(C, dtype=bool), 1, beta * (k @ keys) * ratios)  # [V, C, C]
+    corrections = xp.linalg.solve(system, beta * (v - xp.exp(decays) * (k @ S)))  # [V, C, dv]
+    y = xp.exp(decays) * (q @ S) + (q @ keys * ratios) @ corrections  # [V, C, dv]
+    whole = decays[:, -1:]
+    return y, xp.exp(whole) * S + (k * xp.exp(whole - decays)).swapaxes(1, 2) @ corrections
 
 
 def delta_rule_cost(

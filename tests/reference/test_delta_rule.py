@@ -8,7 +8,7 @@ import pytest
 
 from minillm.batch import BEGINNING, NO_SLOT, state_before
 from minillm.reference import delta_rule
-from minillm.reference.delta_rule import delta_rule_cost
+from minillm.reference.delta_rule import chunked_delta_rule, delta_rule_cost
 
 from .test_cost import Number, empty, numbers
 
@@ -81,3 +81,16 @@ def test_the_cost_is_what_the_numbers_count() -> None:
     state = 4 * V * DK * DV
     assert cost.bytes_read == 4 * T * (WIDTH + 2 * V) + 8 * V + state
     assert cost.bytes_written == 4 * T * V * DV + state
+
+
+@pytest.mark.parametrize("longest", [1, 4, 64])
+def test_chunks_by_matrix_products_are_the_recurrence(longest: int) -> None:
+    """A text that begins and keeps a state, one that goes on, and a tree of guesses after it."""
+    (x, gates, weight), states = drawn(30, np.float32), RNG.standard_normal((4, V, DK, DV)).astype(np.float32)
+    before, after = np.arange(-1, 29), np.full(30, NO_SLOT)
+    before[12], before[27], after[9], after[11], after[26] = state_before(0), 25, 1, 2, 3
+    expected_states, expected, ours = states.copy(), *(np.empty((30, V * DV), np.float32) for _ in range(2))
+    delta_rule(x, gates, *weight, expected_states, before, after, np, expected, key_heads=K)
+    chunked_delta_rule(x, gates, *weight, states, before, after, np, ours, key_heads=K, longest=longest)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(states, expected_states, rtol=0, atol=1e-5)
