@@ -15,6 +15,7 @@ from minillm.reference.activation import (
     gelu_new,
     glu,
     glu_cost,
+    multiply,
     relu,
     scale_logits,
     silu,
@@ -108,3 +109,12 @@ def test_logits_are_scaled_and_capped_in_place() -> None:
     assert scale_logits(logits, 0.5, 3.0, np) is logits
     np.testing.assert_allclose(logits, [[0, 3 * math.tanh(1 / 6), 3 * math.tanh(-4 / 3), 3]], rtol=1e-6)
     np.testing.assert_array_equal(scale_logits(np.ones((1, 2)), 0.25, None, np), [[0.25, 0.25]])
+
+
+def test_rows_are_multiplied_by_others_and_by_a_number() -> None:
+    x, others, out = np.array([[1.0, 2.0, 3.0]]), np.array([[4.0, 5.0, 6.0]]), np.empty((1, 3))
+    assert multiply(x, others, None, np, out) is out
+    assert out.tolist() == [[4, 10, 18]]
+    assert multiply(x, None, np.array([0.5]), np, out).tolist() == [[0.5, 1, 1.5]]
+    assert multiply(x, others, np.array([0.5]), np, out).tolist() == [[2, 5, 9]]
+    assert x.tolist() == [[1, 2, 3]]
