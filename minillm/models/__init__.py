@@ -65,6 +65,7 @@ FAMILIES = (
     "ernie4_5_moe",
     "lfm2",
     "gpt_oss",
+    "gemma4_text",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 

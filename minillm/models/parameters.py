@@ -12,7 +12,7 @@ checkpoint, their shapes and order, its role, and how several devices share it. 
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -193,6 +193,7 @@ class Weights:
         count: int,
         bias: bool = False,
         split: Split | None = None,
+        blocks: int = 1,
     ) -> Weight:
         """One projection [outputs, inputs] of each of `count` experts.
 
@@ -204,6 +205,7 @@ class Weights:
             count: X
             bias: whether each expert has one
             split: as of `linear`, within each expert
+            blocks: as of `linear`, of each tensor
         """
         experts: list[list[Tensor]] = [[] for _ in range(count)]
         biases: list[list[Tensor]] = [[] for _ in range(count if bias else 0)]
@@ -211,8 +213,8 @@ class Weights:
             first = 0
             for pattern, rows in outputs.items():
                 stem = pattern.replace("*", str(expert))
-                matrix = self._tensors(f"{stem}.weight", (rows, inputs), split=split)
-                place = {"outputs": rows, "inputs": inputs, "first": first}
+                matrix = self._tensors(f"{stem}.weight", (rows, inputs), split=split, blocks=blocks)
+                place = {"outputs": rows, "inputs": inputs, "first": first, "blocks": blocks}
                 self._listen(stem, f"{name}.{expert}", matrix, **place, is_expert=True)
                 tensors += matrix
                 first += rows
@@ -257,16 +259,26 @@ class Weights:
         weight = self._prepare(name, tensors, biases, role)
         return weight if first is None else replace(weight, first=first)
 
-    def norm(self, name: str, width: int, *, bias: bool = False, gain: bool = True, offset: float = 0.0) -> Weight:
+    def norm(
+        self,
+        name: str,
+        width: int,
+        *,
+        bias: bool = False,
+        gain: bool = True,
+        offset: float = 0.0,
+        factor: float = 1.0,
+    ) -> Weight:
         """The gain of a norm [width], and its bias, or neither.
 
-        Published checkpoints of some families have the gain less an `offset`: Gemma's of 1 is stored as 0.
+        Published checkpoints of some families have the gain less an `offset`: Gemma's of 1 is stored as 0; or what is
+        the gain times a `factor`.
         """
         if not gain:
             return Weight(self._prefix + name, None)
         gains, biases = self._tensors(f"{name}.weight", (width,)), []
-        if offset and not self._as_built:
-            gains = [Shifted(tensor, offset) for tensor in gains]
+        if (offset or factor != 1) and not self._as_built:
+            gains = [Shifted(tensor, offset, factor) for tensor in gains]
         if bias:
             biases = self._tensors(f"{name}.bias", (width,))
         return self._prepare(name, gains, biases, "projection")
@@ -544,6 +556,9 @@ class Names:
     """Prefixes of heads' tensors; some checkpoints have more heads than are run"""
     renamed: tuple[tuple[str, str], ...] = ()
     """Older names of tensors: an ending, and what stands for it today"""
+    expert_tensors: Mapping[str, str] = field(default_factory=dict)
+    """Endings of tensors that hold one matrix of each expert [X, out, in] -> that of an expert's matrix, with * for its
+    number"""
     other_parts: tuple[str, ...] = ()
     """Prefixes of tensors that are no part of the text model, such as a vision tower's"""
     embedding: str = "embed_tokens.weight"
@@ -591,9 +606,15 @@ class Names:
             short = self.short(name)
             if short.endswith(self.left_out) or short.startswith(self.other_parts):
                 continue
-            if short in tensors:
-                raise CheckpointError(f"the checkpoint holds tensor {short} twice, once as {name}: leave one out")
-            tensors[short] = tensor
+            ending = next((ending for ending in self.expert_tensors if short.endswith(ending)), None)
+            matrices: dict[str, Any] = {short: tensor}
+            if ending is not None:
+                stem = short.removesuffix(ending) + self.expert_tensors[ending]
+                matrices = {stem.replace("*", str(i)): _item(tensor, i) for i in range(tensor.shape[0])}
+            for short in matrices:
+                if short in tensors:
+                    raise CheckpointError(f"the checkpoint holds tensor {short} twice, once as {name}: leave one out")
+            tensors |= matrices
         copied = tensors.pop(self.head, None) if tied_head else None
         if copied is not None and not _equal(tensors.setdefault(self.embedding, copied), copied):
             raise CheckpointError(
@@ -609,6 +630,11 @@ class Names:
         if self.zeros is not None and self.zeros not in tensors and self.embedding in tensors:
             tensors[self.zeros] = RandomTensor(self.zeros, (1, tensors[self.embedding].shape[0]), seed=0, std=0)
         return tensors
+
+
+def _item(tensor: Any, index: int) -> Any:
+    """A tensor's number `index` along the first axis; of one in a file the rest is not read."""
+    return tensor.item(index) if hasattr(tensor, "item") else Rearranged(tensor, lambda whole: whole[index])
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
