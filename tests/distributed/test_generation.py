@@ -10,7 +10,7 @@ from minillm import Engine
 from minillm.batch import TokenSequence
 from minillm.config import read_config
 from minillm.errors import EngineStateError, NumericalError, ParameterError, RankError
-from minillm.formats.model_files import open_model
+from minillm.formats import open_model
 from minillm.models import family_of
 from minillm.parallel import Parallel
 

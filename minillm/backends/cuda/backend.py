@@ -271,7 +271,8 @@ class CudaBackend(Recordable, Backend):
         spec = spec.with_arrays(attrgetter("data"))
         both = spec.slopes is not None and spec.softcap is not None
         without_kernel = not spec.causal or spec.bias is not None or both or batch.has_tree
-        if without_kernel or not attention.has_kernel(self.kernels.storage, D):
+        decodes = attention.is_decode(q, batch, batch.max_queries)
+        if without_kernel or not attention.has_kernel(self.kernels.storage, D, decodes=decodes):
             self._not_recorded()
             queries = batch.over_sources if spec.cross else batch
             return attention.attend_by_reference(q, keys, values, queries, spec, self.xp, out)

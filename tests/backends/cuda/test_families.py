@@ -86,6 +86,16 @@ def test_texts_longer_than_the_frequencies_were_made_for(scaling: dict[str, Any]
     assert plain != expected, "the scaling matters"
 
 
+def test_steps_with_heads_wider_than_the_prefill_kernel_takes_are_recorded(device: RecordingDevice) -> None:
+    """As Gemma 4's layers without a window have: prompts are the array library's, decode steps the kernels'."""
+    raw = CONFIGS["gemma4_text"]["keys are values"] | {"global_head_dim": 512}
+    reference, prompts = reference_of(raw), [PROMPTS[0], LONG]
+    ours = generate(runner_on(device, raw), prompts, max_new_tokens=6)
+    for prompt, tokens, expected in zip(prompts, ours, generate(reference, prompts, max_new_tokens=6), strict=True):
+        assert_same_tokens(tokens, expected, lambda said, p=prompt: logits_of(reference, p + said)[-1])
+    assert device.replays == 4, "of five decode steps the first runs plainly, and the second is recorded"
+
+
 def test_sampled_tokens_and_beams_are_numpys(raw: dict[str, Any], device: RecordingDevice) -> None:
     runner, reference, prompt = runner_on(device, raw), reference_of(raw), LONG[:37]
     drawing: dict[str, Any] = {"do_sample": True, "seed": 9, "temperature": 1.0, "top_k": 0, "max_new_tokens": 6}
