@@ -39,7 +39,7 @@ def assert_counted(folder: Path, parallel: Parallel) -> None:
     )
     analysis = analysis_of(config, parallel, T)
     E, L, tensor = config.hidden_size, config.num_layers, parallel.tensor
-    W = getattr(config, "embedding_size", E)
+    W = getattr(config, "embedding_size", E) + config.per_layer_width
     for i in range(tensor):  # ranks with the same heads in all stages: together they have the model
         own = [shared.traffic[stage * tensor + i] for stage in range(parallel.pipeline)]
         reduced = [traffic.of("all-reduce") for traffic in own]

@@ -22,7 +22,18 @@ from ..encoders import CONFIGS, runner_over, sequence_of, states, texts  # noqa:
 
 pytestmark = pytest.mark.reference
 
-NO_CLASS = {"granite", "lfm2", "olmoe", "cohere", "cohere2", "dots1", "ernie4_5", "ernie4_5_moe", "glm4_moe"}
+NO_CLASS = {
+    "gemma4_text",
+    "granite",
+    "lfm2",
+    "olmoe",
+    "cohere",
+    "cohere2",
+    "dots1",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "glm4_moe",
+}
 NO_CLASS |= {"internlm3", "minimax_m2"}
 """Families of which transformers has no classifier"""
 
