@@ -5,14 +5,12 @@ from typing import Any
 
 from ..backends.operations import Backend
 from ..backends.pages import Pages
-from ..backends.weights import Weight
 from ..batch import Batch
 from .attention import Attention
 from .convolution import ConvolutionBlock
-from .experts import ExpertMLP, SideExperts
+from .experts import ExpertMLP
 from .mlp import MLP, GatedMLP
 from .norm import Norm, RMSNorm
-from .per_layer import PerLayerInput
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,32 +91,6 @@ class OutputNorm:
         """x = x + norm(attention(x));  x + norm(mlp(x)). [T, E] -> [T, E]"""
         x = self.attention_norm(backend, self.attention(backend, x, cache, batch, residual=None), residual=x)
         return self.mlp_norm(backend, self.mlp(backend, x, residual=None), residual=x)
-
-
-@dataclass(frozen=True, eq=False)
-class ScaledSandwich(Sandwich):
-    """Sandwich block of Gemma 4, whose result has a factor; it may have experts and per-layer inputs."""
-
-    factor: Weight
-    """[1]"""
-    experts: SideExperts | None = None
-    """Experts beside the MLP"""
-    per_layer: PerLayerInput | None = None
-
-    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch, vectors: Any = None) -> Any:
-        """x = x + norm(attention(norm(x)));  x = x + norm(mlp(norm(x)));  factor * per_layer(x). [T, E] -> [T, E]
-
-        `vectors` [T, P] are the layer's of each token, if it has per-layer inputs.
-        """
-        attended = self.attention(backend, self.attention_norm(backend, x), cache, batch, residual=None)
-        x = self.attention_out_norm(backend, attended, residual=x)
-        y = self.mlp(backend, self.mlp_norm(backend, x), residual=None)
-        if self.experts is not None:
-            y = self.experts(backend, x, y)
-        x = self.mlp_out_norm(backend, y, residual=x)
-        if self.per_layer is not None:
-            x = self.per_layer(backend, x, vectors)
-        return backend.multiply(x, factor=self.factor)
 
 
 Block = PreNorm | PostNorm | Parallel | Sandwich | OutputNorm | ConvolutionBlock

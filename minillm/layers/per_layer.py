@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backends.operations import Backend
+from ..backends.pages import Pages
 from ..backends.weights import Weight
 from ..batch import Batch
+from .block import Sandwich
+from .experts import SideExperts
 from .norm import RMSNorm
 
 
@@ -42,7 +45,7 @@ class PerLayerEmbedding:
 
 @dataclass(frozen=True, eq=False)
 class PerLayerInput:
-    """What a layer does with its vectors; every rank computes all of it."""
+    """The product of a layer's gate and its vectors, projected and normed; every rank computes all of it."""
 
     gate: Weight
     """[P, E]"""
@@ -56,3 +59,29 @@ class PerLayerInput:
         hidden = backend.linear(x, self.gate, activation=self.activation)  # [T, E] -> [T, P]
         hidden = backend.multiply(hidden, vectors)
         return self.norm(backend, backend.linear(hidden, self.out), residual=x)  # [T, P] -> [T, E]
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledSandwich(Sandwich):
+    """Sandwich block of Gemma 4, whose result has a factor; it may have experts and per-layer inputs."""
+
+    factor: Weight
+    """[1]"""
+    experts: SideExperts | None = None
+    """Experts beside the MLP"""
+    per_layer: PerLayerInput | None = None
+
+    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch, vectors: Any = None) -> Any:
+        """x = x + norm(attention(norm(x)));  x = x + norm(mlp(norm(x)));  factor * per_layer(x). [T, E] -> [T, E]
+
+        `vectors` [T, P] are the layer's of each token, if it has per-layer inputs.
+        """
+        attended = self.attention(backend, self.attention_norm(backend, x), cache, batch, residual=None)
+        x = self.attention_out_norm(backend, attended, residual=x)
+        y = self.mlp(backend, self.mlp_norm(backend, x), residual=None)
+        if self.experts is not None:
+            y = self.experts(backend, x, y)
+        x = self.mlp_out_norm(backend, y, residual=x)
+        if self.per_layer is not None:
+            x = self.per_layer(backend, x, vectors)
+        return backend.multiply(x, factor=self.factor)

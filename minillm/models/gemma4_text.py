@@ -23,12 +23,11 @@ from ..batch import Batch
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.attention import HeadNorms
-from ..layers.block import ScaledSandwich
 from ..layers.embedding import Embedding
 from ..layers.experts import ExpertMLP, SideExperts
 from ..layers.head import LMHead
 from ..layers.norm import RMSNorm
-from ..layers.per_layer import PerLayerEmbedding, PerLayerInput
+from ..layers.per_layer import PerLayerEmbedding, PerLayerInput, ScaledSandwich
 from ..layers.shared_attention import SharedAttention
 from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation

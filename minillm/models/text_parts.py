@@ -51,7 +51,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 _QWEN_VL = ("qwen2_vl", "qwen2_5_vl")
 _QWEN_VL_DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "max_window_layers": 80}
 _UNIFIED = {"hidden_size_per_layer_input": 0, "sliding_window": 1024, "max_position_embeddings": 262_144}
-"""What text models of "gemma4_unified" have otherwise than those of "gemma4" if `text_config` does not say it"""
+"""Fields that `text_config` of "gemma4_unified" leaves out, where its defaults are not those of "gemma4" """
 
 _NAMES = Names(
     prefixes=("model.", "language_model.", "text_model."),
