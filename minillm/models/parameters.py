@@ -582,6 +582,14 @@ class Names:
             name = f"{name.removesuffix(older)}{today}" if name.endswith(older) else name
         return self.head if name == "lm_head.weight" else name
 
+    def unstacked(self, short: str, tensor: Tensor) -> dict[str, Tensor]:
+        """A tensor of this `short` name; or if it is one of `expert_tensors`, each expert's matrix by its name."""
+        ending = next((ending for ending in self.expert_tensors if short.endswith(ending)), None)
+        if ending is None:
+            return {short: tensor}
+        stem = short.removesuffix(ending) + self.expert_tensors[ending]
+        return {stem.replace("*", str(i)): _item(tensor, i) for i in range(tensor.shape[0])}
+
     def ties_head(self, stored: Mapping[str, Tensor], configured: bool) -> bool:
         """Whether the head is the embedding, where config.json says `configured`."""
         if not self.head_decides:
@@ -606,15 +614,10 @@ class Names:
             short = self.short(name)
             if short.endswith(self.left_out) or short.startswith(self.other_parts):
                 continue
-            ending = next((ending for ending in self.expert_tensors if short.endswith(ending)), None)
-            matrices: dict[str, Any] = {short: tensor}
-            if ending is not None:
-                stem = short.removesuffix(ending) + self.expert_tensors[ending]
-                matrices = {stem.replace("*", str(i)): _item(tensor, i) for i in range(tensor.shape[0])}
-            for short in matrices:
-                if short in tensors:
-                    raise CheckpointError(f"the checkpoint holds tensor {short} twice, once as {name}: leave one out")
-            tensors |= matrices
+            for own, matrix in self.unstacked(short, tensor).items():
+                if own in tensors:
+                    raise CheckpointError(f"the checkpoint holds tensor {own} twice, once as {name}: leave one out")
+                tensors[own] = matrix
         copied = tensors.pop(self.head, None) if tied_head else None
         if copied is not None and not _equal(tensors.setdefault(self.embedding, copied), copied):
             raise CheckpointError(
