@@ -81,6 +81,8 @@ class ModelConfig:
     """X: experts of a layer; 0: each layer has one MLP"""
     experts_per_token: int = 0
     """k: experts that compute each token"""
+    per_layer_width: int = 0
+    """Numbers of a token's embedding that layers have beside its vector, L P in all; 0: none"""
     further_layers: int = 0
     """Layers in checkpoints after the last, which predict further tokens: they are not run"""
     mixed_layers: bool = False

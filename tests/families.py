@@ -37,7 +37,7 @@ with experts take long; the others differ from a family that is run in a switch.
 
 def has_experts(raw: Mapping[str, Any]) -> bool:
     """Whether a configuration's tokens choose experts, so that a small difference may choose others."""
-    return bool({"num_experts_per_tok", "moe_k"} & raw.keys())
+    return bool({"num_experts_per_tok", "moe_k", "top_k_experts"} & raw.keys())
 
 
 def each_of(cases: list[tuple[str, str]]) -> list[Any]:

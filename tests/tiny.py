@@ -54,7 +54,7 @@ STDS = {
     "Attention.q.": 0.05,
     **dict.fromkeys(("embed_positions", "wpe", "position_embeddings"), 2.0),
     **dict.fromkeys(("embed_tokens", "embed_in", "wte", "word_embeddings.", "lm_head", "embed_out"), 0.5),
-    **dict.fromkeys(("norm", "Norm", "ln_"), 0.2),
+    **dict.fromkeys(("norm", "Norm", "ln_", "scal"), 0.2),
     "bias": 0.1,
     "sinks": 1.0,
 }
@@ -72,7 +72,7 @@ def std_of(name: str, raw: dict[str, Any]) -> float:
         name: the tensor's
         raw: the model's config.json
     """
-    if raw["model_type"] in ("gemma2", "gemma3_text") and "embed_tokens" in name:
+    if raw["model_type"] in ("gemma2", "gemma3_text", "gemma4_text") and "embed_tokens." in name:
         return 0.05  # it is multiplied by sqrt(E): a tied head would find the token itself
     if "linear_num_key_heads" in raw and any(part in name for part in ("embed_tokens", "lm_head", "in_proj")):
         return 0.15 if "in_proj" in name else 0.04  # gains are about 2, and a delta net's norm enlarges rounding

@@ -1,7 +1,8 @@
 /* A mixture of experts: the choice of each token's experts, their products, and the sum of the results.
  *
  *     route           scores = softmax(logits) or sigmoid(logits); experts = argsort(-(scores + bias))[:, :k], of each
- *                     token's best groups; weights = scores[experts], / their sum if normalised, * scale;
+ *                     token's best groups; weights = scores[experts], / their sum if normalised, * scale,
+ *                     * factors[experts];
  *                     the T k rows are sorted by expert and then by token: rows, tokens, starts
  *     linear_experts  out[starts[e]:starts[e + 1]] = x[starts[e]:starts[e + 1]] @ W[e].T + b[e], for each expert e
  *     combine         out = (weights * y[rows]).sum(axis=1) + residual
@@ -25,6 +26,7 @@ void linear_many(const void *arguments, int64_t share, int64_t shares, int64_t w
 typedef struct {
     const float *logits; /* [T, X] */
     const float *bias;   /* [X], or NULL */
+    const float *factors; /* [X], or NULL */
     int64_t *experts;    /* out, [T, k] */
     float *weights;      /* out, [T, k] */
     int64_t *rows;       /* out, [T, k]: the row of each choice */
@@ -93,7 +95,10 @@ static void choose(const route_arguments *a, const float *logits, int64_t *exper
     float chosen = 0, scale = a->scale;
     for (int64_t i = 0; i < k; i++) chosen += weights[i] = scores[experts[i]];
     float divisor = a->normalised ? chosen + (a->sigmoid ? LEAST_SUM : 0) : a->sigmoid ? 1 : total;
-    for (int64_t i = 0; i < k; i++) weights[i] = weights[i] / divisor * scale;
+    for (int64_t i = 0; i < k; i++) {
+        weights[i] = weights[i] / divisor * scale;
+        if (a->factors) weights[i] *= a->factors[experts[i]];
+    }
 }
 
 /* One share: the choice of a token takes less than a microsecond. */

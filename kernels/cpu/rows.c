@@ -4,6 +4,7 @@
  *     rms_norm      out = x / sqrt((x * x).mean() + epsilon) * gain + residual, over the row; or over each head's D numbers
  *     glu           out = activation(x[:, :F]) * x[:, F:], or gpt-oss's clamped gate of both
  *     gate          out = x * sigmoid(logits), each of n equal parts of a row by a logit of its own; or silu(logits)
+ *     multiply      out = x * others * factor, of which one may be missing
  *     embed         out = scale * table[ids] + position_table[positions] + type_table[types]; table[id] is 0 for ids of
  *                   other ranks
  *     rotary        out[j], out[j + h] = x[j] c[j] - x[j + h] s[j], x[j + h] c[j] + x[j] s[j], by head, h = r / 2
@@ -184,6 +185,32 @@ void gate(const void *arguments, int64_t share, int64_t shares, int64_t worker) 
                 int64_t at = j * width + i, count = width - i;
                 store_part(out + at, load_part(x + at, count) * factor, count);
             }
+        }
+    }
+}
+
+typedef struct {
+    const float *x;      /* [T, F] */
+    const float *others; /* [T, F], rows `stride` apart, or NULL */
+    const float *factor; /* one number, or NULL */
+    float *out;          /* [T, F] */
+    int64_t T, F, stride;
+} multiply_arguments;
+
+void multiply(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const multiply_arguments *a = arguments;
+    int64_t first, last;
+    (void)worker;
+    share_of(a->T, share, shares, &first, &last);
+    for (int64_t t = first; t < last; t++) {
+        const float *x = a->x + t * a->F, *row = a->others ? a->others + t * a->stride : NULL;
+        float *out = a->out + t * a->F;
+        for (int64_t i = 0; i < a->F; i += LANES) {
+            int64_t count = a->F - i;
+            floats y = load_part(x + i, count);
+            if (row) y *= load_part(row + i, count);
+            if (a->factor) y *= splat(*a->factor);
+            store_part(out + i, y, count);
         }
     }
 }

@@ -169,10 +169,11 @@ class Member(Rearranged):
 
 @dataclass(frozen=True, eq=False)
 class Shifted:
-    """A vector, `source` plus a constant, in float32 however `source` is stored."""
+    """A vector, `source` plus a constant, times a factor, in float32 however `source` is stored."""
 
     source: Tensor
     offset: float
+    factor: float = 1.0
     dtype = "float32"
 
     @property
@@ -182,7 +183,8 @@ class Shifted:
 
     def load(self) -> NDArray[np.float32]:
         """The values."""
-        return self.source.load() + np.float32(self.offset)
+        shifted = self.source.load() + np.float32(self.offset)
+        return shifted if self.factor == 1 else shifted * np.float32(self.factor)
 
     def stored(self) -> NDArray[np.float32]:
         """The values."""
@@ -201,7 +203,7 @@ class Shifted:
 
     def part(self, axis: int, first: int, stop: int) -> "Shifted":
         """Numbers `first` to `stop`."""
-        return Shifted(self.source.part(axis, first, stop), self.offset)
+        return Shifted(self.source.part(axis, first, stop), self.offset, self.factor)
 
 
 class Loader:

@@ -6,7 +6,7 @@ The formulas stand in `reference/`, beside the mathematics; here the shapes and 
 from collections.abc import Callable
 from typing import Any
 
-from ..reference.activation import gate_cost, glu_cost, scale_logits_cost
+from ..reference.activation import gate_cost, glu_cost, multiply_cost, scale_logits_cost
 from ..reference.attention import attention_cost, kv_cost
 from ..reference.convolution import convolution_cost
 from ..reference.cost import Cost
@@ -79,9 +79,16 @@ def _gate(call: Any) -> Cost:
     return gate_cost(T, F, call.logits.shape[1], call.result.itemsize)
 
 
+def _multiply(call: Any) -> Cost:
+    T, F = call.result.shape
+    by = {"by_others": call.others is not None, "by_factor": call.factor is not None}
+    return multiply_cost(T, F, **by, number_bytes=call.result.itemsize)
+
+
 def _route(call: Any) -> Cost:
     T, X = call.logits.shape
-    return route_cost(T, X, call.k, normalised=call.normalised, biased=call.bias is not None, spec=call.spec)
+    weights = {"biased": call.bias is not None, "by_factors": call.factors is not None}
+    return route_cost(T, X, call.k, normalised=call.normalised, spec=call.spec, **weights)
 
 
 def _linear_experts(call: Any) -> Cost:
@@ -150,6 +157,7 @@ COSTS: dict[str, Callable[[Any], Cost]] = {
     "rotary": _rotary,
     "glu": _glu,
     "gate": _gate,
+    "multiply": _multiply,
     "route": _route,
     "linear_experts": _linear_experts,
     "combine": _combine,

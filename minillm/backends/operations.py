@@ -123,12 +123,24 @@ class Backend:
         """
         return reference.gate(x, logits, self.xp, self.memory.arena.take(x.shape), silu=silu)
 
+    def multiply(self, x: Any, others: Any = None, *, factor: Weight | None = None) -> Any:
+        """x * others, or times a weight's one number, or both. [T, F], [T, F] -> [T, F]"""
+        number = None if factor is None else factor.data
+        return reference.multiply(x, others, number, self.xp, self.memory.arena.take(x.shape))
+
     def route(
-        self, logits: Any, k: int, *, normalised: bool, bias: Weight | None = None, spec: RouterSpec = SOFTMAX
+        self,
+        logits: Any,
+        k: int,
+        *,
+        normalised: bool,
+        bias: Weight | None = None,
+        spec: RouterSpec = SOFTMAX,
+        factors: Weight | None = None,
     ) -> Routing:
         """The k experts of each token, and its rows sorted by expert: see `reference.route`. [T, X] -> [T, k]"""
-        added = None if bias is None else bias.data
-        return reference.route(logits, k, self.xp, normalised=normalised, bias=added, spec=spec)
+        added, times = (None if weight is None else weight.data for weight in (bias, factors))
+        return reference.route(logits, k, self.xp, normalised=normalised, bias=added, spec=spec, factors=times)
 
     def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
         """Each row's product with its expert's matrix, + its bias; the others are not read. [T k, in] -> [T k, out]"""
@@ -220,7 +232,7 @@ class Backend:
         return self.reduce(self.linear(x, weight, residual=residual if self.rank == 0 else None))
 
     @composed
-    def combine_reduced(self, y: Any, routing: Routing, residual: Any) -> Any:
+    def combine_reduced(self, y: Any, routing: Routing, residual: Any | None) -> Any:
         """As `combine`, where y is a part of a sum over ranks. [T k, E] -> [T, E]"""
         if self.ranks == 1:
             return self.combine(y, routing, residual)

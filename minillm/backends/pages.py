@@ -23,8 +23,9 @@ class Pages:
     """Number of each layer that is held -> its place in the arrays; None: the layers are numbered by their places.
     All layers may take turns in the memory of one where a pass computes whole texts: each layer then reads only what
     it has just written"""
-    groups: "tuple[Pages, ...]" = ()
-    """In the first group of `ModelConfig.kv_groups`, the memory of each, this one's first; empty if there is one"""
+    others: "tuple[Pages, ...]" = ()
+    """In the first group of `ModelConfig.kv_groups`, the memory of the others. This one's own is not among them: in a
+    circle of references a cache would keep its memory until Python's collector finds it"""
     alike: "tuple[Pages, ...]" = ()
     """Those of them that have the same page numbers: a page is copied, read and written in all of them"""
     states: States | None = None
@@ -38,6 +39,11 @@ class Pages:
         self.keys, self.values = (
             empty(shape, xp.float32) if form == FLOAT32 else StoredVectors.empty(shape, form) for _ in range(2)
         )
+
+    @property
+    def groups(self) -> "tuple[Pages, ...]":
+        """In the first group of `ModelConfig.kv_groups`, the memory of each, this one's first; empty if it is alone."""
+        return (self, *self.others) if self.others else ()
 
     @property
     def heads(self) -> int:

@@ -155,6 +155,10 @@ class ShapeBackend(Backend):
         """[T, F], [T, n] -> [T, F]"""
         return self.memory.arena.take(x.shape)
 
+    def multiply(self, x: Any, others: Any = None, *, factor: Weight | None = None) -> Any:
+        """[T, F] -> [T, F]"""
+        return self.memory.arena.take(x.shape)
+
     def route(self, logits: Any, k: int, **variant: Any) -> Routing:
         """[T, X] -> [T, k]"""
         T, X = logits.shape

@@ -279,7 +279,7 @@ def reserve_groups(
             windows.append(WindowPages(len(windows), number, group.window, stored[-1], counts, planned, known))
     if len(stored) > 1:
         apart = {window.group for window in windows}
-        stored[0].groups = tuple(stored)
+        stored[0].others = tuple(stored[1:])
         stored[0].alike = tuple(pages for number, pages in enumerate(stored) if number and number not in apart)
     return stored[0], windows
 

@@ -31,8 +31,15 @@ def canonical_names(
     """
     names: parameters.Names = family_named(config.model_type).NAMES
     tensors = each_expert(names.canonical(stored, tied_head=config.tied_head), names.stacked)
-    further = tuple(f"layers.{config.num_layers + i}." for i in range(config.further_layers))
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(further)} if further else tensors
+    layers = range(config.num_layers, config.num_layers + config.further_layers)
+    not_read = [f"layers.{i}." for i in layers] + [
+        f"layers.{i}.self_attn.{name}."  # which Gemma 4's checkpoints have, as they were trained
+        for i in range(config.num_layers)
+        if config.kv_source(i) != i
+        for name in ("k_proj", "v_proj", "k_norm", "v_norm")
+    ]
+    if not_read:
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(not_read))}
     if config.output == "tokens":
         return tensors
     own = tensor_shapes(config) if shapes is None else shapes

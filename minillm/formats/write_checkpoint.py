@@ -9,7 +9,7 @@ other.
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -23,8 +23,8 @@ from ..backends.loader import Loader, Member, Tensor
 from ..backends.operations import Backend
 from ..backends.weights import Experts, Weight, expand, narrow
 from ..errors import ParameterError, UnsupportedModelError
-from ..models import build_model
-from ..models.parameters import source_of
+from ..models import build_model, family_named
+from ..models.parameters import Names, source_of
 from ..output_files import check_absent, new_folder
 from ..progress import showing, work
 from ..reference.quantize import GROUPS, Quantized, quantize
@@ -267,7 +267,26 @@ def plan(files: ModelFiles, formats: WeightFormats, *, as_built: bool) -> list[l
         unwritten = {part.name: part for part in (part(*weight) for weight in fused) if part.name not in planned}
         planned |= unwritten.keys()  # all experts in one tensor are written once
         parts.append([*unwritten.values()])
+    if not as_built:
+        parts = _whole(parts, files.stored, family_named(config.model_type).NAMES)
     return [part for part in parts if part]
+
+
+def _whole(parts: list[list[Part]], stored: Mapping[str, Tensor], names: Names) -> list[list[Part]]:
+    """The same parts, but matrices of experts that are stored as one tensor of all experts are written as that one."""
+    whole: dict[str, str] = {}
+    for name, tensor in stored.items() if names.expert_tensors else ():
+        short = names.short(name)
+        whole |= {matrix: name for matrix in names.unstacked(short, tensor) if matrix != short}
+    left, result = set(whole.values()), list[list[Part]]()
+    for fused in parts:
+        own = [part for part in fused if part.name not in whole]
+        for part in fused:
+            if part.name in whole and whole[part.name] in left:
+                own.append(Part(whole[part.name], stored[whole[part.name]], part.format))
+                left.remove(whole[part.name])
+        result.append(own)
+    return result
 
 
 def _write_weights(

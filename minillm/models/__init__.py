@@ -68,6 +68,7 @@ FAMILIES = (
     "qwen3_next",
     "qwen3_5_text",
     "qwen3_5_moe_text",
+    "gemma4_text",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 

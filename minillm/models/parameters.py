@@ -12,7 +12,7 @@ checkpoint, their shapes and order, its role, and how several devices share it. 
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -197,6 +197,7 @@ class Weights:
         count: int,
         bias: bool = False,
         split: Split | None = None,
+        blocks: int = 1,
     ) -> Weight:
         """One projection [outputs, inputs] of each of `count` experts.
 
@@ -208,6 +209,7 @@ class Weights:
             count: X
             bias: whether each expert has one
             split: as of `linear`, within each expert
+            blocks: as of `linear`, of each tensor
         """
         experts: list[list[Tensor]] = [[] for _ in range(count)]
         biases: list[list[Tensor]] = [[] for _ in range(count if bias else 0)]
@@ -215,8 +217,8 @@ class Weights:
             first = 0
             for pattern, rows in outputs.items():
                 stem = pattern.replace("*", str(expert))
-                matrix = self._tensors(f"{stem}.weight", (rows, inputs), split=split)
-                place = {"outputs": rows, "inputs": inputs, "first": first}
+                matrix = self._tensors(f"{stem}.weight", (rows, inputs), split=split, blocks=blocks)
+                place = {"outputs": rows, "inputs": inputs, "first": first, "blocks": blocks}
                 self._listen(stem, f"{name}.{expert}", matrix, **place, is_expert=True)
                 tensors += matrix
                 first += rows
@@ -261,16 +263,26 @@ class Weights:
         weight = self._prepare(name, tensors, biases, role)
         return weight if first is None else replace(weight, first=first)
 
-    def norm(self, name: str, width: int, *, bias: bool = False, gain: bool = True, offset: float = 0.0) -> Weight:
+    def norm(
+        self,
+        name: str,
+        width: int,
+        *,
+        bias: bool = False,
+        gain: bool = True,
+        offset: float = 0.0,
+        factor: float = 1.0,
+    ) -> Weight:
         """The gain of a norm [width], and its bias, or neither.
 
-        Published checkpoints of some families have the gain less an `offset`: Gemma's of 1 is stored as 0.
+        Published checkpoints of some families have the gain less an `offset`: Gemma's of 1 is stored as 0; or what is
+        the gain times a `factor`.
         """
         if not gain:
             return Weight(self._prefix + name, None)
         gains, biases = self._tensors(f"{name}.weight", (width,)), []
-        if offset and not self._as_built:
-            gains = [Shifted(tensor, offset) for tensor in gains]
+        if (offset or factor != 1) and not self._as_built:
+            gains = [Shifted(tensor, offset, factor) for tensor in gains]
         if bias:
             biases = self._tensors(f"{name}.bias", (width,))
         return self._prepare(name, gains, biases, "projection")
@@ -563,6 +575,9 @@ class Names:
     """Prefixes of heads' tensors; some checkpoints have more heads than are run"""
     renamed: tuple[tuple[str, str], ...] = ()
     """Older names of tensors: an ending, and what stands for it today"""
+    expert_tensors: Mapping[str, str] = field(default_factory=dict)
+    """Endings of tensors that hold one matrix of each expert [X, out, in] -> that of an expert's matrix, with * for its
+    number"""
     other_parts: tuple[str, ...] = ()
     """Prefixes of tensors that are no part of the text model, such as a vision tower's"""
     embedding: str = "embed_tokens.weight"
@@ -588,6 +603,14 @@ class Names:
         for older, today in self.renamed:
             name = f"{name.removesuffix(older)}{today}" if name.endswith(older) else name
         return self.head if name == "lm_head.weight" else name
+
+    def unstacked(self, short: str, tensor: Tensor) -> dict[str, Tensor]:
+        """A tensor of this `short` name; or if it is one of `expert_tensors`, each expert's matrix by its name."""
+        ending = next((ending for ending in self.expert_tensors if short.endswith(ending)), None)
+        if ending is None:
+            return {short: tensor}
+        stem = short.removesuffix(ending) + self.expert_tensors[ending]
+        return {stem.replace("*", str(i)): _item(tensor, i) for i in range(tensor.shape[0])}
 
     def ties_head(self, stored: Mapping[str, Tensor], configured: bool) -> bool:
         """Whether the head is the embedding, where config.json says `configured`."""
@@ -616,9 +639,10 @@ class Names:
             if self.fused_experts and short.endswith(_FUSED) and len(tensor.shape) == 3:
                 tensors |= _each_expert(short, tensor)
                 continue
-            if short in tensors:
-                raise CheckpointError(f"the checkpoint holds tensor {short} twice, once as {name}: leave one out")
-            tensors[short] = tensor
+            for own, matrix in self.unstacked(short, tensor).items():
+                if own in tensors:
+                    raise CheckpointError(f"the checkpoint holds tensor {own} twice, once as {name}: leave one out")
+                tensors[own] = matrix
         copied = tensors.pop(self.head, None) if tied_head else None
         if copied is not None and not _equal(tensors.setdefault(self.embedding, copied), copied):
             raise CheckpointError(
@@ -653,6 +677,11 @@ def _each_expert(name: str, tensor: Tensor) -> dict[str, Tensor]:
         matrices[f"{stem}.{i}.gate_proj.weight"] = member.part(0, 0, F)
         matrices[f"{stem}.{i}.up_proj.weight"] = member.part(0, F, 2 * F)
     return matrices
+
+
+def _item(tensor: Any, index: int) -> Any:
+    """A tensor's number `index` along the first axis; of one in a file the rest is not read."""
+    return tensor.item(index) if hasattr(tensor, "item") else Rearranged(tensor, lambda whole: whole[index])
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -20,6 +20,7 @@ with experts has `experts.probabilities` in place of `mlp.hidden`.
     blocks.3.mlp.out           [T, E]     the MLP's result, before any norm of it and the residual sum
     blocks.3.experts.probabilities [T, X] softmax of the router's logits, or their sigmoids
     blocks.3.experts.shared    [T, E]     the result of the shared expert; `mlp.out` is that of the others
+    blocks.3.experts.out       [T, E]     the result of experts beside an MLP (Gemma 4), before any norm of it
     blocks.3.residual          [T, E]     the residual stream after the block
     final                      [T, E]     after the final norm
     logits                     [T, V]     the head's result, of rows that a strategy reads; where they are watched,
@@ -115,8 +116,9 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
         attention = block.attention
         H, K, D = attention.num_heads, attention.num_kv_heads, attention.out.shape[1] // attention.num_heads
         yield "attention.q", ("T", H, D)
-        yield "attention.k", ("T", K, D)
-        yield "attention.v", ("T", K, D)
+        if not getattr(attention, "only_reads", False):
+            yield "attention.k", ("T", K, D)
+            yield "attention.v", ("T", K, D)
         yield "attention.pattern", ("T", H, "S")
         yield "attention.z", ("T", H, D)
         yield "attention.out", ("T", E)
@@ -150,6 +152,9 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
         points.inputs[id(mlp.down)] = "mlp.hidden"
         points.summands[id(mlp.down)] = "mlp.out"
     yield "mlp.out", ("T", E)
+    if (beside := getattr(block, "experts", None)) is not None:
+        yield "experts.probabilities", ("T", beside.experts.router.shape[0])
+        yield "experts.out", ("T", E)
     yield "residual", ("T", E)
 
 

@@ -11,6 +11,7 @@ kind under `rope_type` or, older still, `type`.
     longrope  f_j divided by a factor of its own: another one in texts beyond the original length (Ding et al., arXiv
               2402.13753). Such a text is computed anew when it outgrows that length, as transformers does in Phi-3; so
               minillm runs it in that family alone
+    proportional  the first share of all pairs turns, the others do not (Gemma 4)
 
 All numbers are float32, as in transformers: at position 4,000 an angle has four digits after the decimal point.
 """
@@ -281,6 +282,15 @@ def _longrope(scaling: Fields, plain: NDArray[np.float32], base: float, max_posi
     )
 
 
+def _proportional(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions: int) -> RotaryConfig:
+    """Only the first share of all pairs turns, at the frequencies that whole heads have; others stay as they are."""
+    share = scaling.number("partial_rotary_factor", 1.0, most=1.0)
+    turning = int(share * 2 * len(plain) // 2)
+    factor = _factor(scaling, 1.0)
+    frequencies = np.where(np.arange(len(plain)) < turning, plain, np.float32(0)) / np.float32(factor)
+    return RotaryConfig(frequencies=_numbers(frequencies), longest=max_positions)
+
+
 _FACTORS = ("short_factor", "long_factor")
 
 
@@ -320,6 +330,7 @@ _KINDS: dict[str, Callable[[Fields, NDArray[np.float32], float, int], RotaryConf
     "yarn": _yarn,
     "llama3": _llama3,
     "longrope": _longrope,
+    "proportional": _proportional,
 }
 
 

@@ -1,6 +1,6 @@
 """Reference implementation of every operation on an array module `xp`, each with its cost."""
 
-from .activation import gate, glu, scale_logits
+from .activation import gate, glu, multiply, scale_logits
 from .attention import attend, store_kv
 from .convolution import convolve
 from .delta_rule import delta_rule
@@ -12,5 +12,5 @@ from .rotary import Rotation, cosines_and_sines, rotary
 from .sampling import sample
 
 __all__ = ["Rotation", "Routing", "add_low_rank", "attend", "combine", "convolve", "cosines_and_sines", "delta_rule"]
-__all__ += ["embed", "gate", "glu", "layer_norm", "linear", "linear_experts", "rms_norm", "rotary", "route"]
-__all__ += ["sample", "scale_logits", "store_kv"]
+__all__ += ["embed", "gate", "glu", "layer_norm", "linear", "linear_experts", "multiply", "rms_norm", "rotary"]
+__all__ += ["route", "sample", "scale_logits", "store_kv"]

@@ -1,4 +1,4 @@
-"""Activations of the MLP, by their names in config.json; the gate of a gated MLP; the scale and soft cap of logits.
+"""Activations of the MLP, by their names in config.json; gates and factors of rows; the scale and soft cap of logits.
 
 GELU is x * Phi(x) with the normal distribution's Phi (Hendrycks and Gimpel, arXiv 1606.08415): "gelu" is the exact
 form, "gelu_new" its approximation by tanh. SiLU is x * sigmoid(x) (section 2 of the same).
@@ -158,3 +158,27 @@ def gate_cost(T: int, F: int, n: int, number_bytes: int = 4) -> Cost:
     """Three FLOPs for each sigmoid or SiLU (exponential, sum, division), and a product for each number."""
     numbers = number_bytes * T * F
     return Cost(3 * T * n + T * F, numbers + number_bytes * T * n, numbers)
+
+
+def multiply(x: Any, others: Any | None, factor: Any | None, xp: Any, out: Any) -> Any:
+    """x * others * factor, of which one or both are there.
+
+    The product of gated embeddings of single layers (Gemma 3n and 4), and the scalar of each layer (Gemma 4, as in
+    transformers; Touvron et al., arXiv 2103.17239, section 2 have a factor of each channel).
+
+    Args:
+        x: [T, F], not modified
+        others: [T, F] or None
+        factor: one number [1] or None
+        xp: the array module
+        out: [T, F], filled and returned
+    """
+    xp.multiply(x, factor if others is None else others, out=out)
+    return out if others is None or factor is None else xp.multiply(out, factor, out=out)
+
+
+def multiply_cost(T: int, F: int, *, by_others: bool, by_factor: bool, number_bytes: int = 4) -> Cost:
+    """A product for each number and each of both factors."""
+    numbers, products = number_bytes * T * F, by_others + by_factor
+    saved = (products - 1) * 2 * numbers
+    return Cost(products * T * F, numbers * (1 + by_others) + 4 * by_factor, numbers, saved)

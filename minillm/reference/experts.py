@@ -66,7 +66,14 @@ class Routing(NamedTuple):
 
 
 def route(
-    logits: Any, k: int, xp: Any, *, normalised: bool, bias: Any | None = None, spec: RouterSpec = SOFTMAX
+    logits: Any,
+    k: int,
+    xp: Any,
+    *,
+    normalised: bool,
+    bias: Any | None = None,
+    spec: RouterSpec = SOFTMAX,
+    factors: Any | None = None,
 ) -> Routing:
     """Choose the k likeliest experts of each token; the first among equals.
 
@@ -77,6 +84,7 @@ def route(
         normalised: the weights of a token's k experts sum to one; else they are their scores among all X
         bias: added to the scores for the choice, [X] float32, or None
         spec: scores, groups and the factor of the weights
+        factors: a factor of each expert's weight, [X] float32, or None (Gemma 4, after the weights are normalised)
     """
     T, X = logits.shape
     if spec.sigmoid:
@@ -93,6 +101,8 @@ def route(
         weights /= weights.sum(axis=1, keepdims=True) + LEAST_SUM
     if spec.scale != 1:
         weights *= xp.float32(spec.scale)
+    if factors is not None:
+        weights *= xp.take(factors, chosen)
     by_expert = chosen.ravel()  # [T, k] -> [T k]
     order = xp.argsort(by_expert, kind="stable")
     rows = xp.empty_like(order)
@@ -117,15 +127,25 @@ def _within_groups(ranked: Any, spec: RouterSpec, xp: Any) -> Any:
     return xp.where(counts[:, :, None], by_group, -xp.inf).astype(ranked.dtype).reshape(T, X)
 
 
-def route_cost(T: int, X: int, k: int, *, normalised: bool, biased: bool = False, spec: RouterSpec = SOFTMAX) -> Cost:
+def route_cost(
+    T: int,
+    X: int,
+    k: int,
+    *,
+    normalised: bool,
+    biased: bool = False,
+    spec: RouterSpec = SOFTMAX,
+    by_factors: bool = False,
+) -> Cost:
     """Softmax's four FLOPs for each logit (difference, exponential, sum, division), or a sigmoid's three.
 
-    One for each bias, and one for each group's sum; two for each weight normalised, and one for its factor. It reads
-    the logits and biases; it writes each choice's expert, weight, row and token, and each expert's start.
+    One for each bias, and one for each group's sum; two for each weight normalised, and one for each factor. It reads
+    the logits, biases and experts' factors; it writes each choice's expert, weight, row and token, and each expert's
+    start.
     """
     flops = (3 if spec.sigmoid else 4) * T * X + T * X * biased + 2 * T * k * normalised
-    flops += T * spec.groups * (spec.groups > 1) + T * k * (spec.scale != 1)
-    return Cost(flops, 4 * (T * X + X * biased), T * k * (3 * INDEX_BYTES + 4) + INDEX_BYTES * (X + 1))
+    flops += T * spec.groups * (spec.groups > 1) + T * k * ((spec.scale != 1) + by_factors)
+    return Cost(flops, 4 * (T * X + X * (biased + by_factors)), T * k * (3 * INDEX_BYTES + 4) + INDEX_BYTES * (X + 1))
 
 
 def linear_experts(

@@ -337,7 +337,14 @@ class HookedBackend(WrappedBackend):
                 z[view.rows] = self.inner.xp.asarray(out)
 
     def route(
-        self, logits: Any, k: int, *, normalised: bool, bias: Weight | None = None, spec: RouterSpec = SOFTMAX
+        self,
+        logits: Any,
+        k: int,
+        *,
+        normalised: bool,
+        bias: Weight | None = None,
+        spec: RouterSpec = SOFTMAX,
+        factors: Weight | None = None,
     ) -> Routing:
         """[T, X] -> [T, k]"""
         if self.looks_at("experts.probabilities"):
@@ -346,13 +353,15 @@ class HookedBackend(WrappedBackend):
             for rows in self.look("experts.probabilities", probabilities):
                 changed = probabilities[rows]
                 logits[rows] = xp.log(changed / (1 - changed)) if spec.sigmoid else xp.log(changed)
-        return self.inner.route(logits, k, normalised=normalised, bias=bias, spec=spec)
+        return self.inner.route(logits, k, normalised=normalised, bias=bias, spec=spec, factors=factors)
 
     def combine_reduced(self, y: Any, routing: Routing, residual: Any) -> Any:
         """[T k, E] -> [T, E]"""
-        if not self.looks_at("mlp.out"):
+        beside = self._points.name(self.layer, "experts.out") in self._points.shapes
+        point = "experts.out" if beside else "mlp.out"
+        if not self.looks_at(point):
             return super().combine_reduced(y, routing, residual)
-        return self._sum("mlp.out", partial(self.inner.combine_reduced, y, routing), residual)
+        return self._sum(point, partial(self.inner.combine_reduced, y, routing), residual)
 
     def scale_logits(self, logits: Any, scale: float, cap: float | None) -> Any:
         """[R, V] -> [R, V]"""

@@ -116,7 +116,7 @@ ROPE_FIELDS = [
 
 WINDOWED = ("mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "starcoder2")
 WINDOWED += ("gemma2", "gemma3_text", "smollm3", "phi3", "olmo3", "exaone4", "ministral3", "cohere2")
-WINDOWED += ("qwen2_moe", "dots1", "gpt_oss")
+WINDOWED += ("qwen2_moe", "dots1", "gpt_oss", "gemma4_text")
 """Families that read `sliding_window`"""
 
 

@@ -176,24 +176,26 @@ def mixed_widths(config: Any) -> list[int]:
     return [K * dk, K * dk, V * dv]
 
 
+def qkv_rows(config: Any, layer: int, rows: int) -> list[int]:
+    """The rows of queries, of their gates, and of keys and values as far as the layer has its own."""
+    (K, D), H = config.kv_shape(layer), config.num_heads
+    queries = [H * D] * (2 if hasattr(config, "linear") else 1)
+    return [*queries, *[K * D] * ((rows - sum(queries)) // (K * D))]
+
+
 def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
-    config = whole.config
-    D = config.head_dim
-    qkv = [config.num_heads * D, config.num_kv_heads * D, config.num_kv_heads * D]
-    if hasattr(config, "linear"):  # queries are followed by gates
-        qkv.insert(0, qkv[0])
-    split = 0
+    config, split = whole.config, 0
     for (path, weight), *others in zip(weight_paths(whole), *map(weight_paths, shares), strict=True):
         if path.endswith(("slopes", "frequencies")):
             continue
         place = path.split(".", 2)[-1]
-        if path in ("embedding.tokens", "head.weight"):
+        if path in ("embedding.tokens", "head.weight", "per_layer.table"):
             rows = [expand(each.data) for each in (other for _, other in others)]
             np.testing.assert_array_equal(np.concatenate(rows), expand(weight.data), err_msg=path)
             assert [other.first for _, other in others] == np.cumsum([0, *map(len, rows)])[:-1].tolist()
             continue
-        halves = [weight.shape[-2] // 2] * 2 if place in ("mlp.gate_up", "mlp.shared.gate_up") else []
-        sections = qkv if place == "attention.qkv" else halves
+        halves = [weight.shape[-2] // 2] * 2 if place.endswith("gate_up") else []
+        sections = qkv_rows(config, int(path.split(".")[1]), len(weight.data)) if place == "attention.qkv" else halves
         if place == "convolution.projection":
             sections = [weight.shape[0] // 3] * 3
         if place == "delta_net.projection":

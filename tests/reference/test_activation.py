@@ -16,6 +16,7 @@ from minillm.reference.activation import (
     gelu_new,
     glu,
     glu_cost,
+    multiply,
     relu,
     scale_logits,
     silu,
@@ -117,3 +118,12 @@ def test_a_gate_of_silu_is_the_product_of_both_factors() -> None:
         [a * z / (1 + math.exp(-z)) for a, z in zip(*rows, strict=True)] for rows in zip(x, logits, strict=True)
     ]
     np.testing.assert_allclose(gate(x, logits, np, np.empty((3, 4)), silu=True), expected, rtol=1e-14)
+
+
+def test_rows_are_multiplied_by_others_and_by_a_number() -> None:
+    x, others, out = np.array([[1.0, 2.0, 3.0]]), np.array([[4.0, 5.0, 6.0]]), np.empty((1, 3))
+    assert multiply(x, others, None, np, out) is out
+    assert out.tolist() == [[4, 10, 18]]
+    assert multiply(x, None, np.array([0.5]), np, out).tolist() == [[0.5, 1, 1.5]]
+    assert multiply(x, others, np.array([0.5]), np, out).tolist() == [[2, 5, 9]]
+    assert x.tolist() == [[1, 2, 3]]

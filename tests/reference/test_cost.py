@@ -12,7 +12,7 @@ import pytest
 
 from minillm import reference
 from minillm.batch import Batch, TokenSequence
-from minillm.reference.activation import ACTIVATIONS, GATES, glu_cost, scale_logits_cost
+from minillm.reference.activation import ACTIVATIONS, GATES, glu_cost, multiply_cost, scale_logits_cost
 from minillm.reference.attention import AttentionSpec, attention_cost
 from minillm.reference.linear import embed_cost, linear_cost
 from minillm.reference.norm import layer_norm_cost, rms_norm_cost
@@ -178,6 +178,16 @@ def test_scale_logits(scale: float, cap: float | None) -> None:
 def test_glu(activation: str) -> None:
     reference.glu(numbers(3, 8), activation, XP, empty(3, 4))
     assert glu_cost(3, 4, activation).flops == Number.arithmetic + Number.comparisons
+
+
+@pytest.mark.parametrize(("by_others", "by_factor"), [(True, False), (False, True), (True, True)])
+def test_products_of_rows(by_others: bool, by_factor: bool) -> None:
+    x, others, factor = numbers(3, 4), numbers(3, 4) if by_others else None, numbers(1) if by_factor else None
+    reference.multiply(x, others, factor, XP, empty(3, 4))
+    cost = multiply_cost(3, 4, by_others=by_others, by_factor=by_factor)
+    assert cost.flops == Number.arithmetic
+    assert cost.bytes_read == 48 * (1 + by_others) + 4 * by_factor
+    assert cost.bytes_written == 48
 
 
 def test_rotary() -> None:

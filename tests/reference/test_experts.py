@@ -66,6 +66,13 @@ def test_a_bias_counts_in_the_choice_alone_and_groups_by_their_best_two() -> Non
         np.testing.assert_allclose(routing.weights[t], 2.5 * scores[experts] / scores[experts].sum(), rtol=1e-5)
 
 
+def test_a_chosen_experts_weight_has_its_factor_once_the_weights_are_normalised() -> None:
+    logits = np.log(np.array([[1, 2, 5, 8], [8, 1, 1, 2]], np.float32))
+    routing = route(logits, 2, np, normalised=True, factors=np.array([1, 10, 100, 1000], np.float32))
+    assert routing.experts.tolist() == [[3, 2], [0, 3]]
+    np.testing.assert_allclose(routing.weights, [[8000 / 13, 500 / 13], [0.8, 200]], rtol=1e-6)
+
+
 def test_a_shared_expert_computes_every_token() -> None:
     """Times the sigmoid of a product of its own, where it has one; the rest is the chosen experts' sum."""
     x, residual, backend = random(T, E), random(T, E, seed=1), NumpyBackend()
@@ -153,6 +160,12 @@ def test_routing_moves_the_named_arrays() -> None:
     assert cost.bytes_read == logits.nbytes
     assert cost.bytes_written == sum(array.nbytes for array in routing if array is not None)
     assert cost.flops == 4 * T * X + 2 * T * 2
+
+
+def test_factors_of_experts_are_read_and_multiplied() -> None:
+    plain, times = (route_cost(3, 8, 2, normalised=True, by_factors=by_factors) for by_factors in (False, True))
+    assert times.flops - plain.flops == 6
+    assert times.bytes_read - plain.bytes_read == 4 * 8
 
 
 def test_the_expected_number_of_experts_is_that_of_random_choices() -> None:

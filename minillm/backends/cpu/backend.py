@@ -44,6 +44,7 @@ from .launching import (
     Linear,
     LinearExperts,
     LinearParts,
+    Multiply,
     Norm,
     Rotary,
     Route,
@@ -280,8 +281,28 @@ class CpuBackend(Recordable, Backend):
         return out
 
     @recorded
+    def multiply(self, x: Any, others: Any = None, *, factor: Weight | None = None) -> Any:
+        """x * others, or times a weight's one number, or both. [T, F], [T, F] -> [T, F]"""
+        T, F = x.shape
+        out, stride = self.memory.arena.take((T, F)), 0
+        if others is not None:
+            by_head, stride = _rows(others[:, None])
+            others = by_head[:, 0]
+        number = None if factor is None else factor.data
+        arguments = filled(Multiply, x=_contiguous(x), others=others, factor=number, out=out, T=T, F=F, stride=stride)
+        launch("multiply", arguments, shares_of(T))
+        return out
+
+    @recorded
     def route(
-        self, logits: Any, k: int, *, normalised: bool, bias: Weight | None = None, spec: RouterSpec = SOFTMAX
+        self,
+        logits: Any,
+        k: int,
+        *,
+        normalised: bool,
+        bias: Weight | None = None,
+        spec: RouterSpec = SOFTMAX,
+        factors: Weight | None = None,
     ) -> Routing:
         """The k experts of each token. [T, X] -> [T, k]"""
         T, X = logits.shape
@@ -290,9 +311,9 @@ class CpuBackend(Recordable, Backend):
             np.empty(T * k, np.int64), np.empty(X + 1, np.int64),
         )  # fmt: skip
         arguments = filled(
-            Route, logits=_contiguous(logits), bias=None if bias is None else bias.data, **routing._asdict(), T=T, X=X,
-            k=k, normalised=normalised, sigmoid=spec.sigmoid, groups=spec.groups, chosen_groups=spec.chosen_groups,
-            scale=spec.scale,
+            Route, logits=_contiguous(logits), bias=None if bias is None else bias.data, **routing._asdict(),
+            factors=None if factors is None else factors.data, T=T, X=X, k=k, normalised=normalised,
+            sigmoid=spec.sigmoid, groups=spec.groups, chosen_groups=spec.chosen_groups, scale=spec.scale,
         )  # fmt: skip
         launch("route", arguments)
         return routing

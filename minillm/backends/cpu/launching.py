@@ -33,6 +33,7 @@ def _structure(name: str, *fields: tuple[str, Any]) -> Any:
 Norm = _structure("Norm", ("p", "x gain bias residual out"), ("i", "T heads width stride"), ("d", "epsilon"))
 Glu = _structure("Glu", ("p", "x out"), ("i", "T F activation"))
 Gate = _structure("Gate", ("p", "x logits out"), ("i", "T F n stride silu"))
+Multiply = _structure("Multiply", ("p", "x others factor out"), ("i", "T F stride"))
 Table = _structure("Table", ("p", "values scales offsets"), ("i", "format group zeros"))
 Embed = _structure(
     "Embed", ("p", "ids"), (Table, "words"), ("p", "positions"), (Table, "places"), ("p", "types"),
@@ -72,7 +73,7 @@ Linear = _structure(
 LinearParts = _structure("LinearParts", ("p", "parts"), ("i", "count many"))
 Route = _structure(
     "Route",
-    ("p", "logits bias experts weights rows tokens starts"),
+    ("p", "logits bias factors experts weights rows tokens starts"),
     ("i", "T X k normalised sigmoid groups chosen_groups"),
     ("d", "scale"),
 )

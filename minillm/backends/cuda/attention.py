@@ -28,6 +28,9 @@ MAX_GROUP = 8
 """Query heads of one K/V head that a block of the decode kernel computes together; a thread holds a part of each."""
 
 MAX_HEAD_DIM = 256
+"""The widest heads of the prefill kernel: a thread of its tile keeps a 32nd of 16 queries and of their results"""
+MAX_DECODE_HEAD_DIM = 512
+"""The widest heads of the decode kernel; beyond `MAX_HEAD_DIM` it computes half as many heads together"""
 KV_THREADS = 256
 
 
@@ -56,9 +59,13 @@ class Workspace(NamedTuple):
     """int32 [at least N H], zeros before the first launch; each launch leaves zeros"""
 
 
-def has_kernel(storage: str, D: int) -> bool:
-    """Whether the kernels take heads of this width: rows of whole 16-byte pieces, up to `MAX_HEAD_DIM` numbers."""
-    return 0 < D <= MAX_HEAD_DIM and D % (4 if STORAGE[storage] == 32 else 8) == 0
+def has_kernel(storage: str, D: int, *, decodes: bool = False) -> bool:
+    """Whether the kernels take heads of this width: rows of whole 16-byte pieces, up to `MAX_HEAD_DIM` numbers.
+
+    The decode kernel, for one query of each sequence, takes them up to `MAX_DECODE_HEAD_DIM`.
+    """
+    most = MAX_DECODE_HEAD_DIM if decodes else MAX_HEAD_DIM
+    return 0 < D <= most and D % (4 if STORAGE[storage] == 32 else 8) == 0
 
 
 def reach(window: int | None, positions: int) -> int:
@@ -101,10 +108,15 @@ def attend(
     if len(q) == 0:
         return
     mask = Mask.of(spec, positions=batch.block_table.shape[1] * keys.shape[2])
-    if max_queries == 1 and len(q) == len(batch.context_lens):
+    if is_decode(q, batch, max_queries):
         decode(kernels, q, keys, values, batch, out, workspace, mask)
     else:
         prefill(kernels, q, keys, values, batch, out, mask)
+
+
+def is_decode(q: Any, batch: Ragged, max_queries: int) -> bool:
+    """Whether every sequence has one query."""
+    return max_queries == 1 and len(q) == len(batch.context_lens)
 
 
 class Mask(NamedTuple):
@@ -143,7 +155,7 @@ def decode(
     N, H, D = q.shape
     pages, K, P, _ = keys.shape
     B = batch.block_table.shape[1]
-    split, group = split_of(D, q.dtype.itemsize), _group(H // K)
+    split, group = split_of(D, q.dtype.itemsize), _group(H // K, D)
     splits = -(-mask.window // split)
     assert workspace.partials.size >= N * H * splits * (D + 2) and workspace.arrived.size >= N * H // group
     constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "GROUP": group, "SPLIT": split, **mask.constants}
@@ -294,6 +306,7 @@ def staged_bytes(D: int, itemsize: int) -> int:
     return 2 * 16 * batch * turns * DECODE_THREADS
 
 
-def _group(G: int) -> int:
+def _group(G: int, D: int) -> int:
     """The largest divisor of G that a block can hold."""
-    return max(group for group in range(1, min(G, MAX_GROUP) + 1) if G % group == 0)
+    most = MAX_GROUP if D <= MAX_HEAD_DIM else MAX_GROUP // 2
+    return max(group for group in range(1, min(G, most) + 1) if G % group == 0)

@@ -190,15 +190,30 @@ class CudaBackend(Recordable, Backend):
         return out
 
     @recorded
+    def multiply(self, x: Any, others: Any = None, *, factor: Weight | None = None) -> Any:
+        """One launch. [T, F], [T, F] -> [T, F]"""
+        out = self.memory.arena.take(x.shape)
+        rows.multiply(self.kernels, x, others, None if factor is None else factor.data, out)
+        return out
+
+    @recorded
     def route(
-        self, logits: Any, k: int, *, normalised: bool, bias: Weight | None = None, spec: RouterSpec = SOFTMAX
+        self,
+        logits: Any,
+        k: int,
+        *,
+        normalised: bool,
+        bias: Weight | None = None,
+        spec: RouterSpec = SOFTMAX,
+        factors: Weight | None = None,
     ) -> Routing:
         """Two launches. [T, X] -> [T, k]"""
         assert logits.shape[1] <= experts.MOST_EXPERTS, logits.shape
         places = self.memory.workspace.places
         places.restart()
-        added = None if bias is None else bias.data
-        return experts.route(self.kernels, logits, k, places.take, normalised=normalised, bias=added, spec=spec)
+        added, times = (None if weight is None else weight.data for weight in (bias, factors))
+        given: dict[str, Any] = {"normalised": normalised, "bias": added, "spec": spec, "factors": times}
+        return experts.route(self.kernels, logits, k, places.take, **given)
 
     @recorded
     def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
@@ -268,7 +283,8 @@ class CudaBackend(Recordable, Backend):
         spec = spec.with_arrays(attrgetter("data"))
         both = spec.slopes is not None and spec.softcap is not None
         without_kernel = not spec.causal or spec.bias is not None or both or batch.has_tree
-        if without_kernel or not attention.has_kernel(self.kernels.storage, D):
+        decodes = attention.is_decode(q, batch, batch.max_queries)
+        if without_kernel or not attention.has_kernel(self.kernels.storage, D, decodes=decodes):
             self._not_recorded()
             queries = batch.over_sources if spec.cross else batch
             return attention.attend_by_reference(q, keys, values, queries, spec, self.xp, out)

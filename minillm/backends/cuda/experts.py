@@ -40,6 +40,7 @@ def route(
     normalised: bool,
     bias: Any | None = None,
     spec: RouterSpec = SOFTMAX,
+    factors: Any | None = None,
 ) -> Routing:
     """The k experts of each token and its rows, sorted by expert, as `reference.route`; all int32.
 
@@ -51,6 +52,7 @@ def route(
         normalised: the weights of a token's experts sum to one
         bias: [X] float32, or None
         spec: scores, groups (up to `MOST_GROUPS`) and the factor of the weights
+        factors: [X] float32, or None
     """
     assert spec.groups <= MOST_GROUPS, spec
     T, X = logits.shape
@@ -61,7 +63,8 @@ def route(
     if T:
         values = 1 << (-(-X // 32) - 1).bit_length()
         sizes = T, X, k, normalised, spec.sigmoid, spec.groups, spec.chosen_groups
-        args: tuple[Any, ...] = (experts, weights, logits, or_null(bias), *map(np.int32, sizes), np.float32(spec.scale))
+        arrays = experts, weights, logits, or_null(bias), or_null(factors)
+        args: tuple[Any, ...] = (*arrays, *map(np.int32, sizes), np.float32(spec.scale))
         kernels.get("experts", "route", VALUES=values)((-(-T // ROUTE_TOKENS),), (32 * ROUTE_TOKENS,), args)
         threads = min(1024, 32 * max(X, -(-T * k // 32)))
         args = (rows, tokens, starts, present, experts, *map(np.int32, (T * k, X, k, listed)))

@@ -161,6 +161,26 @@ def gate(kernels: Kernels, x: Any, logits: Any, out: Any, *, silu: bool = False)
     kernels.get("glu", "gate")((T, -(-vectors // threads)), (threads,), args)
 
 
+def multiply(kernels: Kernels, x: Any, others: Any | None, factor: Any | None, out: Any) -> None:
+    """out = x * others * factor, of which one may be missing.
+
+    Args:
+        kernels: for the storage type of x, others and out
+        x: [T, F]
+        others: [T, F] or None
+        factor: [1] float32 or None
+        out: [T, F]
+    """
+    T, F = out.shape
+    if T == 0:
+        return
+    vectors = -(-F // _vector(out))
+    threads = min(MOST_THREADS, _warps(vectors))
+    strides = row_stride(x), np.int32(0) if others is None else row_stride(others)
+    args = (out, x, or_null(others), or_null(factor), np.int32(F), *strides)
+    kernels.get("glu", "multiply")((T, -(-vectors // threads)), (threads,), args)
+
+
 def convolve(
     kernels: Kernels,
     x: Any,

@@ -12,7 +12,7 @@ from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.cpu.launching import num_threads, set_threads
 from minillm.backends.cpu.selftest import random_blocks
 from minillm.backends.weights import Experts, Weight, expand
-from minillm.reference.activation import gate
+from minillm.reference.activation import gate, multiply
 from minillm.reference.blocks import BLOCK_FORMATS
 from minillm.reference.experts import RouterSpec, Routing, combine, route
 
@@ -80,6 +80,20 @@ def test_a_gate_is_the_references(n: int, silu: bool, backend: CpuBackend) -> No
     x, logits = random(3, 70), random(3, n + 2, seed=1)[:, :n]  # logits are columns of a wider array
     expected = gate(x, logits, np, np.empty_like(x), silu=silu)
     np.testing.assert_allclose(backend.gate(x, logits, silu=silu), expected, rtol=3e-6)
+
+
+@pytest.mark.parametrize(("strided", "numbered"), [(True, False), (False, True), (True, True)])
+def test_products_of_rows_are_the_references(strided: bool, numbered: bool, backend: CpuBackend) -> None:
+    x, factor = random(5, 70), Weight("f", random(1, seed=1)) if numbered else None
+    others = random(5, 3, 70, seed=2)[:, 1] if strided else None
+    expected = multiply(x, others, None if factor is None else factor.data, np, np.empty_like(x))
+    np.testing.assert_allclose(backend.multiply(x, others, factor=factor), expected, rtol=3e-6)
+
+
+def test_factors_of_experts_are_the_references(backend: CpuBackend) -> None:
+    logits, factors = random(40, 24), random(24, seed=7)
+    ours = backend.route(logits, 5, normalised=True, factors=Weight("f", factors))
+    np.testing.assert_allclose(ours.weights, route(logits, 5, np, normalised=True, factors=factors).weights, rtol=3e-6)
 
 
 def test_logits_that_are_not_numbers_choose_an_expert_and_show_in_the_weights(backend: CpuBackend) -> None:

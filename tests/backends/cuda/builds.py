@@ -16,7 +16,7 @@ ATTENTION_DECODE = [
     {"HEAD_DIM": D, "PAGE_SIZE": 16, "GROUP": group, "SPLIT": split_of(D, size), "storage": storages, **mask}
     for size, storages in ((4, ("float32",)), (2, ("float16", "bfloat16")))
     for D, group, mask in (
-        *((D, group, {}) for D, group in ((64, 1), (80, 1), (128, 1), (128, 4), (128, 8), (256, 8))),
+        *((D, group, {}) for D, group in ((64, 1), (80, 1), (128, 1), (128, 4), (128, 8), (256, 8), (512, 4))),
         *((128, 4, mask) for mask in (WINDOW, WINDOW | SLOPES)),
         *((D, 1, SLOPES) for D in (64, 128)),
         *((256, 2, mask) for mask in (CAP, CAP | WINDOW)),

@@ -208,6 +208,16 @@ def test_any_width_of_heads(emulator: Emulator, storage: str, D: int, lengths: L
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("storage", ["float32", "float16", exhaustive("bfloat16")])
+@pytest.mark.parametrize("D", [512, exhaustive(384)])
+def test_a_decode_step_takes_wider_heads_than_a_prompt(emulator: Emulator, storage: str, D: int) -> None:
+    assert has_kernel(storage, D, decodes=True) and not has_kernel(storage, D)
+    assert not has_kernel(storage, 520, decodes=True)
+    case = Case(storage, [(30, 1), (140, 1)], H=8, K=1, D=D)
+    case.check(case.run(emulator))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [[(300, 1), (15, 1)], [(250, 70), (0, 16)]], ids=["decode", "prefill"])
 @pytest.mark.parametrize(
     ("storage", "P"),
@@ -391,7 +401,9 @@ def test_a_tile_fits_into_shared_memory_everywhere(storage: str) -> None:
     widths = [D for D in range(1, 300) if has_kernel(storage, D)]
     assert (max(widths) == 256 and 100 not in widths) or storage == "float32"
     assert max(PrefillTile.of(storage, D).shared_bytes for D in widths) <= 99 * 1024
-    assert max(staged_bytes(D, np.dtype(STORAGE[storage]).itemsize) for D in widths) <= 64 * 1024
+    wide = [D for D in range(1, 600) if has_kernel(storage, D, decodes=True)]
+    assert max(wide) == 512
+    assert max(staged_bytes(D, np.dtype(STORAGE[storage]).itemsize) for D in wide) <= 64 * 1024
 
 
 @pytest.mark.slow

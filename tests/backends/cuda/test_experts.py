@@ -80,6 +80,15 @@ def test_a_gate_is_the_references(emulator: Emulator, storage: str, n: int, silu
     )  # float16 below its least normal number
 
 
+@pytest.mark.parametrize("normalised", [True, False])
+def test_factors_of_experts_are_the_references(emulator: Emulator, normalised: bool) -> None:
+    logits, factors = (np.random.default_rng(1).standard_normal(shape).astype(np.float32) for shape in ((9, 40), 40))
+    given: dict[str, Any] = {"normalised": normalised, "factors": factors}
+    chosen = experts.route(Kernels(emulator, debug=True), logits, 5, take, **given)
+    expected = reference.route(logits, 5, np, **given)
+    np.testing.assert_allclose(chosen.weights, expected.weights, rtol=1e-6)
+
+
 def test_logits_that_are_no_numbers_still_choose_different_experts(emulator: Emulator) -> None:
     """The weights are NaN, which ends the request; the kernels after this one must find rows of theirs."""
     logits = np.full((3, 5), np.nan, np.float32)

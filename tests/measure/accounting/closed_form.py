@@ -26,11 +26,12 @@ of each head's D numbers rotated,
     ALiBi       2 H pairs
     sinks       3 T H
     experts     2 T E X + 4 T X + 2 n T k             router; softmax (3 T X of sigmoids); weights normalised
-                + b T X + g T + s T k                 biases of the choice; sums of g groups' best; a factor
+                + b T X + g T + s T k                 biases of the choice; sums of g groups' best; s factors
                 + 4 k T E F + (a + 1) k T F           gate and up of k experts; activation, product
                 + 2 k T F E + 2 k T E + T E           down; weighted sum, residual
                 + b (2 k T F + k T E + T X)           biases of the projections and of the router
     gate        3 T n + T F                           n sigmoids of a row, and its product with them
+    factor      T F                                   of a row by another, or by one number
     a bias      H pairs, by distance; cross-attention as attention, its pairs those of a token and its source
     soft cap    3 H pairs of scores, 3 R V of logits      (+ R V if logits are scaled)
     T E where the embedding is scaled, and where a norm adds the residual, in place of the product before it
@@ -62,6 +63,7 @@ from .components import (
     ExpertLinear,
     Gate,
     Linear,
+    Multiply,
     Norm,
     Rotate,
     Route,
@@ -130,7 +132,7 @@ def operations(
     L = len(outline.layers)
     layers = [row for i, layer in enumerate(outline.layers) for row in rows(layer, i, step.tokens)]
     ends = rows(outline.after, L, step.tokens) + rows(outline.head, L, step.rows)
-    return rows(outline.before, None, step.tokens) + layers + ends
+    return rows((*outline.before, *outline.for_pass), None, step.tokens) + layers + ends
 
 
 def amounts_of(
@@ -156,7 +158,7 @@ def amounts_of(
             return Amounts(read=storage.activation_bytes * numbers, written=written)
         case Attend() | Convolve() | DeltaRule():
             return _of_several_tokens(part, T, step, storage, conventions)
-        case TakeRows() | Route() | Spread() | ExpertLinear() | Combine() | Sigmoids():
+        case TakeRows() | Route() | Spread() | ExpertLinear() | Combine() | Sigmoids() | Multiply():
             return _of_chosen(part, T, storage, used)
         case ScaleLogits():
             numbers, steps = VECTOR_BYTES * T * part.width, part.scaled + part.capped
@@ -178,10 +180,17 @@ def _of_several_tokens(
 
 
 def _of_chosen(
-    part: TakeRows | Route | Spread | ExpertLinear | Combine | Sigmoids, T: int, storage: Storage, used: Used
+    part: TakeRows | Route | Spread | ExpertLinear | Combine | Sigmoids | Multiply,
+    T: int,
+    storage: Storage,
+    used: Used,
 ) -> Amounts:
-    """Some of all rows; the choice of experts, T k rows instead of T, and their sum; the shared expert's factor."""
+    """Some of all rows; the choice of experts, T k rows instead of T, and their sum; factors."""
     match part:
+        case Multiply():
+            numbers = storage.activation_bytes * T * part.width
+            read = numbers * (1 + part.by_rows) + VECTOR_BYTES * (not part.by_rows)
+            return Amounts(other=T * part.width, read=read, written=numbers)
         case Sigmoids():
             numbers, logits = T * part.width, T * part.logits
             a = storage.activation_bytes
@@ -194,8 +203,9 @@ def _of_chosen(
             choices = T * part.chosen
             written = choices * (VECTOR_BYTES + 3 * ID_BYTES) + ID_BYTES * (part.experts + 1)
             flops = (3 if part.sigmoid else 4) * T * part.experts + 2 * choices * part.normalised
-            flops += T * part.experts * part.biased + T * part.groups * (part.groups > 1) + choices * part.scaled
-            read = VECTOR_BYTES * part.experts * (T + part.biased)
+            flops += T * part.experts * part.biased + T * part.groups * (part.groups > 1)
+            flops += choices * (part.scaled + part.by_factors)
+            read = VECTOR_BYTES * part.experts * (T + part.biased + part.by_factors)
             return Amounts(other=flops, read=read, written=written)
         case ExpertLinear():
             a, rows = storage.activation_bytes, T * part.chosen
@@ -203,7 +213,7 @@ def _of_chosen(
             results = rows * part.outputs
             return Amounts(results * part.inputs, results * part.bias, read, a * results, 2 * a * results * part.bias)
         case Combine():
-            sums = T * part.width * (part.chosen + 1)  # with the residual
+            sums = T * part.width * (part.chosen + part.residual)
             a, choices = storage.activation_bytes, T * part.chosen
             return Amounts(
                 other=sums + choices * part.width,
@@ -348,13 +358,15 @@ def parameters_of(part: Component) -> int:
         case ExpertLinear():
             return part.experts * part.outputs * (part.inputs + part.bias)
         case Route():
-            return part.experts * part.biased
+            return part.experts * (part.biased + part.by_factors)
         case Attend():
             return (part.buckets + part.sunk) * part.heads
         case Convolve():
             return part.width * (part.taps + part.bias)
         case DeltaRule():
             return 2 * part.heads
+        case Multiply():
+            return not part.by_rows
         case Norm():
             return (1 + part.mean) * part.width * part.affine
     return 0
@@ -374,7 +386,7 @@ def weight_bytes_of(part: Component, storage: Storage) -> int:
         case Attend():
             buckets = part.buckets * row_bytes(storage, "positions", part.heads)
             return buckets + VECTOR_BYTES * part.sunk * part.heads
-        case Norm() | Route() | Convolve() | DeltaRule():
+        case Norm() | Route() | Convolve() | DeltaRule() | Multiply():
             return VECTOR_BYTES * parameters_of(part)
     return 0
 
@@ -416,7 +428,7 @@ def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> i
     """Bytes of a forward pass's results in minillm's arena.
 
     The n-th results of all layers share one buffer, as large as the largest of them. If that buffer still holds the
-    previous layer's last result, a second one is used.
+    previous layer's last result, a second one is used. Results that stay for the pass have buffers of their own.
 
     Args:
         config: the model
@@ -424,7 +436,8 @@ def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> i
         T: new tokens of all sequences
         R: rows that go through the head
     """
-    places: dict[tuple[int, bool], int] = {}
+    stay = enumerate(outline_of(config).for_pass)
+    places = {(-1 - i, True): sum(result_bytes(part, storage, T)) for i, part in stay}
     for outline in (outline_of(config), *((encoder_outline_of(config),) if config.encoder_layers else ())):
         last = (-1, False)
         ends = (*((part, T) for part in outline.after), *((part, R) for part in outline.head))
@@ -444,7 +457,7 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
     """Bytes of each array that a component's operation returns."""
     a = storage.activation_bytes * rows
     match part:
-        case Embed() | TakeRows() | Combine() | Sigmoids() | Convolve():
+        case Embed() | TakeRows() | Combine() | Sigmoids() | Convolve() | Multiply():
             return (a * part.width,)
         case Gate():
             return (a * part.rows * part.width,)
@@ -484,6 +497,6 @@ def _all_parts(config: ModelConfig) -> list[Component]:
     return [
         part
         for outline in outlines
-        for parts in (outline.before, *outline.layers, outline.after, outline.head)
+        for parts in (outline.before, outline.for_pass, *outline.layers, outline.after, outline.head)
         for part in parts
     ]

@@ -109,6 +109,16 @@ class Sigmoids:
     logits: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Multiply:
+    """A row times another, or times one number that is a parameter."""
+
+    kind: ClassVar[str] = "multiply"
+    name: str
+    width: int
+    by_rows: bool = False
+
+
 @dataclass(frozen=True)
 class Convolve:
     """Convolution of each channel over the last `taps` tokens, whose inputs are the state of a sequence."""
@@ -203,6 +213,8 @@ class Route:
     """Groups of experts, of which some are chosen first"""
     scaled: bool = False
     """The weights have a factor"""
+    by_factors: bool = False
+    """The weights have a factor of each expert"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +248,7 @@ class Combine:
     name: str = "combine"
     width: int
     chosen: int
+    residual: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +265,7 @@ class ScaleLogits:
 
 Component = (
     Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows | Route | Spread | ExpertLinear | Combine
-    | ScaleLogits | Sigmoids | Convolve | DeltaRule
+    | ScaleLogits | Sigmoids | Convolve | DeltaRule | Multiply
 )  # fmt: skip
 
 
@@ -268,6 +281,8 @@ class Outline:
     """Components after the last layer, run on every new token"""
     head: tuple[Component, ...]
     """Components run only on rows whose logits are needed"""
+    for_pass: tuple[Component, ...] = ()
+    """Components after `before` whose results stay until the pass ends"""
 
 
 def self_attention(

@@ -1,4 +1,4 @@
-"""The components of OPT, Llama and its kin, LFM2, Qwen3-Next and T5: outlines written out by hand from `components.py`.
+"""The components of OPT, Llama and its kin, LFM2, Qwen3-Next, Gemma 4 and T5: outlines by hand from `components.py`.
 
 Nothing here looks at how minillm builds a model. Other families have no outline: what is counted of them is held
 against the model of shapes alone.
@@ -22,10 +22,12 @@ from .components import (
     ExpertLinear,
     Gate,
     Linear,
+    Multiply,
     Norm,
     Outline,
     Rotate,
     Route,
+    ScaleLogits,
     Sigmoids,
     Spread,
     StoreKV,
@@ -38,7 +40,7 @@ from .components import (
 
 
 def has_outline(config: ModelConfig) -> bool:
-    """Whether the model is described here: OPT, the families built as Llama is, LFM2, Qwen3-Next and T5."""
+    """Whether the model is described here: OPT, families built as Llama is, LFM2, Qwen3-Next, Gemma 4 and T5."""
     return config.model_type in _outlines()
 
 
@@ -63,7 +65,7 @@ def _outlines() -> dict[str, Callable[[Any], Outline]]:
     llamas = ("llama", "mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3", "smollm3", "granite", "phi3")
     llamas += ("qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe", "gpt_oss")
     return (
-        {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2}
+        {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2, "gemma4_text": _gemma4}
         | dict.fromkeys(llamas, _llama)
         | dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _qwen3_next)
     )
@@ -269,6 +271,93 @@ def _qwen3_next_layer(config: Any, i: int) -> tuple[Component, ...]:
         *operator,
         Norm(name="mlp_norm.weight", width=E, mean=False),
         *(gated_mlp(config, config.activation) if dense else _experts(config)),
+    )
+
+
+def _gemma4(config: Any) -> Outline:
+    E, V, L, P = config.hidden_size, config.vocab_size, config.num_layers, config.per_layer_width // config.num_layers
+    per_layer = (
+        Embed(name="per_layer.table", width=L * P, vectors=V, scaled=True),
+        Linear(name="per_layer.projection", inputs=E, outputs=L * P),
+        Norm(name="per_layer.norm.weight", width=P, rows=L, mean=False, residual=True),
+    )
+    ends = head(config, tied=config.tied_head)
+    if config.logit_cap is not None:
+        ends = (*ends, ScaleLogits(name="scale_logits", width=V, capped=True))
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=V, scaled=True),),
+        for_pass=per_layer if P else (),
+        layers=tuple(_gemma4_layer(config, i) for i in range(L)),
+        after=(Norm(name="final_norm.weight", width=E, mean=False),),
+        head=ends,
+    )
+
+
+def _gemma4_layer(config: Any, i: int) -> tuple[Component, ...]:
+    E, P, activation = config.hidden_size, config.per_layer_width // config.num_layers, config.activation
+
+    def norm(name: str, *, residual: bool = False) -> Norm:
+        return Norm(name=f"{name}.weight", width=E, mean=False, residual=residual)
+
+    per_layer = (
+        Linear(name="per_layer.gate", inputs=E, outputs=P, activation=activation),
+        Multiply(name="multiply", width=P, by_rows=True),
+        Linear(name="per_layer.out", inputs=P, outputs=E),
+        norm("per_layer.norm", residual=True),
+    )
+    F = config.mlp_sizes[i]
+    return (
+        norm("attention_norm"),
+        *_gemma4_attention(config, i),
+        norm("attention_out_norm", residual=True),
+        norm("mlp_norm"),
+        Linear(name="mlp.gate_up", inputs=E, outputs=2 * F),
+        Gate(name="glu", width=F, activation=activation),
+        Linear(name="mlp.down", inputs=F, outputs=E),
+        *(_side_experts(config) if config.expert_size else ()),
+        norm("mlp_out_norm", residual=True),
+        *(per_layer if P else ()),
+        Multiply(name="factor", width=E),
+    )
+
+
+def _gemma4_attention(config: Any, i: int) -> tuple[Component, ...]:
+    E, H, (K, D) = config.hidden_size, config.num_heads, config.kv_shapes[i]
+    reads, merged = config.kv_sources[i] != i, config.keys_are_values and config.windows[i] is None
+    stored = 0 if reads else K if merged else 2 * K
+    own_norms = (
+        Norm(name="rms_norm", width=D, rows=K, mean=False, affine=False),
+        Norm(name="attention.head_norms.q", width=D, rows=H, mean=False),
+        Norm(name="attention.head_norms.k", width=D, rows=K, mean=False),
+    )
+    return (
+        Linear(name="attention.qkv", inputs=E, outputs=(H + stored) * D, bias=config.bias),
+        *(own_norms[1:2] if reads else own_norms),
+        Rotate(name="rotary", heads=H, kv_heads=1 if reads else K, head_dim=D, pairs=D // 2),
+        *(() if reads else (StoreKV(name="store_kv", kv_heads=K, head_dim=D),)),
+        Attend(name="attend", heads=H, kv_heads=K, head_dim=D, window=config.windows[i]),
+        Linear(name="attention.out", inputs=H * D, outputs=E, bias=config.bias),
+    )
+
+
+def _side_experts(config: Any) -> tuple[Component, ...]:
+    E, F, X, k = config.hidden_size, config.expert_size, config.num_experts, config.experts_per_token
+
+    def norm(name: str, *, residual: bool = False) -> Norm:
+        return Norm(name=f"experts.{name}.weight", width=E, mean=False, residual=residual)
+
+    return (
+        norm("mlp_out_norm"),
+        norm("norm"),
+        norm("router_norm"),
+        Linear(name="experts.experts.router", inputs=E, outputs=X, role="router"),
+        Route(experts=X, chosen=k, normalised=True, by_factors=True),
+        Spread(width=E, chosen=k),
+        ExpertLinear(name="experts.experts.gate_up", inputs=E, outputs=2 * F, experts=X, chosen=k),
+        Gate(name="glu", width=F, activation=config.activation, rows=k),
+        ExpertLinear(name="experts.experts.down", inputs=F, outputs=E, experts=X, chosen=k),
+        Combine(width=E, chosen=k, residual=False),
+        norm("out_norm", residual=True),
     )
 
 

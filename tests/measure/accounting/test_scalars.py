@@ -104,7 +104,7 @@ def sums(outline: Outline, step: Step) -> int:
                 return part.heads * (step.square + rows + rows * part.head_dim)
         return 0
 
-    bodies = [*outline.before, *(part for layer in outline.layers for part in layer), *outline.after]
+    bodies = [*outline.before, *outline.for_pass, *(part for layer in outline.layers for part in layer), *outline.after]
     return sum(of(part, step.tokens) for part in bodies) + sum(of(part, step.rows) for part in outline.head)
 
 
