@@ -65,6 +65,11 @@ FAMILIES = (
     "ernie4_5_moe",
     "lfm2",
     "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "youtu",
+    "minicpm3",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 

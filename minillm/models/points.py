@@ -24,6 +24,9 @@ with experts has `experts.probabilities` in place of `mlp.hidden`.
     logits                     [T, V]     the head's result, of rows that a strategy reads; where they are watched,
                                           of the others too, in a call of their own
 
+Of latent attention `k` is the rotated part of the key and `v` the normed latent, [T, 1, r] and [T, 1, C], as the cache
+keeps them; `q`, [T, H, r + C], and `z`, [T, H, C], are absorbed heads', and `pattern` is that of the expanded ones.
+
 Granite's stream (`embedding`, `residual`, `residual_mid`) is computed without its factor m: times m it is the paper's.
 """
 
@@ -38,6 +41,7 @@ from ..layers.convolution import ConvolutionBlock
 from ..layers.cross_attention import PostNormCross
 from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
+from ..layers.latent_attention import LatentAttention
 
 Shape = tuple[int | str, ...]
 """Sizes of a point's array; "T" tokens and "S" positions of the context differ from call to call"""
@@ -111,11 +115,12 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
     else:
         attention = block.attention
         H, K, D = attention.num_heads, attention.num_kv_heads, attention.out.shape[1] // attention.num_heads
-        yield "attention.q", ("T", H, D)
-        yield "attention.k", ("T", K, D)
-        yield "attention.v", ("T", K, D)
+        q, k, v = (D, D, D) if not isinstance(attention, LatentAttention) else attention.widths
+        yield "attention.q", ("T", H, q)
+        yield "attention.k", ("T", K, k)
+        yield "attention.v", ("T", K, v)
         yield "attention.pattern", ("T", H, "S")
-        yield "attention.z", ("T", H, D)
+        yield "attention.z", ("T", H, v)
         yield "attention.out", ("T", E)
         points.summands[id(attention.out)] = "attention.out"
     cross = getattr(block, "cross", None)

@@ -332,7 +332,7 @@ class HookedBackend(WrappedBackend):
             if self.look(
                 point, pattern, [replace(view, rows=slice(None), keys=keys_seen(span) if spec.causal else None)]
             ):
-                weights, out = pattern.swapaxes(0, 1).reshape(weights.shape), np.empty_like(rows)
+                weights, out = pattern.swapaxes(0, 1).reshape(weights.shape), np.empty((n, H, z.shape[2]), rows.dtype)
                 merge_values(weights, values, span, out, np)
                 z[view.rows] = self.inner.xp.asarray(out)
 
