@@ -29,7 +29,7 @@ from ..pages import Pages
 from ..recording import Recordable, recorded
 from ..stored_vectors import StoredVectors
 from ..token_sampler import LogProbs, TokenSampler
-from ..weights import Experts, Joined, Weight
+from ..weights import Experts, Joined, Weight, some_rows
 from .launching import (
     DRAW,
     AddChanges,
@@ -203,7 +203,7 @@ class CpuBackend(Recordable, Backend):
         out = self.memory.arena.take((T, H, kept + outputs))
         x = _contiguous(x)
         if weight not in self._experts:
-            matrices = (_some_rows(weight.data, slice(h * outputs, (h + 1) * outputs)) for h in range(H))
+            matrices = (some_rows(weight.data, slice(h * outputs, (h + 1) * outputs)) for h in range(H))
             self._experts[weight] = _ExpertTable(Experts(tuple(matrices)))
         by_head = scratch.take("by head", H * T * inputs).reshape(H, T, inputs)
         products = scratch.take("products by head", H * T * outputs).reshape(H, T, outputs)
@@ -603,11 +603,6 @@ def _matrix(data: Any) -> _Stored:
     if isinstance(data, BlockMatrix):
         return _Stored(_contiguous(data.blocks), BLOCK_CODES[data.form.name])
     return _Stored(_contiguous(data), _CODES[data.dtype])
-
-
-def _some_rows(matrix: Any, rows: slice) -> Any:
-    """Some rows of a matrix in any format but `Joined`, as views."""
-    return matrix.each(lambda array: array[rows]) if isinstance(matrix, Quantized | BlockMatrix) else matrix[rows]
 
 
 def _rounded_sizes(product: Any) -> tuple[int, int, int]:
