@@ -32,7 +32,11 @@ def canonical_names(
     names: parameters.Names = family_named(config.model_type).NAMES
     tensors = each_expert(names.canonical(stored, tied_head=config.tied_head), names.stacked)
     further = tuple(f"layers.{config.num_layers + i}." for i in range(config.further_layers))
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(further)} if further else tensors
+    if further and any(name.startswith(further) for name in tensors):
+        logger.warning(
+            "left out: %s, which predicts further tokens", " and ".join(name.rstrip(".") for name in further)
+        )
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(further)}
     if config.output == "tokens":
         return tensors
     own = tensor_shapes(config) if shapes is None else shapes

@@ -48,9 +48,9 @@ class LatentAttention(Attention):
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Widths of what is attended: queries r + C, rotated keys r, values C."""
-        width = self.kv.shape[0]
-        return width, width - self.latent, self.latent
+        """Of queries r + n, of rotated keys r, and of latents C."""
+        r = self.kv.shape[0] - self.latent
+        return r + self.keys.shape[1], r, self.latent
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch, residual: Any | None) -> Any:
         """residual + attention(x) W^O. [T, E] -> [T, E]"""

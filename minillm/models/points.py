@@ -25,9 +25,9 @@ with experts has `experts.probabilities` in place of `mlp.hidden`.
                                           of the others too, in a call of their own
 
 Of latent attention `k` is the rotated part of the key and `v` the normed latent, [T, 1, r] and [T, 1, C], as the cache
-keeps them; `q`, [T, H, r + C], and `z`, [T, H, C], are absorbed heads', and `pattern` is that of the expanded ones.
+keeps them; `q` [T, H, r + n] begins with the rotated numbers.
 
-Granite's stream (`embedding`, `residual`, `residual_mid`) is computed without its factor m: times m it is the paper's.
+Granite's and MiniCPM3's stream (`embedding`, `residual`, `residual_mid`) is computed without its factor m: times m it is the paper's.
 """
 
 import re
@@ -115,12 +115,16 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
     else:
         attention = block.attention
         H, K, D = attention.num_heads, attention.num_kv_heads, attention.out.shape[1] // attention.num_heads
-        q, k, v = (D, D, D) if not isinstance(attention, LatentAttention) else attention.widths
+        q, k, v = D, D, D
+        if isinstance(attention, LatentAttention):
+            q, k, v = attention.widths
+            points.inputs[id(attention.keys)] = "attention.q"
+            points.results[id(attention.values)] = "attention.z"
         yield "attention.q", ("T", H, q)
         yield "attention.k", ("T", K, k)
         yield "attention.v", ("T", K, v)
         yield "attention.pattern", ("T", H, "S")
-        yield "attention.z", ("T", H, v)
+        yield "attention.z", ("T", H, D)
         yield "attention.out", ("T", E)
         points.summands[id(attention.out)] = "attention.out"
     cross = getattr(block, "cross", None)

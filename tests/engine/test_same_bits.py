@@ -31,6 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": CONFIGS["mistral"]["window"],
     "mixtral": CONFIGS["mixtral"]["two of six, window"],
     "lfm2": CONFIGS["lfm2"]["grouped"] | {"max_position_embeddings": 128},
+    "youtu": CONFIGS["youtu"]["tied"] | {"max_position_embeddings": 128},
 }
 """Widths that are multiples of a vector and of a block of inputs, and others"""
 FORMS = ["float32", "float16", "bfloat16", "int8", "int4"]

@@ -49,7 +49,7 @@ YARN: dict[str, Any] = {
 CONFIG: dict[str, Any] = SIZES | EXPERTS | {"model_type": "deepseek_v2", "q_lora_rank": None}
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "queries of full rank, yarn": CONFIG | {"rope_parameters": YARN},
+    "yarn": CONFIG | {"rope_parameters": YARN},
     "queries of low rank, groups": CONFIG
     | {
         "q_lora_rank": 20,

@@ -14,7 +14,7 @@ CONFIG |= {"model_type": "deepseek_v3", "q_lora_rank": 20, "n_group": 1, "topk_g
 CONFIG["routed_scaling_factor"] = 1.0
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "groups, scaled": CONFIG
+    "groups": CONFIG
     | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "rope_parameters": YARN}
     | {"routed_scaling_factor": 2.5},
     "queries of full rank, halves": CONFIG | {"q_lora_rank": None, "rope_interleave": False, "attention_bias": True},

@@ -31,7 +31,9 @@ MAX_HEAD_DIM = 256
 MAX_LATENT_DIM = 576
 """Numbers of a head at most, and of a key whose last ones are the value"""
 MOST_COLUMNS = 128
-"""Numbers of a value that a block of the prefill kernel adds up, of keys above `MAX_HEAD_DIM`"""
+"""Numbers of a value that a block of the prefill kernel adds up, of keys above `MAX_HEAD_DIM`; half as many above
+`MOST_QUERY_REGISTERS` in 16 bits, where a thread's part of the queries leaves no registers for more"""
+MOST_QUERY_REGISTERS = 384
 WIDE_GROUP = 2
 """As `MAX_GROUP`, of keys above `MAX_HEAD_DIM`"""
 KV_THREADS = 256
@@ -206,7 +208,8 @@ class PrefillTile(NamedTuple):
         V, piece = V or D, 4 if STORAGE[storage] == 32 else 8
         columns = V
         if D > MAX_HEAD_DIM:
-            columns = max(width for width in range(piece, MOST_COLUMNS + 1, piece) if V % width == 0)
+            most = MOST_COLUMNS // 2 if piece == 8 and D > MOST_QUERY_REGISTERS else MOST_COLUMNS
+            columns = max(width for width in range(piece, most + 1, piece) if V % width == 0)
         if STORAGE[storage] == 32:
             queries, keys = (64, 32) if D <= 64 else (64, 16) if D <= 128 else (32, 8) if D <= MAX_HEAD_DIM else (16, 8)
             numbers = (2 * keys + queries) * (D + 4) + 2 * keys * (columns + 4) + queries * (keys + 1)
