@@ -143,6 +143,11 @@ class ModelConfig:
         return next(i for i, group in enumerate(self.kv_groups) if source in group.layers)
 
     @property
+    def expanded_widths(self) -> tuple[int, ...]:
+        """Widths of a head's key and value where the cache has neither, but what they are expanded from."""
+        return ()
+
+    @property
     def shared_expert_layers(self) -> int:
         """Number of layers with an expert that all tokens share, beside those that are chosen."""
         return 0

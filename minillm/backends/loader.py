@@ -172,7 +172,7 @@ class Regrouped(Rearranged):
     """A part of `source` in another order of rows and columns, as float32 where the stored numbers share scales."""
 
     name: str
-    """What it is called where it is written by itself"""
+    """Its name where it is written by itself"""
 
     @property
     def dtype(self) -> str:

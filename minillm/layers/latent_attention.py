@@ -48,7 +48,7 @@ class LatentAttention(Attention):
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Of queries r + n, of rotated keys r, and of latents C."""
+        """Widths of queries r + n, of rotated keys r, and of latents C."""
         r = self.kv.shape[0] - self.latent
         return r + self.keys.shape[1], r, self.latent
 

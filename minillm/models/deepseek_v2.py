@@ -52,6 +52,11 @@ class LatentConfig(ExpertConfig):
     """V: width of a head's values after expansion"""
 
     @property
+    def expanded_widths(self) -> tuple[int, ...]:
+        """r + n and V."""
+        return self.rope_dim + self.nope_dim, self.expanded_dim
+
+    @property
     def rope_dim(self) -> int:
         """r: rotated numbers of a query or key."""
         return self.head_dim - self.value_dim

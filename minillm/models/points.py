@@ -27,7 +27,8 @@ with experts has `experts.probabilities` in place of `mlp.hidden`.
 Of latent attention `k` is the rotated part of the key and `v` the normed latent, [T, 1, r] and [T, 1, C], as the cache
 keeps them; `q` [T, H, r + n] begins with the rotated numbers.
 
-Granite's and MiniCPM3's stream (`embedding`, `residual`, `residual_mid`) is computed without its factor m: times m it is the paper's.
+Granite's and MiniCPM3's stream (`embedding`, `residual`, `residual_mid`) is computed without its factor m: times m it
+is the paper's.
 """
 
 import re

@@ -8,7 +8,7 @@ import pytest
 from minillm.backends.numpy import NumpyBackend
 from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.measure.accounting import Storage
-from minillm.measure.accounting.memory import cache_bytes_per_token
+from minillm.measure.accounting.memory import cache_bytes_per_token, expanded_bytes_per_token
 from minillm.models import build_model, deepseek_v2, parameters, published_config
 
 from ..tiny import Held
@@ -72,6 +72,8 @@ def test_the_cache_keeps_one_latent_and_one_rotated_key_of_a_token() -> None:
     config = published_config("deepseek-v2-lite")
     assert cache_bytes_per_token(config, Storage()) == 27 * 576 * 4
     assert cache_bytes_per_token(config, Storage(cache="int8")) == 27 * (576 + 4)
+    assert expanded_bytes_per_token(config, Storage()) == 27 * 16 * (192 + 128) * 4
+    assert expanded_bytes_per_token(published_config("llama-2-7b"), Storage()) == 0
 
 
 @pytest.mark.parametrize(

@@ -108,15 +108,7 @@ def test_every_point_of_a_decoder(case: tuple[str, str], tmp_path: Path) -> None
     for i, pattern in zip(attending, theirs.attentions, strict=True):
         assert_close(ours[f"blocks.{i}.attention.pattern"], pattern[0].transpose(0, 1))
     assert_close(ours["logits"], theirs.logits)
-    if hasattr(model.config, "output_router_logits"):
-        with torch.no_grad():
-            router = model(ids, output_router_logits=True).router_logits
-        mixtures = [name for name in ours if name.endswith("experts.probabilities")]
-        for name, scores in zip(mixtures, router, strict=True):
-            if runner.model.config.router.sigmoid:
-                assert_close(ours[name], scores.sigmoid())
-            else:
-                assert_close(ours[name], scores if abs(scores.sum(-1) - 1).max() < 1e-4 else scores.softmax(-1))
+    compare_mixtures(ours, runner, model, ids)
     if runner.model.head.project_out is None:  # else theirs is projected already
         assert_close(ours["final"], last_hidden_state(model, ids))
     products = seen_by_modules(model, lambda: model(ids), OUTPUT_PROJECTION)
@@ -127,13 +119,31 @@ def test_every_point_of_a_decoder(case: tuple[str, str], tmp_path: Path) -> None
             continue
         assert_close(ours[f"blocks.{i}.attention.z"], z)
         assert_close(ours[f"blocks.{i}.attention.out"], out)
-    for i, (hidden, out) in seen_by_modules(model, lambda: model(ids), MLP_DOWN).items():
-        if f"blocks.{i}.experts.shared" in ours:  # transformers has no modules of the others
-            if not runner.model.config.shared_gate:  # else with a factor
-                assert_close(ours[f"blocks.{i}.experts.shared"], out)
-            continue
-        assert_close(ours[f"blocks.{i}.mlp.hidden"], hidden)
-        assert_close(ours[f"blocks.{i}.mlp.out"], out)
+    compare_mlps(ours, runner, seen_by_modules(model, lambda: model(ids), MLP_DOWN))
+
+
+def compare_mixtures(ours: dict[str, np.ndarray], runner: Runner, model: Any, ids: Any) -> None:
+    """The routers' probabilities, of which transformers has the logits, or in some families the probabilities."""
+    if not hasattr(model.config, "output_router_logits"):
+        return
+    with torch.no_grad():
+        router = model(ids, output_router_logits=True).router_logits
+    mixtures = [name for name in ours if name.endswith("experts.probabilities")]
+    for name, scores in zip(mixtures, router, strict=True):
+        if runner.model.config.router.sigmoid:
+            assert_close(ours[name], scores.sigmoid())
+        else:
+            assert_close(ours[name], scores if abs(scores.sum(-1) - 1).max() < 1e-4 else scores.softmax(-1))
+
+
+def compare_mlps(ours: dict[str, np.ndarray], runner: Runner, products: dict[int, Any]) -> None:
+    """What the last products of MLPs read and return; of mixtures, those of the shared experts."""
+    for i, (hidden, out) in products.items():
+        if f"blocks.{i}.experts.shared" not in ours:
+            assert_close(ours[f"blocks.{i}.mlp.hidden"], hidden)
+            assert_close(ours[f"blocks.{i}.mlp.out"], out)
+        elif not runner.model.config.shared_gate:  # else with a factor
+            assert_close(ours[f"blocks.{i}.experts.shared"], out)
 
 
 def last_hidden_state(model: Any, ids: Any) -> Any:
