@@ -341,7 +341,8 @@ class CpuBackend(Recordable, Backend):
             launch("round_rows", product, shares_of(len(x)))
         arguments = filled(
             LinearExperts, all=product, matrices=table.addresses, starts=starts, biases=biases, X=X,
-            many=len(x) > FEW_ROWS * X, row_bytes=groups * 32 * (1 + product.wide), scale_stride=stride, sum_stride=sums,
+            many=len(x) > FEW_ROWS * X, row_bytes=groups * 32 * (1 + product.wide), scale_stride=stride,
+            sum_stride=sums,
         )  # fmt: skip
         arguments.kept.append(table)
         launch("linear_experts", arguments, shares_of(-(-out.shape[1] // 4)))
