@@ -6,8 +6,10 @@
 
 The expanded keys and values are never computed: W^UK is absorbed into the queries, [q_r; q_h W^UK_h^T], and W^UV into
 the results, of which z_h is the product with it. What is left is attention of H query heads to one key head [k_r; c],
-whose values are its last numbers, c. Per visible pair this takes some three times the products of expanded heads, and
-saves the expansion of the whole context; `measure/README.md` has what that comes to.
+whose values are its last numbers, c. So a text has the same bits in whatever pieces it is computed.
+
+Expanded heads take fewer products of a prompt: of DeepSeek-V2-Lite's 2.4 TFLOP for 512 tokens 94 G in place of 182. Its
+attention took 152 ms a layer absorbed and 91 expanded, on one thread with AVX2; a token after 511 took 3.5 ms and 48.
 """
 
 from dataclasses import dataclass

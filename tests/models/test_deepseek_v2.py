@@ -61,7 +61,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 0,
         "attention_bias": True,
     },
-    "two shared, tied, biases": CONFIG | {"n_shared_experts": 2, "tie_word_embeddings": True, "v_head_dim": 12},
+    "two shared, tied, biases": CONFIG
+    | {"n_shared_experts": 2, "tie_word_embeddings": True, "v_head_dim": 12, "mlp_bias": True},
 }
 
 PARAMETERS: dict[str, int] = {"deepseek-v2-lite": 15_706_484_224, "deepseek-v2": 235_741_434_880}
