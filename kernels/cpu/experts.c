@@ -33,6 +33,7 @@ typedef struct {
     int64_t *tokens;     /* out, [T k]: the token of each row */
     int64_t *starts;     /* out, [X + 1]: the first row of each expert */
     int64_t T, X, k, normalised, sigmoid, groups, chosen_groups;
+    int64_t group_best; /* a group's best two are added up, or its best one counts */
     double scale;
 } route_arguments;
 
@@ -54,7 +55,7 @@ static void take_largest(const float *ranked, int64_t X, int64_t k, int64_t *exp
     }
 }
 
-/* Minus infinity for the experts outside of the groups whose best two have the largest sums. */
+/* Minus infinity for the experts outside of the groups whose best two have the largest sums, or whose best one is. */
 static void keep_groups(const route_arguments *a, float *ranked) {
     int64_t size = a->X / a->groups, best[MOST_EXPERTS];
     float sums[MOST_EXPERTS];
@@ -65,7 +66,7 @@ static void keep_groups(const route_arguments *a, float *ranked) {
             if (value > first) second = first, first = value;
             else if (value > second) second = value;
         }
-        sums[g] = first + second;
+        sums[g] = a->group_best == 1 ? first : first + second;
     }
     take_largest(sums, a->groups, a->chosen_groups, best);
     for (int64_t g = 0; g < a->groups; g++) {

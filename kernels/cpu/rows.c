@@ -9,6 +9,7 @@
  *                   other ranks
  *     rotary        out[j], out[j + h] = x[j] c[j] - x[j + h] s[j], x[j + h] c[j] + x[j] s[j], by head, h = r / 2
  *     take_rows     out = x[rows]
+ *     move_heads    out[:, :, :width] = x[:, :, :width], of heads with any strides
  *     add_changes   out = activation(y + changes) + residual
  *     scale_logits  logits = cap * tanh(scale * logits / cap), or scale * logits
  *
@@ -388,20 +389,20 @@ void rotary_angles(const void *arguments, int64_t share, int64_t shares, int64_t
 typedef struct {
     const float *x;
     float *out;
-    int64_t heads, stride, out_stride;
+    int64_t heads, D, stride, out_stride;
 } heads_to_rotate;
 
 typedef struct {
     heads_to_rotate q, k;
     const float *cosines, *sines; /* [T, half] */
-    int64_t T, D, half;
+    int64_t T, half;
 } rotary_arguments;
 
 static void rotate(const heads_to_rotate *part, int64_t t, const rotary_arguments *a) {
     const float *cosines = a->cosines + t * a->half, *sines = a->sines + t * a->half;
     for (int64_t head = 0; head < part->heads; head++) {
-        const float *x = part->x + t * part->stride + head * a->D;
-        float *out = part->out + t * part->out_stride + head * a->D;
+        const float *x = part->x + t * part->stride + head * part->D;
+        float *out = part->out + t * part->out_stride + head * part->D;
         for (int64_t j = 0; j < a->half; j += LANES) {
             int64_t count = a->half - j;
             floats c = load_part(cosines + j, count), s = load_part(sines + j, count);
@@ -409,7 +410,7 @@ static void rotate(const heads_to_rotate *part, int64_t t, const rotary_argument
             store_part(out + j, multiply_add(first, c, -(second * s)), count);
             store_part(out + a->half + j, multiply_add(second, c, first * s), count);
         }
-        int64_t rest = a->D - 2 * a->half;
+        int64_t rest = part->D - 2 * a->half;
         if (out != x && rest) memcpy(out + 2 * a->half, x + 2 * a->half, sizeof(float) * rest);
     }
 }
@@ -440,6 +441,26 @@ void take_rows(const void *arguments, int64_t share, int64_t shares, int64_t wor
     (void)worker;
     share_of(a->R, share, shares, &first, &last);
     for (int64_t r = first; r < last; r++) memcpy(a->out + r * a->E, a->x + a->rows[r] * a->E, sizeof(float) * a->E);
+}
+
+/* --- heads elsewhere ---------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const float *x; /* [T, H, width], `stride` numbers from one token to the next, `head_stride` from head to head */
+    float *out;     /* likewise */
+    int64_t T, H, width, stride, head_stride, out_stride, out_head_stride;
+} move_heads_arguments;
+
+void move_heads(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const move_heads_arguments *a = arguments;
+    int64_t first, last;
+    (void)worker;
+    share_of(a->T * a->H, share, shares, &first, &last);
+    for (int64_t i = first; i < last; i++) {
+        int64_t t = i / a->H, head = i % a->H;
+        memcpy(a->out + t * a->out_stride + head * a->out_head_stride, a->x + t * a->stride + head * a->head_stride,
+               sizeof(float) * a->width);
+    }
 }
 
 /* --- changes of some rows ----------------------------------------------------------------------------------------- */

@@ -22,6 +22,10 @@
 // block still copies at once. On an H100 at context 160 that saves the merge: a step of OPT-1.3B (D = 64) took 2 % less
 // at batch 1, 8 % at batch 32; of D = 128 a layer of OPT-6.7B at context 1,000 took 10 % more at batch 1.
 //
+// Values may be VALUE_DIM numbers of the keys' rows, of latent attention, where `values` points into the first row: then
+// out is [N, H, V], and a block has two heads, whose queries of 576 numbers fill the registers. It has run on the emulator
+// alone: rows are read once for two heads in place of all, and keys and values apart, though they are the same bytes.
+//
 // Bytes: 2 b K D min(S, window) per sequence (b bytes a number), each once; all else is small. In 16 bits at 4.3 TB/s:
 // OPT-6.7B at S = 2,000 33 MB a layer, a floor of 7.6 us; Mistral 7B (K = 8, a window of 4,096) 17 MB and 3.9 us at any
 // S above that.
@@ -44,7 +48,7 @@
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / WARP;
 
-static_assert(HEAD_DIM % VECTOR == 0, "a row must be a whole number of 16-byte pieces");
+static_assert(HEAD_DIM % VECTOR == 0 && VALUE_DIM % VECTOR == 0, "a row must be a whole number of 16-byte pieces");
 
 __host__ __device__ constexpr int lanes_of_a_row(int pieces) {
     int lanes = 1;
@@ -54,12 +58,19 @@ __host__ __device__ constexpr int lanes_of_a_row(int pieces) {
 
 __host__ __device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
 
+__host__ __device__ constexpr int power_of_two_in(int n) {
+    int power = 1;
+    while (2 * power <= n) power *= 2;
+    return power;
+}
+
 constexpr int PIECES = HEAD_DIM / VECTOR;            // 16-byte pieces of a row
+constexpr int VALUE_PIECES = VALUE_DIM / VECTOR;     // likewise of a value
 constexpr int LANES = lanes_of_a_row(PIECES);        // lanes that share a row
 constexpr int TURNS = (PIECES + LANES - 1) / LANES;  // pieces of one lane
 constexpr int WIDTH = TURNS * VECTOR;                // numbers of a row in one lane
 constexpr int ROWS = THREADS / LANES;                // rows that the block reads at once
-constexpr int BATCH = min_of(SPLIT / ROWS, 16 / TURNS);  // rows under way in each thread: 32 kB of keys, 32 of values
+constexpr int BATCH = min_of(SPLIT / ROWS, power_of_two_in(16 / TURNS));  // rows under way in each thread: 32 kB of keys, 32 of values
 
 static_assert(BATCH > 0 && SPLIT % (ROWS * BATCH) == 0, "a split must be a whole number of batches");
 
@@ -67,7 +78,7 @@ static_assert(BATCH > 0 && SPLIT % (ROWS * BATCH) == 0, "a split must be a whole
 // memory has room for 3 of the largest on an H100.
 constexpr int RESIDENT = GROUP < 4 ? 3 : 2;
 
-constexpr int PARTIAL = HEAD_DIM + 2;  // weighted values, maximum, sum of weights
+constexpr int PARTIAL = VALUE_DIM + 2;  // weighted values, maximum, sum of weights
 
 struct Shared {
     float weights[GROUP][SPLIT];  // scores first
@@ -81,7 +92,7 @@ using Slots = uint4[BATCH][TURNS][THREADS];
 struct Staged {
     union {
         Slots keys;
-        float sums[WARPS][GROUP][HEAD_DIM];
+        float sums[WARPS][GROUP][VALUE_DIM];
     };
     Slots values;
 };
@@ -117,6 +128,7 @@ struct Split {
 
     // Begin to copy a batch of this thread's rows, base + its row, + ROWS, ..., of keys or of values. Asynchronous
     // copies take no registers, so the compiler has no reason to put any of them off.
+    template <int OWN_PIECES>
     __device__ __forceinline__ void copy(Slots& to, const storage_t* cache, const long long places[BATCH],
                                          int base) const {
 #pragma unroll
@@ -125,7 +137,7 @@ struct Split {
 #pragma unroll
             for (int i = 0; i < TURNS; i++) {
                 int piece = threadIdx.x % LANES + i * LANES;
-                bool inside = piece < PIECES;  // zeros past the row's end, and for rows past the split's
+                bool inside = piece < OWN_PIECES;  // zeros past the row's end, and for rows past the split's
                 cp_async_16(&to[b][i][threadIdx.x], cache + places[b] + (inside ? piece * VECTOR : 0), inside && valid);
             }
         }
@@ -196,8 +208,8 @@ __device__ __forceinline__ void weigh_scores(Shared& shared, float* partial, int
         if (SUNK && partial == nullptr) total += exp2f(sinks[g] - maximum);
         if (lane == 0) shared.totals[g] = total;
         if (lane == 0 && partial != nullptr) {
-            partial[g * head_stride + HEAD_DIM] = maximum;
-            partial[g * head_stride + HEAD_DIM + 1] = total;
+            partial[g * head_stride + VALUE_DIM] = maximum;
+            partial[g * head_stride + VALUE_DIM + 1] = total;
         }
     }
 }
@@ -220,7 +232,7 @@ __device__ __forceinline__ void add_values(float sums[GROUP][WIDTH], const Share
 }
 
 // to[warp][g] = the sum of a warp's `sums`
-__device__ __forceinline__ void share_sums(float to[WARPS][GROUP][HEAD_DIM], float sums[GROUP][WIDTH]) {
+__device__ __forceinline__ void share_sums(float to[WARPS][GROUP][VALUE_DIM], float sums[GROUP][WIDTH]) {
 #pragma unroll
     for (int g = 0; g < GROUP; g++) {
 #pragma unroll
@@ -229,7 +241,7 @@ __device__ __forceinline__ void share_sums(float to[WARPS][GROUP][HEAD_DIM], flo
 #pragma unroll
             for (int offset = LANES; offset < WARP; offset *= 2)
                 sums[g][i] += __shfl_xor_sync(ALL_LANES, sums[g][i], offset);
-            if (threadIdx.x % WARP < LANES && piece < PIECES)
+            if (threadIdx.x % WARP < LANES && piece < VALUE_PIECES)
                 to[threadIdx.x / WARP][g][piece * VECTOR + i % VECTOR] = sums[g][i];
         }
     }
@@ -245,13 +257,13 @@ __device__ __forceinline__ void attend_split(Shared& shared, Staged& staged, sto
     constexpr int STEP = ROWS * BATCH;  // all of SPLIT, but for wide heads
     long long places[BATCH];
     split.find(places, 0);
-    split.copy(staged.keys, keys, places, 0);
-    split.copy(staged.values, values, places, 0);  // under way while the scores are taken
+    split.copy<PIECES>(staged.keys, keys, places, 0);
+    split.copy<VALUE_PIECES>(staged.values, values, places, 0);  // under way while the scores are taken
     cp_async_wait<1>();
     score_keys(shared, staged.keys, query, slopes, 0, split, S);
     for (int base = STEP; STEP < SPLIT && base < split.count; base += STEP) {
         split.find(places, base);
-        split.copy(staged.keys, keys, places, base);
+        split.copy<PIECES>(staged.keys, keys, places, base);
         cp_async_wait<0>();
         score_keys(shared, staged.keys, query, slopes, base, split, S);
     }
@@ -263,20 +275,20 @@ __device__ __forceinline__ void attend_split(Shared& shared, Staged& staged, sto
     add_values(sums, shared, staged.values, 0, split.count);
     for (int base = STEP; STEP < SPLIT && base < split.count; base += STEP) {
         split.find(places, base);
-        split.copy(staged.values, values, places, base);
+        split.copy<VALUE_PIECES>(staged.values, values, places, base);
         cp_async_wait<0>();
         add_values(sums, shared, staged.values, base, split.count);
     }
     share_sums(staged.sums, sums);
     __syncthreads();
-    for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
+    for (int i = threadIdx.x; i < GROUP * VALUE_DIM; i += THREADS) {
         float sum = 0.0f;
 #pragma unroll
-        for (int warp = 0; warp < WARPS; warp++) sum += staged.sums[warp][i / HEAD_DIM][i % HEAD_DIM];
+        for (int warp = 0; warp < WARPS; warp++) sum += staged.sums[warp][i / VALUE_DIM][i % VALUE_DIM];
         if (partial != nullptr)
-            partial[i / HEAD_DIM * head_stride + i % HEAD_DIM] = sum;
+            partial[i / VALUE_DIM * head_stride + i % VALUE_DIM] = sum;
         else
-            out[i] = from_float(sum / shared.totals[i / HEAD_DIM]);
+            out[i] = from_float(sum / shared.totals[i / VALUE_DIM]);
     }
 }
 
@@ -284,22 +296,23 @@ __device__ __forceinline__ void attend_split(Shared& shared, Staged& staged, sto
 // counts too.
 __device__ __forceinline__ void merge_splits(storage_t* out, const float* partials, int head_stride, int splits,
                                              const float sinks[GROUP]) {
-    for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
-        const float* partial = partials + i / HEAD_DIM * head_stride;
-        float maximum = SUNK ? sinks[i / HEAD_DIM] : minus_infinity(), total = 0.0f, sum = 0.0f;
-        for (int split = 0; split < splits; split++) maximum = fmaxf(maximum, partial[split * PARTIAL + HEAD_DIM]);
+    for (int i = threadIdx.x; i < GROUP * VALUE_DIM; i += THREADS) {
+        const float* partial = partials + i / VALUE_DIM * head_stride;
+        float maximum = SUNK ? sinks[i / VALUE_DIM] : minus_infinity(), total = 0.0f, sum = 0.0f;
+        for (int split = 0; split < splits; split++) maximum = fmaxf(maximum, partial[split * PARTIAL + VALUE_DIM]);
         for (int split = 0; split < splits; split++) {
-            float share = exp2f(partial[split * PARTIAL + HEAD_DIM] - maximum);
-            total += share * partial[split * PARTIAL + HEAD_DIM + 1];
-            sum += share * partial[split * PARTIAL + i % HEAD_DIM];
+            float share = exp2f(partial[split * PARTIAL + VALUE_DIM] - maximum);
+            total += share * partial[split * PARTIAL + VALUE_DIM + 1];
+            sum += share * partial[split * PARTIAL + i % VALUE_DIM];
         }
-        if (SUNK) total += exp2f(sinks[i / HEAD_DIM] - maximum);
+        if (SUNK) total += exp2f(sinks[i / VALUE_DIM] - maximum);
         out[i] = from_float(sum / total);
     }
 }
 
-// q, out: [N, H, D], rows q_stride and out_stride apart. keys, values: [pages, K, P, D]. context_lens: [N].
-// block_table: [N, table_width]. partials: [N, H, max_splits, D + 2]. arrived: [N, H / GROUP], zeros before and after.
+// q: [N, H, D], out: [N, H, V], rows q_stride and out_stride apart. keys, values: [pages, K, P, D], or V numbers of each
+// row of the keys. context_lens: [N].
+// block_table: [N, table_width]. partials: [N, H, max_splits, V + 2]. arrived: [N, H / GROUP], zeros before and after.
 // slopes, sinks: [H], or null where there are none.
 extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_decode(
     storage_t* out, float* partials, int* arrived, const storage_t* q, const storage_t* keys, const storage_t* values,
@@ -314,9 +327,9 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_decode
 #pragma unroll
     for (int g = 0; g < GROUP; g++) queries[g].load(q + (long long)n * q_stride + (first_head + g) * HEAD_DIM);
     int S = context_lens[n], begin = first_seen(S - 1, window), splits = (S - begin + SPLIT - 1) / SPLIT;
-    storage_t* result = out + (long long)n * out_stride + first_head * HEAD_DIM;
+    storage_t* result = out + (long long)n * out_stride + first_head * VALUE_DIM;
     if (S == 0 && blockIdx.x == 0)
-        for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) result[i] = from_float(0.0f);
+        for (int i = threadIdx.x; i < GROUP * VALUE_DIM; i += THREADS) result[i] = from_float(0.0f);
     if (blockIdx.x >= splits) return;
 
     float query[GROUP][WIDTH], scaled_slopes[GROUP], scaled_sinks[GROUP];

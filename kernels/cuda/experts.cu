@@ -2,7 +2,7 @@
 // products between them are experts_fma and experts_mma in gemv.cu.
 //
 //     scores = softmax(logits), or sigmoid(logits)                  # route, [T, X] -> [T, k]
-//     experts = top_k(scores + bias, k), of the groups whose best two have the largest sums
+//     experts = top_k(scores + bias, k), of the groups whose best two have the largest sums, or whose best one is
 //     weights = scores[experts], / their sum if normalised, * scale, * factors[experts]
 //     rows, tokens, starts = places in a stable sort by expert      # sort_rows
 //     out[t] = sum_j weights[t, j] * y[rows[t, j]] + r[t]           # combine, [T k, E] -> [T, E]
@@ -36,7 +36,8 @@ __device__ __forceinline__ bool precedes(float value, int place, float other, in
 #ifdef VALUES
 // The groups whose best two numbers have the largest sums, a bit for each. ranked: a lane's numbers, of a group of `size`
 // experts after the other.
-__device__ __forceinline__ unsigned best_groups(const float* ranked, int X, int groups, int chosen_groups, int lane) {
+__device__ __forceinline__ unsigned best_groups(const float* ranked, int X, int groups, int chosen_groups, int group_best,
+                                                int lane) {
     int size = X / groups;
     float sum = minus_infinity();  // lane g has that of group g
     for (int g = 0; g < groups; ++g) {
@@ -55,7 +56,7 @@ __device__ __forceinline__ unsigned best_groups(const float* ranked, int X, int 
             second = fmaxf(fminf(first, other), fmaxf(second, other_second));
             first = fmaxf(first, other);
         }
-        if (lane == g) sum = first + second;
+        if (lane == g) sum = group_best == 1 ? first : first + second;
     }
     unsigned chosen = 0;
     for (int j = 0; j < chosen_groups; ++j) {
@@ -74,7 +75,7 @@ __device__ __forceinline__ unsigned best_groups(const float* ranked, int X, int 
 
 extern "C" __global__ __launch_bounds__(128) void route(int* experts, float* weights, const float* logits,
                                                         const float* bias, const float* factors, int T, int X, int k,
-                                                        int normalised, int sigmoid, int groups, int chosen_groups,
+                                                        int normalised, int sigmoid, int groups, int chosen_groups, int group_best,
                                                         float scale) {
     follow();
     int t = blockIdx.x * 4 + threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -102,7 +103,7 @@ extern "C" __global__ __launch_bounds__(128) void route(int* experts, float* wei
         }
     }
     if (groups > 1) {
-        unsigned counted = best_groups(values, X, groups, chosen_groups, lane);
+        unsigned counted = best_groups(values, X, groups, chosen_groups, group_best, lane);
 #pragma unroll
         for (int i = 0; i < VALUES; ++i) {
             int expert = i * WARP + lane;

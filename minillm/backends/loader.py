@@ -168,6 +168,23 @@ class Member(Rearranged):
 
 
 @dataclass(frozen=True, eq=False)
+class Regrouped(Rearranged):
+    """A part of `source` in another order of rows and columns, as float32 where the stored numbers share scales."""
+
+    name: str
+    """Its name where it is written by itself"""
+
+    @property
+    def dtype(self) -> str:
+        """The stored dtype, or float32."""
+        return self.source.dtype if self.source.dtype in ("float32", "float16", "bfloat16") else "float32"
+
+    def stored(self) -> Any:
+        """The stored data, reordered, or float32."""
+        return super().stored() if self.dtype == self.source.dtype else self.load()
+
+
+@dataclass(frozen=True, eq=False)
 class Shifted:
     """A vector, `source` plus a constant, times a factor, in float32 however `source` is stored."""
 

@@ -175,13 +175,13 @@ class Memory:
         self.cache = chosen(CACHE_FORMATS, cache)
         self.arena = Arena(xp, self.activations.dtype)
 
-    def position_bytes(self, K: int, D: int) -> int:
-        """Bytes that one position's keys and values take in one layer of the cache."""
-        return 2 * K * self.cache.row_bytes(D)
+    def position_bytes(self, K: int, D: int, value_dim: int = 0) -> int:
+        """Bytes that one position's keys and values take in one layer of the cache; `value_dim` as of `Pages`."""
+        return (1 if value_dim else 2) * K * self.cache.row_bytes(D)
 
-    def new_pages(self, shape: Shape) -> Pages:
-        """Memory for a K/V cache [L, pages, K, P, D]."""
-        return Pages(self.xp, shape, self.cache)
+    def new_pages(self, shape: Shape, value_dim: int = 0) -> Pages:
+        """Memory for a K/V cache [L, pages, K, P, D]; `value_dim` as of `Pages`."""
+        return Pages(self.xp, shape, self.cache, value_dim)
 
     def new_states(self, layers: Mapping[int, StateShapes], slots: int) -> States:
         """Memory for the states of some layers, by their numbers."""

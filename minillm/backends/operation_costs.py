@@ -12,7 +12,7 @@ from ..reference.convolution import convolution_cost
 from ..reference.cost import Cost
 from ..reference.delta_rule import delta_rule_cost
 from ..reference.experts import combine_cost, linear_experts_cost, route_cost
-from ..reference.linear import embed_cost, linear_cost, reduce_cost
+from ..reference.linear import embed_cost, linear_cost, linear_heads_cost, reduce_cost
 from ..reference.low_rank import low_rank_cost
 from ..reference.norm import layer_norm_cost, rms_norm_cost
 from ..reference.rotary import rotary_cost
@@ -40,6 +40,12 @@ def _linear(call: Any) -> Cost:
     )
 
 
+def _linear_heads(call: Any) -> Cost:
+    (T, H, D), number_bytes = call.x.shape, call.x.itemsize
+    rows, inputs = call.weight.shape
+    return linear_heads_cost(T, H, inputs, rows // H, D - inputs, call.weight.nbytes, number_bytes)
+
+
 def _add_low_rank(call: Any) -> Cost:
     (T, inputs), outputs = call.x.shape, call.result.shape[1]
     parts = [(len(rows), change.down.shape[0]) for rows, change in call.parts]
@@ -65,8 +71,9 @@ def _rms_norm(call: Any) -> Cost:
 def _rotary(call: Any) -> Cost:
     (T, H, D), rotation = call.q.shape, call.rotation
     scaled, stretched = rotation.scale != 1, rotation.stretch is not None
-    heads, number_bytes = H + call.k.shape[1], call.q.itemsize
-    return rotary_cost(T, heads, D, rotation.pairs, scaled=scaled, stretched=stretched, number_bytes=number_bytes)
+    (_, K, key_dim), number_bytes = call.k.shape, call.q.itemsize
+    sizes: dict[str, int] = {"number_bytes": number_bytes, "row": H * D + K * key_dim}
+    return rotary_cost(T, H + K, D, rotation.pairs, scaled=scaled, stretched=stretched, **sizes)
 
 
 def _glu(call: Any) -> Cost:
@@ -123,15 +130,18 @@ def _delta_rule(call: Any) -> Cost:
 
 
 def _store_kv(call: Any) -> Cost:
-    T, K, D = call.k.shape
-    return kv_cost(T, K, D, call.backend.memory.position_bytes(K, D), call.k.itemsize)
+    (T, K, D), V, memory = call.k.shape, call.v.shape[2], call.backend.memory
+    if call.cache.value_dim:  # k and v become one vector
+        return kv_cost(T, K, D, memory.position_bytes(K, D + V, V), call.k.itemsize, V)
+    return kv_cost(T, K, D, memory.position_bytes(K, D), call.k.itemsize)
 
 
 def _attend(call: Any) -> Cost:
     _, H, D = call.q.shape
     batch = call.batch.over_sources if call.spec.cross else call.batch
-    position_bytes = call.backend.memory.position_bytes(call.cache.heads, D)
-    return attention_cost(batch, H, D, position_bytes, call.spec, call.q.itemsize)
+    V = call.cache.value_dim
+    position_bytes = call.backend.memory.position_bytes(call.cache.heads, D, V)
+    return attention_cost(batch, H, D, position_bytes, call.spec, call.q.itemsize, V)
 
 
 def _take_rows(call: Any) -> Cost:
@@ -151,6 +161,7 @@ def _reduce(call: Any) -> Cost:
 COSTS: dict[str, Callable[[Any], Cost]] = {
     "embed": _embed,
     "linear": _linear,
+    "linear_heads": _linear_heads,
     "add_low_rank": _add_low_rank,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,

@@ -83,6 +83,17 @@ class Backend:
         matrix = weight.data if weight.in_float32 else expand(weight.data)
         return reference.linear(x, matrix, weight.bias, self.xp, out, activation=activation, residual=residual)
 
+    def linear_heads(self, x: Any, weight: Weight) -> Any:
+        """The last numbers of each head times its own matrix, as `reference.linear_heads` has it.
+
+        [T, H, r + in] -> [T, H, r + out]
+
+        The weight has the heads' matrices below one another, [H out, in].
+        """
+        (T, H, D), (rows, inputs) = x.shape, weight.shape
+        out = self.memory.arena.take((T, H, D - inputs + rows // H))
+        return reference.linear_heads(x, expand(weight.data), self.xp, out)
+
     def add_low_rank(self, y: Any, x: Any, parts: Any, *, activation: str | None = None, residual: Any = None) -> Any:
         """activation(y + (x A^T) B^T) + residual, in y or not; `parts`: rows and `LowRankWeight`s. [T, out], [T, in]
 
@@ -104,7 +115,10 @@ class Backend:
         return reference.rms_norm(x, weight.data, epsilon, self.xp, self.memory.arena.take(x.shape), residual)
 
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
-        """Rotate queries and keys by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
+        """Rotate queries and keys by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]
+
+        Keys may be narrower than queries: of latent attention they are the rotated numbers alone.
+        """
         frequencies, growth = rotation.frequencies.data, rotation.growth(batch)
         turns = reference.cosines_and_sines(
             batch.positions, frequencies, growth, rotation.scale, self.xp
@@ -193,13 +207,22 @@ class Backend:
         )
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
-        """Write the new tokens' keys and values to their slots of the cache. k, v: [T, K, D]"""
-        reference.store_kv(k, v, *cache.layer(layer), batch)
+        """Write the new tokens' keys and values to their slots of the cache. k, v: [T, K, D]
+
+        Where values are the last numbers of the keys, k has those before them. [T, K, D - V], [T, K, V]
+        """
+        keys, values = cache.layer(layer)
+        if cache.value_dim:
+            reference.store_joined(k, v, keys, batch, self.xp)
+        else:
+            reference.store_kv(k, v, keys, values, batch)
 
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
-        """Attention over the cache, or over each sequence's source: `reference.attend`. [T, H, D] -> [T, H, D]"""
+        """Attention over the cache, or over each sequence's source: `reference.attend`. [T, H, D] -> [T, H, V]"""
         batch, spec = batch.over_sources if spec.cross else batch, spec.with_arrays(attrgetter("data"))
-        return reference.attend(q, *cache.layer(layer), batch, spec, self.xp, self.memory.arena.take(q.shape))
+        keys, values = cache.layer(layer)
+        out = self.memory.arena.take((*q.shape[:2], values.shape[3]))
+        return reference.attend(q, keys, values, batch, spec, self.xp, out)
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""

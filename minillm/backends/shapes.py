@@ -131,6 +131,11 @@ class ShapeBackend(Backend):
         dtype = np.float32 if weight.makes_logits else None
         return self.memory.arena.take((len(x), weight.shape[0]), dtype)
 
+    def linear_heads(self, x: Any, weight: Weight) -> Any:
+        """[T, H, r + in] -> [T, H, r + out]"""
+        (T, H, D), (rows, inputs) = x.shape, weight.shape
+        return self.memory.arena.take((T, H, D - inputs + rows // H))
+
     def add_low_rank(self, y: Any, x: Any, parts: Any, **variant: Any) -> Any:
         """[T, out] -> [T, out]"""
         return y
@@ -187,8 +192,8 @@ class ShapeBackend(Backend):
         """Nothing to store. k, v: [T, K, D]"""
 
     def attend(self, q: Any, cache: Any, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
-        """[T, H, D] -> [T, H, D]"""
-        return self.memory.arena.take(q.shape)
+        """[T, H, D] -> [T, H, V]"""
+        return self.memory.arena.take((*q.shape[:2], cache.value_dim or q.shape[2]))
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """[T, E], [R] -> [R, E]"""

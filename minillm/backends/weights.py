@@ -120,6 +120,11 @@ def expand(data: Any, rows: Any = slice(None)) -> Any:
     return picked.astype(np.float32, copy=False)
 
 
+def some_rows(matrix: Any, rows: slice) -> Any:
+    """Some rows of a matrix in any format but `Joined`, as views."""
+    return matrix.each(lambda array: array[rows]) if isinstance(matrix, Quantized | BlockMatrix) else matrix[rows]
+
+
 def look_up(table: Weight, ids: Any, ranks: int, xp: Any) -> Any:
     """Rows of a table in float32; zeros for the ids of other ranks, where several share it. [T] -> [T, E]"""
     if ranks == 1:

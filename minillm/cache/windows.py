@@ -273,7 +273,7 @@ def reserve_groups(
             planned = concurrency.parts(group.window, *counts)
             pages = pages if memory.committed_late else planned
         shape = (len(set(places.values())), pages, group.num_kv_heads, counts.page_size, group.head_dim)
-        stored.append(memory.new_pages(shape))
+        stored.append(memory.new_pages(shape, group.value_dim))
         stored[-1].places = places
         if group.window is not None and slides:
             windows.append(WindowPages(len(windows), number, group.window, stored[-1], counts, planned, known))

@@ -31,15 +31,19 @@ def canonical_names(
     """
     names: parameters.Names = family_named(config.model_type).NAMES
     tensors = each_expert(names.canonical(stored, tied_head=config.tied_head), names.stacked)
-    layers = range(config.num_layers, config.num_layers + config.further_layers)
-    not_read = [f"layers.{i}." for i in layers] + [
+    further = tuple(f"layers.{config.num_layers + i}." for i in range(config.further_layers))
+    if further and any(name.startswith(further) for name in tensors):
+        logger.warning(
+            "left out: %s, which predicts further tokens", " and ".join(name.rstrip(".") for name in further)
+        )
+    not_read = [
         f"layers.{i}.self_attn.{name}."  # which Gemma 4's checkpoints have, as they were trained
         for i in range(config.num_layers)
         if config.kv_source(i) != i
         for name in ("k_proj", "v_proj", "k_norm", "v_norm")
     ]
-    if not_read:
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(not_read))}
+    if left_out := (*further, *not_read):
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(left_out)}
     if config.output == "tokens":
         return tensors
     own = tensor_shapes(config) if shapes is None else shapes

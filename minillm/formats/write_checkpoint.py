@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.formats import FLOAT16, FORMATS, STORED_FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats
-from ..backends.loader import Loader, Member, Tensor
+from ..backends.loader import Loader, Member, Regrouped, Tensor
 from ..backends.operations import Backend
 from ..backends.weights import Experts, Weight, expand, narrow
 from ..errors import ParameterError, UnsupportedModelError
@@ -260,7 +260,8 @@ def plan(files: ModelFiles, formats: WeightFormats, *, as_built: bool) -> list[l
         written = tensor if as_built else source
         stored_as = STORED_FORMATS[written.dtype]
         rounded = stored_as.offset_bits or stored_as.block  # what safetensors has no name for
-        return Part(names[id(source)], written, form or (FLOAT16 if rounded else stored_as))
+        name = tensor.name if as_built and isinstance(tensor, Regrouped) else names[id(source)]
+        return Part(name, written, form or (FLOAT16 if rounded else stored_as))
 
     parts, planned = [], set[str]()
     for fused in recorded.fused:

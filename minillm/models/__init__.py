@@ -69,6 +69,11 @@ FAMILIES = (
     "qwen3_5_text",
     "qwen3_5_moe_text",
     "gemma4_text",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "youtu",
+    "minicpm3",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 

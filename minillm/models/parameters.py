@@ -14,13 +14,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.formats import Role
-from ..backends.loader import Member, RandomTensor, Rearranged, Shifted, Tensor
+from ..backends.loader import Member, RandomTensor, Rearranged, Regrouped, Shifted, Tensor
 from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
 from ..backends.weights import Weight
@@ -44,6 +44,28 @@ Split = Literal["outputs", "inputs"]
 the product)."""
 
 
+class HeadOrder(NamedTuple):
+    """A checkpoint's order of each head's rows; the model has the rotated ones first, a half after the other."""
+
+    width: int
+    """D"""
+    rotated: int
+    """Rotated numbers of each head, which come first in the model"""
+    last: bool = False
+    """They are the head's last, not its first"""
+    paired: bool = True
+    """The numbers of each rotated pair are side by side"""
+
+    def arranged(self, stored: NDArray[Any]) -> NDArray[Any]:
+        """Rows [H D, ...] in the model's order."""
+        first = self.width - self.rotated if self.last else 0
+        turned = range(first, first + self.rotated)
+        order = [*turned[::2], *turned[1::2]] if self.paired else [*turned]
+        order += [i for i in range(self.width) if i not in turned]
+        by_head = stored.reshape(-1, self.width, *stored.shape[1:])  # [H D, ...] -> [H, D, ...]
+        return by_head[:, order].reshape(stored.shape)  # [H, D, ...] -> [H D, ...]
+
+
 @dataclass(frozen=True)
 class Parameter:
     """A matrix for which `build` asks, as the checkpoint has it, and its place in the model's own weight."""
@@ -60,8 +82,8 @@ class Parameter:
     blocks: int | tuple[int, ...] = 1
     heads: int | None = None
     """Rows are stored head by head (`Weights.linear`)"""
-    paired: tuple[int, int] | None = None
-    """Rows are stored with rotated pairs side by side (`Weights.linear`)"""
+    order: HeadOrder | None = None
+    """Rows of each head are stored in another order (`Weights.linear`)"""
     transposed: bool = False
     """Published as [inputs, outputs]"""
     is_expert: bool = False
@@ -69,8 +91,8 @@ class Parameter:
 
     def arranged(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Rows in the checkpoint's order as the model has them. [outputs, ...]"""
-        if self.paired is not None:
-            return rows_in_halves(rows, *self.paired)
+        if self.order is not None:
+            return self.order.arranged(rows)
         return rows if self.heads is None else rows_by_block(rows, self.heads, self.blocks)
 
 
@@ -144,7 +166,7 @@ class Weights:
         blocks: int | tuple[int, ...] | Mapping[str, int | tuple[int, ...]] = 1,
         heads: int | Mapping[str, int] | None = None,
         units: Sequence[int] | None = None,
-        paired: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+        orders: Mapping[str, HeadOrder] = MappingProxyType({}),
         transposed: bool = False,
         role: Role = "projection",
     ) -> Weight:
@@ -163,8 +185,7 @@ class Weights:
                 not all tensors have blocks, which are then no others
             units: the heads in each tensor, or in each block of one: ranks take whole ones, and several have the same
                 where there are fewer than ranks (key/value heads)
-            paired: tensors with the numbers of each rotated pair side by side, where the model has them half of the
-                rotated numbers apart: name -> (D, rotated numbers of each head)
+            orders: how checkpoints have each head's rows, of tensors by name, if not as the model
             transposed: the checkpoint has it as [inputs, outputs]
             role: "labels" of a classification head
         """
@@ -176,17 +197,47 @@ class Weights:
             by_head = heads.get(stem) if isinstance(heads, Mapping) else heads
             count = own if isinstance(own, int) else len(own)
             within = units if units is None or len(parts) == 1 else (units[i],) * count
-            pairs = paired.get(stem)
-            order: dict[str, Any] = {"split": split, "blocks": own, "heads": by_head, "units": within, "paired": pairs}
-            place = {"blocks": own if by_head or isinstance(own, int) else 1, "heads": by_head, "paired": pairs}
-            matrix = self._tensors(f"{stem}.weight", (rows, inputs), **order, transposed=transposed)
+            order = orders.get(stem)
+            asked: dict[str, Any] = {"split": split, "blocks": own, "heads": by_head, "units": within, "order": order}
+            place = {"blocks": own if by_head or isinstance(own, int) else 1, "heads": by_head, "order": order}
+            matrix = self._tensors(f"{stem}.weight", (rows, inputs), **asked, transposed=transposed)
             self._listen(stem, name, matrix, outputs=rows, inputs=inputs, first=first, transposed=transposed, **place)
             tensors += matrix
-            biases += self._tensors(f"{stem}.bias", (rows,), **order) if bias else []
+            biases += self._tensors(f"{stem}.bias", (rows,), **asked) if bias else []
             first += rows
         if split == "inputs" and self.rank:
             biases = []
         return self._prepare(name, tensors, biases, role)
+
+    def by_head(
+        self, name: str, published: str, heads: int, rows: range, *, of: int, inputs: int, transposed: bool = False
+    ) -> Weight:
+        """A matrix of each head, [heads out, in], some `rows` of each head's in a projection; ranks share the heads.
+
+        Args:
+            name: the weight's, and its tensor's in checkpoints that are written as the model is built
+            published: the projection's, [heads of, inputs]
+            heads: their number
+            rows: those of each head
+            of: rows of each head in the projection
+            inputs: its columns
+            transposed: whether each head's matrix is used the other way round: its `rows` are inputs, not outputs
+        """
+        place: dict[str, Any] = {"split": "outputs", "units": (heads,)}
+        if self._as_built:
+            outputs, columns = (inputs, len(rows)) if transposed else (len(rows), inputs)
+            return self._prepare(
+                name, self._tensors(f"{name}.weight", (heads * outputs, columns), **place), [], "projection"
+            )
+
+        def arrange(stored: NDArray[Any]) -> NDArray[Any]:
+            part = stored.reshape(-1, of, inputs)[:, rows.start : rows.stop]  # [heads of, in] -> [heads, rows, in]
+            return (part.transpose(0, 2, 1) if transposed else part).reshape(-1, len(rows) if transposed else inputs)
+
+        whole = self._tensors(f"{published}.weight", (heads * of, inputs), **place)
+        return self._prepare(
+            name, [Regrouped(tensor, arrange, f"{self._prefix}{name}.weight") for tensor in whole], [], "projection"
+        )
 
     def experts(
         self,
@@ -386,7 +437,7 @@ class Weights:
         place: dict[str, Any] = {"split": split, "blocks": blocks or 1, "units": (H, K, K)}
         if pairs is not None:
             assert not fused
-            place["paired"] = {f"self_attn.{name}_proj": (config.head_dim, 2 * pairs) for name in "qk"}
+            place["orders"] = {f"self_attn.{name}_proj": HeadOrder(config.head_dim, 2 * pairs) for name in "qk"}
         return self.linear("self_attn.qkv", outputs, inputs=config.hidden_size, bias=bias, **place)
 
     def o_proj(self, config: ModelConfig, *, bias: bool = False) -> Weight:
@@ -425,12 +476,12 @@ class Weights:
         blocks: int | tuple[int, ...] = 1,
         heads: int | None = None,
         units: Sequence[int] | None = None,
-        paired: tuple[int, int] | None = None,
+        order: HeadOrder | None = None,
         transposed: bool = False,
     ) -> list[Tensor]:
         """A tensor in the order in which the model uses it, or this rank's parts of it; arguments as of `linear`."""
         if self._as_built:
-            heads, paired, transposed = None, None, False
+            heads, order, transposed = None, None, False
         tensor = self._find(self._prefix + name, shape[::-1] if transposed else shape)
         axis = 0 if split == "outputs" else 1
         parts = [tensor]
@@ -446,8 +497,8 @@ class Weights:
             heads = heads and heads // self.ranks
         if heads is not None:
             return [by_block(piece, heads, blocks) for piece in parts]
-        if paired is not None:
-            return [in_halves(piece, *paired) for piece in parts]
+        if order is not None:
+            return [Rearranged(piece, order.arranged) for piece in parts]
         return [transpose(piece) for piece in parts] if transposed else parts
 
     def _listen(self, name: str, weight: str, tensors: Sequence[Tensor], **place: Any) -> None:
@@ -711,18 +762,6 @@ def rows_by_block(stored: NDArray[Any], heads: int, blocks: int | tuple[int, ...
     stops = np.cumsum(shares) * by_head.shape[1] // sum(shares)
     parts = np.split(by_head, stops[:-1], axis=1)  # -> 3 x [H, D, ...]
     return np.concatenate([part.reshape(-1, *stored.shape[1:]) for part in parts])  # -> [3 H D, ...]
-
-
-def in_halves(tensor: Tensor, D: int, rotated: int) -> Rearranged:
-    """Rows of each head with rotated pairs side by side, as one half of them after the other. [H D, ...] -> the same"""
-    return Rearranged(tensor, lambda stored: rows_in_halves(stored, D, rotated))
-
-
-def rows_in_halves(stored: NDArray[Any], D: int, rotated: int) -> NDArray[Any]:
-    """The rows of an array in the order of `in_halves`; those of a head after the first `rotated` stay."""
-    order = [*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, D)]
-    by_head = stored.reshape(-1, D, *stored.shape[1:])  # [H D, ...] -> [H, D, ...]
-    return by_head[:, order].reshape(stored.shape)  # [H, D, ...] -> [H D, ...]
 
 
 def source_of(tensor: Tensor) -> Tensor:

@@ -26,7 +26,11 @@ with experts has `experts.probabilities` in place of `mlp.hidden`.
     logits                     [T, V]     the head's result, of rows that a strategy reads; where they are watched,
                                           of the others too, in a call of their own
 
-Granite's stream (`embedding`, `residual`, `residual_mid`) is computed without its factor m: times m it is the paper's.
+Of latent attention `k` is the rotated part of the key and `v` the normed latent, [T, 1, r] and [T, 1, C], as the cache
+keeps them; `q` [T, H, r + n] begins with the rotated numbers.
+
+Granite's and MiniCPM3's stream (`embedding`, `residual`, `residual_mid`) is computed without its factor m: times m it
+is the paper's.
 """
 
 import re
@@ -41,6 +45,7 @@ from ..layers.cross_attention import PostNormCross
 from ..layers.delta_net import DeltaNetBlock
 from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
+from ..layers.latent_attention import LatentAttention
 
 Shape = tuple[int | str, ...]
 """Sizes of a point's array; "T" tokens and "S" positions of the context differ from call to call"""
@@ -115,10 +120,15 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
     else:
         attention = block.attention
         H, K, D = attention.num_heads, attention.num_kv_heads, attention.out.shape[1] // attention.num_heads
-        yield "attention.q", ("T", H, D)
+        q, k, v = D, D, D
+        if isinstance(attention, LatentAttention):
+            q, k, v = attention.widths
+            points.inputs[id(attention.keys)] = "attention.q"
+            points.results[id(attention.values)] = "attention.z"
+        yield "attention.q", ("T", H, q)
         if not getattr(attention, "only_reads", False):
-            yield "attention.k", ("T", K, D)
-            yield "attention.v", ("T", K, D)
+            yield "attention.k", ("T", K, k)
+            yield "attention.v", ("T", K, v)
         yield "attention.pattern", ("T", H, "S")
         yield "attention.z", ("T", H, D)
         yield "attention.out", ("T", E)

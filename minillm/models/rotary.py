@@ -311,6 +311,21 @@ def yarn_scale(factor: float, weight: float = 1.0) -> float:
     return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
 
+def score_factor(fields: Fields, max_positions: int) -> float:
+    """The factor of attention scores by which latent attention makes up for longer texts: YaRN's, squared.
+
+    `mscale_all_dim` of the table is its weight (DeepSeek-AI, arXiv 2405.04434, section 3.1.4); without one it is 1.
+    """
+    scaling = rope_table(fields)
+    weight = _weight(scaling, "mscale_all_dim")
+    if (
+        not weight
+        or scaling.get("type" if scaling.raw.get("rope_type") is None else "rope_type", "default") == "default"
+    ):
+        return 1.0
+    return yarn_scale(_factor(scaling, max_positions / scaling.size(_ORIGINAL, max_positions)), weight) ** 2
+
+
 def _attention_factor(scaling: Fields, factor: float) -> float:
     """YaRN's scale, unless config.json overrides it."""
     mscale, all_dim = (_weight(scaling, name) for name in ("mscale", "mscale_all_dim"))

@@ -13,6 +13,9 @@ slope m times the distance between query and key (Press et al., arXiv 2108.12409
 
 A head may have a sink, a learned logit that takes part in each softmax and has no value (OpenAI, "gpt-oss-120b and
 gpt-oss-20b model card", arXiv 2508.10925, section 2): the weights of its keys then sum to less than one.
+
+Values may be narrower than keys, V for D. In latent attention (DeepSeek-AI, arXiv 2405.04434, section 2.1) they are the
+last V numbers of each key, one head for all queries, and the cache has no more than the keys.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,11 +71,11 @@ def attend(q: Any, keys: Any, values: Any, batch: Batch, spec: AttentionSpec, xp
     Args:
         q: queries [T, H, D]
         keys: this layer's pages [pages, K, P, D]
-        values: likewise
+        values: likewise, [pages, K, P, V]
         batch: which rows belong to which sequence, and its pages
         spec: the variant
         xp: the array module
-        out: [T, H, D], filled and returned
+        out: [T, H, V], filled and returned
     """
     for span in batch.spans if spec.window is None else seen_spans(batch, spec, keys.shape[2]):
         for first in range(span.start, span.stop, QUERY_TILE):
@@ -190,19 +193,19 @@ def merge_values(weights: Any, values: Any, span: Span, out: Any, xp: Any) -> No
 
     Args:
         weights: [K, G n, S]
-        values: [pages, K, P, D]
+        values: [pages, K, P, V]
         span: the sequence
-        out: [n, H, D], filled
+        out: [n, H, V], filled
         xp: the array module
     """
-    n, H, D = out.shape
+    n, H, V = out.shape
     _, K, P, _ = values.shape
     S = weights.shape[-1]
-    z = xp.matmul(weights[:, :, :P], values[span.pages[0], :, : min(P, S)])  # [K, G n, size] -> [K, G n, D]
+    z = xp.matmul(weights[:, :, :P], values[span.pages[0], :, : min(P, S)])  # [K, G n, size] -> [K, G n, V]
     for start, page in zip(range(P, S, P), span.pages[1:], strict=False):
         size = min(P, S - start)
         z += xp.matmul(weights[:, :, start : start + size], values[page, :, :size])
-    out.reshape(n, K, H // K, D)[...] = z.reshape(K, H // K, n, D).transpose(2, 0, 1, 3)
+    out.reshape(n, K, H // K, V)[...] = z.reshape(K, H // K, n, V).transpose(2, 0, 1, 3)
 
 
 def attention_cost(
@@ -212,26 +215,28 @@ def attention_cost(
     position_bytes: int,
     spec: AttentionSpec,
     number_bytes: int = 4,
+    value_dim: int = 0,
 ) -> Cost:
-    """FLOPs per visible pair and head: 2 D for the score, 4 for softmax, 2 D for the value; and one scaling of Q.
+    """FLOPs per visible pair and head: 2 D for the score, 4 for softmax, 2 V for the value; and one scaling of Q.
 
     Softmax's four: subtraction of the maximum, exponential, sum, division. A soft cap takes three more (division,
     hyperbolic tangent, product), a bias one, ALiBi two (a product and a subtraction). A sink takes three for each query
     and head: subtraction, exponential, sum. Each sequence's visible keys and values are read once, as are slopes,
     sinks, the bias of so many distances (float32) and the queries; the result is written once.
 
-    `position_bytes` is the size of one position's keys and values in one layer of the cache.
+    `position_bytes` is the size of one position's keys and values in one layer of the cache; `value_dim` V, 0 for D.
     """
+    V = value_dim or D
     terms = (spec.softcap, spec.bias, spec.slopes, spec.sinks)
     capped, biased, sloped, sunk = (term is not None for term in terms)
     distances = spec.bias.shape[1] if spec.bias is not None else 0
     scores = H * batch.visible_pairs(spec.window, causal=spec.causal)
     changes = 3 * capped + biased + 2 * sloped
-    flops = scores * (4 * D + 4 + changes) + batch.num_tokens * H * (D + 3 * sunk)
-    query_bytes = number_bytes * batch.num_tokens * H * D  # the result takes as many
+    flops = scores * (2 * (D + V) + 4 + changes) + batch.num_tokens * H * (D + 3 * sunk)
+    query_bytes, result_bytes = (number_bytes * batch.num_tokens * H * width for width in (D, V))
     saved = number_bytes * scores * (4 + changes)  # scores written, changed and normalised in place, read
     read = query_bytes + batch.reach(spec.window) * position_bytes + 4 * H * (sloped + sunk + distances)
-    return Cost(flops, read, query_bytes, saved)
+    return Cost(flops, read, result_bytes, saved)
 
 
 def store_kv(k: Any, v: Any, keys: Any, values: Any, batch: Batch) -> None:
@@ -248,6 +253,11 @@ def store_kv(k: Any, v: Any, keys: Any, values: Any, batch: Batch) -> None:
     values[batch.slot_pages, :, batch.slot_offsets] = v
 
 
-def kv_cost(T: int, K: int, D: int, position_bytes: int, number_bytes: int = 4) -> Cost:
-    """No arithmetic; 2 T K D numbers read, and T positions of the cache written."""
-    return Cost(0, 2 * number_bytes * T * K * D, T * position_bytes)
+def store_joined(k: Any, v: Any, keys: Any, batch: Batch, xp: Any) -> None:
+    """As `store_kv`, where values are the last numbers of keys: k [T, K, D - V] and v [T, K, V] become one vector."""
+    keys[batch.slot_pages, :, batch.slot_offsets] = xp.concatenate([k, v], axis=2)  # -> [T, K, D]
+
+
+def kv_cost(T: int, K: int, D: int, position_bytes: int, number_bytes: int = 4, value_dim: int = 0) -> Cost:
+    """No arithmetic; T K (D + V) numbers read, and T positions of the cache written; `value_dim` V, 0 for D."""
+    return Cost(0, number_bytes * T * K * (D + (value_dim or D)), T * position_bytes)

@@ -27,7 +27,7 @@ class RouterSpec:
     """How a router's logits become scores, and scores a choice (DeepSeek-AI, arXiv 2412.19437, 2.1.2 and 2.1.3).
 
     A bias of each expert, where there is one, is added to its score for the choice alone. With several groups of
-    experts, those count whose best two have the largest sum.
+    experts, those count whose best two have the largest sum, or the largest best one (arXiv 2405.04434, 2.2.2).
     """
 
     sigmoid: bool = False
@@ -36,6 +36,8 @@ class RouterSpec:
     """Groups of X / groups experts each, in their order"""
     chosen_groups: int = 1
     """Groups whose experts can be chosen"""
+    group_best: int = 2
+    """Experts of a group whose scores' sum ranks it: the best two, or the best one"""
     scale: float = 1.0
     """Factor of the weights"""
 
@@ -120,7 +122,7 @@ def _within_groups(ranked: Any, spec: RouterSpec, xp: Any) -> Any:
     """Minus infinity for experts outside of each token's best groups. [T, X] -> [T, X]"""
     T, X = ranked.shape
     by_group = ranked.reshape(T, spec.groups, -1)  # [T, X] -> [T, groups, X / groups]
-    sums = xp.sort(by_group, axis=2)[:, :, -2:].sum(axis=2)  # -> [T, groups]
+    sums = xp.sort(by_group, axis=2)[:, :, -spec.group_best :].sum(axis=2)  # -> [T, groups]
     best = xp.argsort(-sums, axis=1, kind="stable")[:, : spec.chosen_groups]
     counts = xp.zeros(sums.shape, bool)
     counts[xp.arange(T)[:, None], best] = True

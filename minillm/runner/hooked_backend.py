@@ -251,6 +251,15 @@ class HookedBackend(WrappedBackend):
             return out
         return self.inner.linear(x, weight, activation=activation, residual=residual)
 
+    def linear_heads(self, x: Any, weight: Weight) -> Any:
+        """[T, H, r + in] -> [T, H, r + out]"""
+        if (point := self._points.inputs.get(id(weight))) is not None and self.looks_at(point):
+            x = self._looked_at(point, x)
+        out = self.inner.linear_heads(x, weight)
+        if (point := self._points.results.get(id(weight))) is not None:
+            self.look(point, out)
+        return out
+
     def linear_reduced(self, x: Any, weight: Weight, residual: Any | None) -> Any:
         """[T, in] -> [T, out]"""
         point = self._points.summands.get(id(weight))
@@ -306,13 +315,15 @@ class HookedBackend(WrappedBackend):
         self.inner.store_kv(k, v, cache, layer, batch)
 
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
-        """[T, H, D] -> [T, H, D]"""
+        """[T, H, D] -> [T, H, V]; queries and results of latents are looked at where they are not absorbed."""
         kind = "cross" if spec.cross else "attention"
-        self.look(f"{kind}.q", q)
+        if not cache.value_dim:
+            self.look(f"{kind}.q", q)
         z = self.inner.attend(q, cache, layer, batch, spec)
         if self.looks_at(f"{kind}.pattern"):
             self._look_at_patterns(f"{kind}.pattern", q, z, cache.layer(layer), batch, spec)
-        self.look(f"{kind}.z", z)
+        if not cache.value_dim:
+            self.look(f"{kind}.z", z)
         return z
 
     def _look_at_patterns(self, point: str, q: Any, z: Any, pages: Any, batch: Batch, spec: AttentionSpec) -> None:
@@ -332,7 +343,7 @@ class HookedBackend(WrappedBackend):
             if self.look(
                 point, pattern, [replace(view, rows=slice(None), keys=keys_seen(span) if spec.causal else None)]
             ):
-                weights, out = pattern.swapaxes(0, 1).reshape(weights.shape), np.empty_like(rows)
+                weights, out = pattern.swapaxes(0, 1).reshape(weights.shape), np.empty((n, H, z.shape[2]), rows.dtype)
                 merge_values(weights, values, span, out, np)
                 z[view.rows] = self.inner.xp.asarray(out)
 

@@ -32,6 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixtral": CONFIGS["mixtral"]["two of six, window"],
     "lfm2": CONFIGS["lfm2"]["grouped"] | {"max_position_embeddings": 128},
     "qwen3_5_text": CONFIGS["qwen3_5_text"]["grouped"] | {"max_position_embeddings": 128},
+    "youtu": CONFIGS["youtu"]["tied"] | {"max_position_embeddings": 128},
 }
 """Widths that are multiples of a vector and of a block of inputs, and others"""
 EACH = [pytest.param(model, marks=[pytest.mark.exhaustive] if model == "qwen3_5_text" else []) for model in MODELS]

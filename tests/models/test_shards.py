@@ -215,7 +215,8 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
         split += others[0][1].data is not None and others[0][1].shape != weight.shape
     whole_qkv = config.model_type in ("olmoe", "olmo2", "olmo3", "minimax_m2")  # whose norms of queries span all heads
     shared = sum(getattr(layer.mlp, "shared", None) is not None for layer in whole.layers)
-    parts = 4 - whole_qkv + getattr(config, "sinks", False)  # both projections of attention and of each MLP; sinks
+    latent = 2 * bool(config.value_dim)  # the matrices of heads by which latents are expanded
+    parts = 4 - whole_qkv + latent + getattr(config, "sinks", False)  # both projections of attention and of each MLP
     assert split == parts * config.num_layers + 2 * shared + sum(getattr(config, "linear", ()))
 
 

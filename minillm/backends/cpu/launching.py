@@ -40,8 +40,9 @@ Embed = _structure(
     (Table, "kinds"), ("p", "out"), ("i", "T E first stop"), ("d", "scale"),
 )  # fmt: skip
 Angles = _structure("Angles", ("p", "positions frequencies growth cosines sines"), ("i", "T half rows"), ("d", "scale"))
-Heads = _structure("Heads", ("p", "x out"), ("i", "heads stride out_stride"))
-Rotary = _structure("Rotary", (Heads, "q k"), ("p", "cosines sines"), ("i", "T D half"))
+Heads = _structure("Heads", ("p", "x out"), ("i", "heads D stride out_stride"))
+Rotary = _structure("Rotary", (Heads, "q k"), ("p", "cosines sines"), ("i", "T half"))
+MoveHeads = _structure("MoveHeads", ("p", "x out"), ("i", "T H width stride head_stride out_stride out_head_stride"))
 TakeRows = _structure("TakeRows", ("p", "x rows out"), ("i", "R E"))
 AddChanges = _structure("AddChanges", ("p", "y changes residual out"), ("i", "T width activation"))
 ScaleLogits = _structure("ScaleLogits", ("p", "logits"), ("i", "count"), ("d", "scale cap"))
@@ -53,13 +54,13 @@ DeltaRule = _structure(
 )
 StoreKV = _structure(
     "StoreKV",
-    ("p", "k v keys values key_scales value_scales slot_pages slot_offsets"),
-    ("i", "T K P D k_stride v_stride format"),
+    ("p", "k v keys values key_scales value_scales slot_pages slot_offsets joined"),
+    ("i", "T K P D V k_stride v_stride format"),
 )
 Attention = _structure(
     "Attention",
     ("p", "q out keys values key_scales value_scales slopes spans tables positions seen scratch parts done"),
-    ("i", "N H K P D stride out_stride table_stride format window causal"),
+    ("i", "N H K P D V stride out_stride table_stride format window causal"),
     ("d", "scale cap"),
     ("p", "bias"),
     ("i", "distances"),
@@ -74,7 +75,7 @@ LinearParts = _structure("LinearParts", ("p", "parts"), ("i", "count many"))
 Route = _structure(
     "Route",
     ("p", "logits bias factors experts weights rows tokens starts"),
-    ("i", "T X k normalised sigmoid groups chosen_groups"),
+    ("i", "T X k normalised sigmoid groups chosen_groups group_best"),
     ("d", "scale"),
 )
 LinearExperts = _structure(

@@ -120,6 +120,7 @@ def _attention(rng: np.random.Generator) -> Iterator[Case]:
     """Queries and keys turned, keys and values stored, attention of a prefill and a decode step over shuffled pages."""
     for D in (20, 64):  # of whole vectors or not
         yield from _attention_of(rng, D)
+    yield from _latents(rng)
 
 
 def _attention_of(rng: np.random.Generator, D: int) -> Iterator[Case]:
@@ -148,12 +149,27 @@ def _attention_of(rng: np.random.Generator, D: int) -> Iterator[Case]:
             yield f"attend, {name}, {D}, {[*variant]}", methodcaller("attend", q, pages, 0, batch, spec)
 
 
+def _latents(rng: np.random.Generator) -> Iterator[Case]:
+    """Attention to keys whose last numbers are the values, and products of heads with matrices of their own."""
+    H, r, C, P = 4, 8, 20, 32
+    prompt, line = TokenSequence([0] * 20, 0, [3]), TokenSequence([0] * 300, 299, [1, 2, *range(4, 12)])
+    batch = Batch.of([prompt, line], [20, 1], P)
+    q, k, c = (rng.standard_normal((21, heads, width), np.float32) for heads, width in ((H, r + C), (1, r), (1, C)))
+    for name, form in CACHE_FORMATS.items():
+        pages = Pages(np, (1, 12, 1, P, r + C), form, C)
+        pages.layer(0)[0][:] = rng.standard_normal((12, 1, P, r + C), np.float32)
+        yield f"store_kv of latents, {name}", partial(_store, k=k, v=c, pages=pages, batch=batch)
+        yield f"attend, values in keys, {name}", methodcaller("attend", q, pages, 0, batch, AttentionSpec(0.2))
+    weight = Weight("", rng.standard_normal((H * 12, C), np.float32))
+    yield "linear_heads", methodcaller("linear_heads", q, weight)
+
+
 def _store(on: Backend, k: Any, v: Any, pages: Pages, batch: Batch) -> Any:
-    """Store keys and values. -> those that are read then [2, pages, K, P, D]"""
+    """Store keys and values. -> those that are read then, in one row"""
     for stored in pages.layer(0):
-        stored[batch.slot_pages, :, batch.slot_offsets] = np.zeros_like(k)
+        stored[batch.slot_pages, :, batch.slot_offsets] = np.zeros((len(k), k.shape[1], stored.shape[3]), np.float32)
     on.store_kv(k, v, pages, 0, batch)
-    return np.array([stored[:] for stored in pages.layer(0)])
+    return np.concatenate([stored[:].ravel() for stored in pages.layer(0)])
 
 
 def _convolutions(rng: np.random.Generator) -> Iterator[Case]:

@@ -24,6 +24,9 @@ GROUPED_ROWS = 256
 """Up to so many rows of all experts together they are multiplied in one launch; for more the host launches products of
 each expert's own rows, which are wide enough for `gemm.cu`"""
 
+MOST_HEAD_ROWS = 16
+"""The same of each head, where matrices of heads are multiplied as experts are"""
+
 ROUTE_TOKENS = 4
 """Tokens of a block of `route`"""
 
@@ -62,7 +65,7 @@ def route(
     present = take((listed,), np.int32)
     if T:
         values = 1 << (-(-X // 32) - 1).bit_length()
-        sizes = T, X, k, normalised, spec.sigmoid, spec.groups, spec.chosen_groups
+        sizes = T, X, k, normalised, spec.sigmoid, spec.groups, spec.chosen_groups, spec.group_best
         arrays = experts, weights, logits, or_null(bias), or_null(factors)
         args: tuple[Any, ...] = (*arrays, *map(np.int32, sizes), np.float32(spec.scale))
         kernels.get("experts", "route", VALUES=values)((-(-T // ROUTE_TOKENS),), (32 * ROUTE_TOKENS,), args)

@@ -181,6 +181,15 @@ def multiply(kernels: Kernels, x: Any, others: Any | None, factor: Any | None, o
     kernels.get("glu", "multiply")((T, -(-vectors // threads)), (threads,), args)
 
 
+def move_heads(kernels: Kernels, x: Any, out: Any) -> None:
+    """Copy heads [T, H, width], each contiguous, to others."""
+    T, H, width = x.shape
+    if not x.size:
+        return
+    strides = (stride // array.dtype.itemsize for array in (out, x) for stride in array.strides[:2])
+    kernels.get("heads", "move_heads")((T, H), (min(MOST_THREADS, _warps(width)),), (out, x, *int32s(width, *strides)))
+
+
 def convolve(
     kernels: Kernels,
     x: Any,
@@ -288,6 +297,7 @@ class RotaryArguments(NamedTuple):
     H: np.int32
     K: np.int32
     D: np.int32
+    key_dim: np.int32
     half: np.int32
     q_stride: np.int32
     k_stride: np.int32
@@ -302,7 +312,7 @@ def rotary(kernels: Kernels, q: Any, k: Any, batch: TokenPositions, rotation: Ro
     Args:
         kernels: for the storage type of q and k
         q: [T, H, D], or a view with a larger row stride
-        k: [T, K, D], likewise
+        k: [T, K, D], likewise; it may be narrower
         batch: of T tokens
         rotation: with its frequencies on the device
         q_out: [T, H, D], filled; contiguous
@@ -317,7 +327,7 @@ def rotary(kernels: Kernels, q: Any, k: Any, batch: TokenPositions, rotation: Ro
     shared = 2 * half * 4
     texts = (NULL, NULL) if stretch is None and short is None else (batch.text_lens, batch.query_starts)
     arrays = (q_out, k_out, q, k, batch.positions, frequencies, *texts)
-    sizes = int32s(N, H, k.shape[1], D, half, row_stride(q), row_stride(k))
+    sizes = int32s(N, H, k.shape[1], D, k.shape[2], half, row_stride(q), row_stride(k))
     factor, original = (0.0, short or 0) if stretch is None else (stretch.factor, stretch.original)
     numbers: Any = np.float32(rotation.scale), np.float64(factor), np.int32(original)
     kernel = kernels.get("rotary", "rotary", shared_mem=shared)

@@ -38,7 +38,7 @@ def store_kv(k: Any, v: Any, keys: StoredVectors, values: StoredVectors, batch: 
     arguments = fill(
         kernels.StoreKVArguments, k=k, v=v, keys=keys.data, values=values.data, key_scales=keys.scales,
         value_scales=values.scales, slot_pages=batch.slot_pages, slot_offsets=batch.slot_offsets, T=len(k), K=K, P=P,
-        D=D, k_stride=k.strides[0] // 4, v_stride=v.strides[0] // 4, format=format_of(keys),
+        D=D, V=D, k_stride=k.strides[0] // 4, v_stride=v.strides[0] // 4, format=format_of(keys),
     )  # fmt: skip
     run("store_kv", arguments, shares)
 
@@ -70,7 +70,7 @@ def attend(
         kernels.AttentionArguments, q=q, out=out, keys=keys.data, values=values.data, key_scales=keys.scales,
         value_scales=values.scales, slopes=slopes, spans=np.array(spans, np.int64).reshape(-1, 5), tables=tables,
         positions=batch.positions, seen=np.concatenate(masks), scratch=scratch, done=done, N=len(spans), H=H, K=K, P=P,
-        D=D, stride=q.strides[0] // 4, out_stride=H * D, table_stride=tables.shape[1], format=format_of(keys),
+        D=D, V=D, stride=q.strides[0] // 4, out_stride=H * D, table_stride=tables.shape[1], format=format_of(keys),
         window=window or 0, scale=scale, causal=causal, cap=softcap or 0,
         bias=bias, distances=0 if bias is None else bias.shape[1] // 2, sinks=sinks,
     )  # fmt: skip

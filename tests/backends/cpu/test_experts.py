@@ -60,11 +60,12 @@ SPECS = [
     RouterSpec(sigmoid=True),
     RouterSpec(sigmoid=True, groups=4, chosen_groups=2, scale=2.5),
     RouterSpec(groups=3, chosen_groups=2),
+    RouterSpec(groups=4, chosen_groups=2, group_best=1),
 ]
 
 
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("spec", SPECS, ids=["sigmoid", "groups", "softmax in groups"])
+@pytest.mark.parametrize("spec", SPECS, ids=["sigmoid", "groups", "softmax in groups", "the best of groups"])
 def test_scores_biases_and_groups_are_the_references(spec: RouterSpec, biased: bool, backend: CpuBackend) -> None:
     logits, bias = random(40, 24), random(24, seed=7) if biased else None
     given: dict[str, Any] = {"normalised": not biased, "spec": spec}

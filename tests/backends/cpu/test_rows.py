@@ -291,14 +291,13 @@ def angles(positions: Any, frequencies: Any, growth: Any, scale: float, shares: 
 
 
 def rotated(q: Any, k: Any, cosines: Any, sines: Any, shares: int = 1, *, in_place: bool = False) -> Any:
-    T, _, D = q.shape
     outs = (q, k) if in_place else (np.full(x.shape, np.nan, np.float32) for x in (q, k))
     parts, results = [], []
     for x, out in zip((q, k), outs, strict=True):
         results.append(out)
-        parts.append(kernels.HeadsToRotate(x.ctypes.data, out.ctypes.data, x.shape[1], x.strides[0] // 4,
-                                           out.strides[0] // 4))  # fmt: skip
-    arguments = fill(kernels.RotaryArguments, q=parts[0], k=parts[1], cosines=cosines, sines=sines, T=T, D=D,
+        parts.append(kernels.HeadsToRotate(x.ctypes.data, out.ctypes.data, x.shape[1], x.shape[2],
+                                           x.strides[0] // 4, out.strides[0] // 4))  # fmt: skip
+    arguments = fill(kernels.RotaryArguments, q=parts[0], k=parts[1], cosines=cosines, sines=sines, T=len(q),
                      half=cosines.shape[1])  # fmt: skip
     arguments.kept += [q, k, *results]
     run("rotary", arguments, shares)

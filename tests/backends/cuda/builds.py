@@ -34,6 +34,13 @@ ATTENTION_PREFILL = [
     for storage in STORAGES
     for tile in [PrefillTile.of(storage, D)]
 ]
+for D, V in ((576, 512), (288, 256)):
+    for storage in STORAGES:
+        tile = PrefillTile.of(storage, D, V)
+        latent = {"HEAD_DIM": D, "VALUE_DIM": V, "PAGE_SIZE": 16, "storage": (storage,)}
+        split = split_of(D, 4 if storage == "float32" else 2)
+        ATTENTION_DECODE.append(latent | {"GROUP": 2, "SPLIT": split})
+        ATTENTION_PREFILL.append(latent | {"QUERIES": tile.queries, "KEYS": tile.keys, "COLUMNS": tile.columns})
 
 SIXTEEN_BITS = ("float16", "bfloat16")
 INTEGERS = {
@@ -123,7 +130,10 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
             {"GATED": 1},
         )
     ],
-    "kv": [{"HEAD_DIM": 64, "PAGE_SIZE": 16}],
+    "kv": [
+        {"HEAD_DIM": 64, "PAGE_SIZE": 16},
+        {"HEAD_DIM": 576, "KEY_DIM": 64, "VALUE_DIM": 512, "PAGE_SIZE": 16},
+    ],
     "norm": [*({"VECTORS": n} for n in (1, 2, 4, 8)), {"VECTORS": 16, "storage": ("float32",)}],
 }
 """Module -> list of constants, given to the compiler as macros."""

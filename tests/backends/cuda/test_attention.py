@@ -50,8 +50,9 @@ class Case:
         biased: bool = False,
         softcap: float | None = None,
         sunk: bool = False,
+        V: int | None = None,
     ) -> None:
-        """`rows`: rows of each padded sequence."""
+        """`rows`: rows of each padded sequence; `V`: values are the last V numbers of the keys."""
         rng = np.random.default_rng(len(lengths) + D + P)
         self.window, self.softcap = window, softcap
         self.slopes = np.geomspace(0.5, 0.02, H).astype(np.float32) if biased else None
@@ -63,7 +64,10 @@ class Case:
         pages = sum(needed) + 1  # the last belongs to nobody
         T, N, B = sum(counts), len(lengths), max(needed) + 1
         shuffled = rng.permutation(pages - 1).tolist()
-        self.cache = self.keys, self.values = np.full((2, pages, K, P, D), np.nan, dtype)
+        self.keys, self.values = np.full((2, pages, K, P, D), np.nan, dtype)
+        if V is not None:
+            self.values = self.keys[..., D - V :]
+        self.cache = self.keys, self.values
         self.query_starts = np.cumsum([0, *counts], dtype=np.int32)
         self.context_lens = np.asarray([cached + new for cached, new in lengths], np.int32)
         self.block_table = np.full((N, B), pages - 1, np.int32)
@@ -74,7 +78,9 @@ class Case:
             self.spans.append(Span(int(self.query_starts[n]), int(self.query_starts[n + 1]), S, S, tuple(own)))
             for position in range(S):
                 place = own[position // P], slice(None), position % P
-                self.keys[place], self.values[place] = rng.standard_normal((2, K, D)).astype(dtype)
+                self.keys[place], own_values = rng.standard_normal((2, K, D)).astype(dtype)
+                if V is None:
+                    self.values[place] = own_values
         fused = (2 * rng.standard_normal((T, (H + 2 * K) * D))).astype(dtype)
         self.q = fused[:, : H * D].reshape(T, H, D)
         assert T < 2 or not self.q.flags.c_contiguous
@@ -86,11 +92,11 @@ class Case:
 
     def run(self, emulator: Emulator, max_queries: int | None = None, arrived: int = 0, **options: bool) -> np.ndarray:
         """`arrived`: as many blocks have already arrived everywhere, as none but a wrong launch leaves it."""
-        T, H, D = self.q.shape
+        (T, H, _), V = self.q.shape, self.values.shape[3]
         N, B = self.block_table.shape
-        out = np.full((T, H, D), np.nan, self.q.dtype)
+        out = np.full((T, H, V), np.nan, self.q.dtype)
         positions = B * self.keys.shape[2]
-        size = partials_size(N, H, D, min(positions, self.window or positions))
+        size = partials_size(N, H, V, min(positions, self.window or positions))
         self.workspace = workspace = Workspace(np.full(size, np.nan, np.float32), np.full(N * H, arrived, np.int32))
         kernels = Kernels(emulator, self.storage, **options)
         most = int(np.diff(self.query_starts).max()) if max_queries is None else max_queries
@@ -100,14 +106,14 @@ class Case:
 
     def exact(self) -> np.ndarray:
         """`reference.attend` in float64; zeros for padded sequences."""
-        out = np.zeros(self.q.shape)
+        out = np.zeros((*self.q.shape[:2], self.values.shape[3]))
         cache = self.keys.astype(np.float64), self.values.astype(np.float64)
         batch = SimpleNamespace(spans=[span for span in self.spans if span.context_len])
         return reference.attend(self.q.astype(np.float64), *cache, batch, self.spec, np, out)
 
     def plain(self) -> np.ndarray:
         """The formula as it stands: float32, each sum taken term by term, the result stored in the storage type."""
-        out = np.zeros(self.q.shape, np.float32)
+        out = np.zeros((*self.q.shape[:2], self.values.shape[3]), np.float32)
         for span in self.spans:
             S, count, pages = span.context_len, span.stop - span.start, list(span.pages)
             back = S - count + np.arange(count)[:, None] - np.arange(S)  # steps from a query back to a key
@@ -204,6 +210,24 @@ def test_query_heads_share_keys(emulator: Emulator, H: int, K: int, lengths: Len
 def test_any_width_of_heads(emulator: Emulator, storage: str, D: int, lengths: Lengths) -> None:
     assert has_kernel(storage, D)
     case = Case(storage, lengths, H=2, K=1, D=D)
+    case.check(case.run(emulator))
+
+
+@pytest.mark.parametrize(
+    ("storage", "D", "V"),
+    [
+        ("float16", 24, 16),
+        *(pytest.param("float16", D, V, marks=pytest.mark.slow) for D, V in ((576, 512), (288, 256))),
+        pytest.param("float32", 576, 512, marks=pytest.mark.slow),
+        *(exhaustive("bfloat16", D, V) for D, V in ((24, 16), (576, 512))),
+        *(exhaustive("float32", D, V) for D, V in ((24, 16), (20, 12), (288, 256))),
+    ],
+)
+@pytest.mark.parametrize("lengths", [[(30, 1), (140, 1), PADDED], [(3, 77), (20, 1)]], ids=["decode", "prefill"])
+def test_values_within_keys(emulator: Emulator, storage: str, D: int, V: int, lengths: Lengths) -> None:
+    """Latent attention: 576 numbers are a key for all heads, and the last 512 of them its value."""
+    assert has_kernel(storage, D, V)
+    case = Case(storage, lengths, H=4, K=1, D=D, V=V, rows=1)
     case.check(case.run(emulator))
 
 

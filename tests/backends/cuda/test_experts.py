@@ -54,8 +54,9 @@ def test_experts_are_chosen_and_rows_sorted(any_emulator: Emulator, T: int, X: i
         RouterSpec(sigmoid=True),
         RouterSpec(sigmoid=True, groups=4, chosen_groups=2, scale=2.5),
         RouterSpec(groups=2, chosen_groups=1),
+        RouterSpec(groups=4, chosen_groups=2, group_best=1),
     ],
-    ids=["sigmoid", "groups", "softmax in groups"],
+    ids=["sigmoid", "groups", "softmax in groups", "the best of groups"],
 )
 def test_scores_biases_and_groups_are_the_references(emulator: Emulator, spec: RouterSpec, biased: bool) -> None:
     logits, bias = (np.random.default_rng(1).standard_normal(shape).astype(np.float32) for shape in ((9, 40), 40))

@@ -30,6 +30,11 @@ of each head's D numbers rotated,
                 + 4 k T E F + (a + 1) k T F           gate and up of k experts; activation, product
                 + 2 k T F E + 2 k T E + T E           down; weighted sum, residual
                 + b (2 k T F + k T E + T X)           biases of the projections and of the router
+    latents     2 T Q (E + H (r + n)) or 2 T E H (r + n)  queries of low rank, or of full rank; their RMS norm
+                + 2 T E (r + C) + T (4 C + 4)         latent and rotated key, RMS norm of the latent
+                + 3 T (H + 1) r + 3 T r / 2           rotary
+                + 2 T H n C + 2 T H C V               absorbed into queries and results
+                + T H (r + C) + (2 (r + 2 C) + 4) H pairs    as attention, keys of r + C and values of C numbers
     gate        3 T n + T F                           n sigmoids of a row, and its product with them
     factor      T F                                   of a row by another, or by one number
     a bias      H pairs, by distance; cross-attention as attention, its pairs those of a token and its source
@@ -62,6 +67,7 @@ from .components import (
     Embed,
     ExpertLinear,
     Gate,
+    HeadLinear,
     Linear,
     Multiply,
     Norm,
@@ -153,12 +159,12 @@ def amounts_of(
             flops = T * part.rows * part.width * (ACTIVATION_FLOPS[part.activation] + 1)
             return Amounts(other=flops, read=2 * result, written=result, fusion_saves=2 * result)
         case StoreKV():
-            numbers = 2 * T * part.kv_heads * part.head_dim
-            written = T * position_bytes(storage, part.kv_heads, part.head_dim)
+            numbers = (1 if part.joined else 2) * T * part.kv_heads * part.head_dim
+            written = T * position_bytes(storage, part.kv_heads, part.head_dim, joined=part.joined)
             return Amounts(read=storage.activation_bytes * numbers, written=written)
         case Attend() | Convolve() | DeltaRule():
             return _of_several_tokens(part, T, step, storage, conventions)
-        case TakeRows() | Route() | Spread() | ExpertLinear() | Combine() | Sigmoids() | Multiply():
+        case TakeRows() | Route() | Spread() | ExpertLinear() | HeadLinear() | Combine() | Sigmoids() | Multiply():
             return _of_chosen(part, T, storage, used)
         case ScaleLogits():
             numbers, steps = VECTOR_BYTES * T * part.width, part.scaled + part.capped
@@ -180,17 +186,22 @@ def _of_several_tokens(
 
 
 def _of_chosen(
-    part: TakeRows | Route | Spread | ExpertLinear | Combine | Sigmoids | Multiply,
+    part: TakeRows | Route | Spread | ExpertLinear | HeadLinear | Combine | Sigmoids | Multiply,
     T: int,
     storage: Storage,
     used: Used,
 ) -> Amounts:
-    """Some of all rows; the choice of experts, T k rows instead of T, and their sum; factors."""
+    """Some of all rows; the choice of experts, T k rows instead of T, and their sum; factors; the rows of all heads."""
     match part:
         case Multiply():
             numbers = storage.activation_bytes * T * part.width
             read = numbers * (1 + part.by_rows) + VECTOR_BYTES * (not part.by_rows)
             return Amounts(other=T * part.width, read=read, written=numbers)
+        case HeadLinear():
+            a, rows = storage.activation_bytes, T * part.heads
+            read = a * rows * (part.copied + part.inputs) + bool(T) * head_bytes(part, storage)
+            written = a * rows * (part.copied + part.outputs)
+            return Amounts(products=rows * part.inputs * part.outputs, read=read, written=written)
         case Sigmoids():
             numbers, logits = T * part.width, T * part.logits
             a = storage.activation_bytes
@@ -285,7 +296,8 @@ def _rotate(part: Rotate, T: int, storage: Storage) -> Amounts:
     Scaling takes two more per pair and token, a stretch a power and a division.
     """
     heads = part.heads + part.kv_heads
-    numbers = storage.activation_bytes * T * heads * part.head_dim
+    row = part.heads * part.head_dim + part.kv_heads * (part.key_dim or part.head_dim)
+    numbers = storage.activation_bytes * T * row
     flops = T * part.pairs * (6 * heads + 3 + 2 * part.scaled + 2 * part.stretched)
     known = bool(T) * (ID_BYTES * T + VECTOR_BYTES * part.pairs)
     return Amounts(other=flops, read=numbers + known, written=numbers)
@@ -329,21 +341,22 @@ def _delta_rule(part: DeltaRule, T: int, step: Step, storage: Storage) -> Amount
 
 
 def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> Amounts:
-    """Per pair and head D multiply-adds for the score, 4 FLOPs for softmax, D multiply-adds for the value.
+    """Per pair and head D multiply-adds for the score, 4 FLOPs for softmax, V multiply-adds for the value.
 
     Softmax's four are subtraction, exponential, sum and division. ALiBi's two are a product and a subtraction, a soft
     cap's three a division, a hyperbolic tangent and a product. Q is scaled once. Unfused, scores would be written by
     the first product, read and written by soft cap, ALiBi and softmax, and read by the second product. A bias by
     distance is one sum. A sink is one more score of each query and head: a subtraction, an exponential, a sum.
     """
-    H, D, a = part.heads, part.head_dim, storage.activation_bytes
+    H, D, a, V = part.heads, part.head_dim, storage.activation_bytes, part.value_dim or part.head_dim
     queries, steps = T * H * D, 4 + 2 * part.biased + 3 * part.capped + bool(part.distances)
-    cached = step.reach(part.window) * position_bytes(storage, part.kv_heads, D)
+    position = position_bytes(storage, part.kv_heads, D, joined=bool(part.value_dim))
+    cached = step.reach(part.window) * position
     return Amounts(
-        products=2 * D * H * pairs,
+        products=(D + V) * H * pairs,
         other=steps * H * pairs + queries + 3 * T * H * part.sunk,
         read=a * queries + cached + VECTOR_BYTES * H * (part.biased + part.sunk + part.distances),
-        written=a * queries,
+        written=a * T * H * V,
         fusion_saves=steps * a * H * pairs,
     )
 
@@ -357,16 +370,16 @@ def parameters_of(part: Component) -> int:
             return part.outputs * (part.inputs * (not part.tied) + part.bias)
         case ExpertLinear():
             return part.experts * part.outputs * (part.inputs + part.bias)
+        case HeadLinear():
+            return part.heads * part.outputs * part.inputs
         case Route():
             return part.experts * (part.biased + part.by_factors)
         case Attend():
             return (part.buckets + part.sunk) * part.heads
         case Convolve():
             return part.width * (part.taps + part.bias)
-        case DeltaRule():
-            return 2 * part.heads
-        case Multiply():
-            return not part.by_rows
+        case DeltaRule() | Multiply():
+            return 2 * part.heads if isinstance(part, DeltaRule) else not part.by_rows
         case Norm():
             return (1 + part.mean) * part.width * part.affine
     return 0
@@ -383,6 +396,8 @@ def weight_bytes_of(part: Component, storage: Storage) -> int:
             return VECTOR_BYTES * part.outputs * part.bias if part.tied else matrix_bytes(part, storage)
         case ExpertLinear():
             return part.experts * expert_bytes(part, storage)
+        case HeadLinear():
+            return head_bytes(part, storage)
         case Attend():
             buckets = part.buckets * row_bytes(storage, "positions", part.heads)
             return buckets + VECTOR_BYTES * part.sunk * part.heads
@@ -401,6 +416,11 @@ def expert_bytes(part: ExpertLinear, storage: Storage) -> int:
     return part.outputs * (row_bytes(storage, "projection", part.inputs) + VECTOR_BYTES * part.bias)
 
 
+def head_bytes(part: HeadLinear, storage: Storage) -> int:
+    """Bytes of all heads' stored matrices."""
+    return part.heads * part.outputs * row_bytes(storage, "projection", part.inputs)
+
+
 def row_bytes(storage: Storage, role: Role, width: int) -> int:
     """Bytes of one row of a matrix, padded to whole groups if quantised.
 
@@ -417,11 +437,13 @@ def row_bytes(storage: Storage, role: Role, width: int) -> int:
     return groups * (storage.group * BITS[stored] // 8 + 2)
 
 
-def position_bytes(storage: Storage, K: int, D: int) -> int:
-    """Bytes of one position's keys and values in one layer: 2 K D numbers; int8 adds a 4-byte scale per vector."""
-    if storage.cache == "int8":
-        return 2 * K * (D + 4)
-    return 2 * K * D * BYTES[storage.cache]
+def position_bytes(storage: Storage, K: int, D: int, *, joined: bool = False) -> int:
+    """Bytes of one position's keys and values in one layer: 2 K D numbers; int8 adds a 4-byte scale per vector.
+
+    Where they are joined it is K vectors of D numbers in all.
+    """
+    vectors = K if joined else 2 * K
+    return vectors * (D + 4) if storage.cache == "int8" else vectors * D * BYTES[storage.cache]
 
 
 def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> int:
@@ -470,9 +492,10 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
         case Linear():
             return ((VECTOR_BYTES * rows if part.role in LOGITS else a) * part.outputs,)
         case Rotate():
-            return a * part.heads * part.head_dim, a * part.kv_heads * part.head_dim
-        case Attend() | DeltaRule():
-            return (a * part.heads * part.head_dim,)
+            return a * part.heads * part.head_dim, a * part.kv_heads * (part.key_dim or part.head_dim)
+        case Attend() | DeltaRule() | HeadLinear():
+            width = part.copied + part.outputs if isinstance(part, HeadLinear) else part.value_dim or part.head_dim
+            return (a * part.heads * width,)
         case StoreKV() | Route() | ScaleLogits():
             return ()
 

@@ -80,6 +80,8 @@ class Rotate:
     head_dim: int
     pairs: int
     """Rotated pairs of numbers in each head"""
+    key_dim: int = 0
+    """Width of a key's head, if it is not a query's"""
     scaled: bool = False
     """Cosines and sines are multiplied by a factor"""
     stretched: bool = False
@@ -156,6 +158,20 @@ class StoreKV:
     name: str
     kv_heads: int
     head_dim: int
+    joined: bool = False
+    """Keys and values are one vector, of `head_dim` numbers in all"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadLinear:
+    """Product of each head's last numbers with its own matrix [outputs, inputs]; those before them are copied."""
+
+    kind: ClassVar[str] = "linear_heads"
+    name: str
+    heads: int
+    inputs: int
+    outputs: int
+    copied: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +183,8 @@ class Attend:
     heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int = 0
+    """Values are so many numbers of the keys; 0: they are as wide, and their own"""
     window: int | None = None
     """Sliding window: positions that a query sees, its own included; None: no window"""
     biased: bool = False
@@ -265,7 +283,7 @@ class ScaleLogits:
 
 Component = (
     Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows | Route | Spread | ExpertLinear | Combine
-    | ScaleLogits | Sigmoids | Convolve | DeltaRule | Multiply
+    | ScaleLogits | Sigmoids | Convolve | DeltaRule | Multiply | HeadLinear
 )  # fmt: skip
 
 

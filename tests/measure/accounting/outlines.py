@@ -21,6 +21,7 @@ from .components import (
     Embed,
     ExpertLinear,
     Gate,
+    HeadLinear,
     Linear,
     Multiply,
     Norm,
@@ -64,11 +65,11 @@ def outline_of(config: ModelConfig) -> Outline:
 def _outlines() -> dict[str, Callable[[Any], Outline]]:
     llamas = ("llama", "mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3", "smollm3", "granite", "phi3")
     llamas += ("qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe", "gpt_oss")
-    return (
-        {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2, "gemma4_text": _gemma4}
-        | dict.fromkeys(llamas, _llama)
-        | dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _qwen3_next)
-    )
+    latents = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3")
+    nets = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+    others = {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2, "gemma4_text": _gemma4}
+    others |= dict.fromkeys(latents, _latent) | dict.fromkeys(nets, _qwen3_next)
+    return others | dict.fromkeys(llamas, _llama)
 
 
 def encoder_outline_of(config: ModelConfig) -> Outline:
@@ -183,6 +184,42 @@ def _llama(config: Any) -> Outline:
     )
 
 
+def _latent(config: Any) -> Outline:
+    E = config.hidden_size
+    return replace(
+        _llama(config),
+        layers=tuple(
+            (
+                Norm(name="attention_norm.weight", width=E, mean=False),
+                *_latent_attention(config),
+                *_mlp_of_llama(config, i),
+            )
+            for i in range(config.num_layers)
+        ),
+    )
+
+
+def _latent_attention(config: Any) -> tuple[Component, ...]:
+    E, H, C, Q = config.hidden_size, config.num_heads, config.value_dim, config.query_rank
+    r, n, V, b = config.rope_dim, config.nope_dim, config.expanded_dim, config.qkv_bias
+    q: tuple[Component, ...] = (Linear(name="attention.qkv", inputs=Q or E, outputs=H * (r + n)),)
+    if Q:
+        low = Linear(name="attention.q_down", inputs=E, outputs=Q, bias=b)
+        q = (low, Norm(name="attention.q_norm.weight", width=Q, mean=False), *q)
+    rotation = replace(_rotation(config, config.rotary), kv_heads=1, head_dim=r + n, key_dim=r)
+    return (
+        Linear(name="attention.kv", inputs=E, outputs=r + C, bias=b),
+        Norm(name="attention.kv_norm.weight", width=C, mean=False),
+        *q,
+        rotation,
+        StoreKV(name="store_kv", kv_heads=1, head_dim=r + C, joined=True),
+        HeadLinear(name="attention.keys", heads=H, inputs=n, outputs=C, copied=r),
+        Attend(name="attend", heads=H, kv_heads=1, head_dim=r + C, value_dim=C),
+        HeadLinear(name="attention.values", heads=H, inputs=C, outputs=V),
+        Linear(name="attention.out", inputs=H * V, outputs=E, bias=config.out_bias, residual=True),
+    )
+
+
 def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
     E = config.hidden_size
     between: tuple[Component, ...] = (_rotation(config, config.rotary),) if config.rotated[i] else ()
@@ -190,7 +227,6 @@ def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
         between = (*_head_norms(config), *between)
     elif config.projection_norms:
         between = (*_projection_norms(config), *between)
-    dense = not (config.num_experts and config.sparse[i])
     return (
         Norm(name="attention_norm.weight", width=E, mean=False),
         *self_attention(
@@ -201,7 +237,14 @@ def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
             window=config.windows[i],
             sunk=config.sinks,
         ),
-        Norm(name="mlp_norm.weight", width=E, mean=False),
+        *_mlp_of_llama(config, i),
+    )
+
+
+def _mlp_of_llama(config: Any, i: int) -> tuple[Component, ...]:
+    dense = not (config.num_experts and config.sparse[i])
+    return (
+        Norm(name="mlp_norm.weight", width=config.hidden_size, mean=False),
         *(gated_mlp(config, config.activation, bias=config.mlp_bias) if dense else _experts(config)),
     )
 

@@ -23,7 +23,7 @@ from minillm.runner.runner import Runner
 from ...families import CASES, CONFIGS
 from ...reference.test_cost import Module, Number
 from ...shapes import BASE, VARIANTS
-from .components import Attend, Component, DeltaRule, ExpertLinear, Linear, Norm, Outline, Route
+from .components import Attend, Component, DeltaRule, ExpertLinear, HeadLinear, Linear, Norm, Outline, Route
 from .outlines import has_outline, outline_of
 
 SIZES = {"hidden_size": 6, "num_attention_heads": 2, "ffn_dim": 5, "vocab_size": 7, "num_hidden_layers": 2}
@@ -92,6 +92,8 @@ def sums(outline: Outline, step: Step) -> int:
         match part:
             case Linear():
                 return rows * part.outputs
+            case HeadLinear():
+                return rows * part.heads * part.outputs
             case ExpertLinear():
                 return rows * part.chosen * part.outputs
             case Route():
@@ -101,7 +103,7 @@ def sums(outline: Outline, step: Step) -> int:
             case DeltaRule():  # two lengths, and two products with a matrix
                 return rows * (2 * part.key_heads + 2 * part.heads * part.head_dim)
             case Attend():
-                return part.heads * (step.square + rows + rows * part.head_dim)
+                return part.heads * (step.square + rows + rows * (part.value_dim or part.head_dim))
         return 0
 
     bodies = [*outline.before, *outline.for_pass, *(part for layer in outline.layers for part in layer), *outline.after]
