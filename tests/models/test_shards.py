@@ -195,7 +195,7 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
             assert [other.first for _, other in others] == np.cumsum([0, *map(len, rows)])[:-1].tolist()
             continue
         halves = [weight.shape[-2] // 2] * 2 if place.endswith("gate_up") else []
-        sections = qkv_rows(config, int(path.split(".")[1]), len(weight.data)) if place == "attention.qkv" else halves
+        sections = qkv_rows(config, int(path.split(".")[1]), weight.shape[0]) if place == "attention.qkv" else halves
         if place == "convolution.projection":
             sections = [weight.shape[0] // 3] * 3
         if place == "delta_net.projection":
