@@ -23,7 +23,7 @@ from ..backends.operations import Backend
 from ..backends.weights import Weight, expand, narrow
 from ..errors import ParameterError, UnsupportedModelError
 from ..models import build_model
-from ..models.parameters import source_of
+from ..models.parameters import ExpertMatrix, source_of
 from ..output_files import check_absent, new_folder
 from ..progress import showing, work
 from ..reference.quantize import GROUPS, Quantized, quantize
@@ -243,15 +243,25 @@ def plan(files: ModelFiles, formats: WeightFormats, *, as_built: bool) -> list[l
     with showing(False):  # nothing is loaded yet
         build_model(config, tensors, Backend(recorded), as_built=files.as_built)
     named = [*tensors.items(), *(() if as_built else files.stored.items())]  # published names come last, and count
-    names = {id(source_of(tensor)): name for name, tensor in named}
+
+    def place(tensor: Tensor) -> int:
+        """What a tensor's name is found by: its source, or the matrix of an expert itself if it is written alone."""
+        return id(tensor if as_built and isinstance(tensor, ExpertMatrix) else source_of(tensor))
+
+    names = {place(tensor): name for name, tensor in named}
 
     def part(tensor: Tensor, form: Format | None) -> Part:
         written = tensor if as_built else source_of(tensor)
         stored_as = STORED_FORMATS[written.dtype]
         rounded = stored_as.offset_bits or stored_as.block  # what safetensors has no name for
-        return Part(names[id(source_of(tensor))], written, form or (FLOAT16 if rounded else stored_as))
+        return Part(names[place(tensor)], written, form or (FLOAT16 if rounded else stored_as))
 
-    return [[part(*weight) for weight in fused] for fused in recorded.fused]
+    parts, known = list[list[Part]](), set[str]()
+    for fused in recorded.fused:  # a tensor of all experts is met for each of them
+        fresh = {entry.name: entry for entry in (part(*weight) for weight in fused) if entry.name not in known}
+        known |= fresh.keys()
+        parts.append([*fresh.values()])
+    return parts
 
 
 def _write_weights(

@@ -64,6 +64,9 @@ FAMILIES = (
     "minimax_m2",
     "ernie4_5_moe",
     "lfm2",
+    "granitemoe",
+    "granitemoeshared",
+    "granitemoehybrid",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 

@@ -11,8 +11,9 @@ checkpoint, their shapes and order, its role, and how several devices share it. 
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -516,6 +517,14 @@ def _some(names: Sequence[str]) -> str:
 # --- published checkpoints -------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
+class ExpertMatrix(Rearranged):
+    """Some rows of an expert's matrix, of a tensor that has those of all experts; `source` is the expert's."""
+
+    whole: Tensor
+    """[X, rows, columns]"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Names:
     """How a family's published checkpoints name the tensors that its `build` asks for."""
@@ -528,6 +537,9 @@ class Names:
     """Prefixes of heads' tensors; some checkpoints have more heads than are run"""
     renamed: tuple[tuple[str, str], ...] = ()
     """Older names of tensors: an ending, and what stands for it today"""
+    stacked: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Endings of tensors [X, rows, columns] that have a matrix of each expert, and the endings that stand for equal
+    parts of its rows, with * for the expert's number"""
     other_parts: tuple[str, ...] = ()
     """Prefixes of tensors that are no part of the text model, such as a vision tower's"""
     embedding: str = "embed_tokens.weight"
@@ -549,6 +561,21 @@ class Names:
             name = f"{name.removesuffix(older)}{today}" if name.endswith(older) else name
         return self.head if name == "lm_head.weight" else name
 
+    def _unstacked(self, stored: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Stored tensors, in place of stacked ones the matrices of single experts."""
+        for name, tensor in stored.items():
+            parts = next((parts for ending, parts in self.stacked if name.endswith(ending)), ())
+            if not parts or len(tensor.shape) != 3 or tensor.shape[1] % len(parts):
+                yield name, tensor
+                continue
+            stem = next(name.removesuffix(ending) for ending, _ in self.stacked if name.endswith(ending))
+            X, rows = tensor.shape[0], tensor.shape[1] // len(parts)
+            for expert in range(X):
+                for i, part in enumerate(parts):
+                    arrange = partial(_expert_rows, slice(i * rows, (i + 1) * rows))
+                    matrix = ExpertMatrix(tensor.part(0, expert, expert + 1), arrange, tensor)
+                    yield stem + part.replace("*", str(expert)), matrix
+
     def ties_head(self, stored: Mapping[str, Tensor], configured: bool) -> bool:
         """Whether the head is the embedding, where config.json says `configured`."""
         if not self.head_decides:
@@ -569,7 +596,7 @@ class Names:
                 a copy of the embedding differs.
         """
         tensors: dict[str, Tensor] = {}
-        for name, tensor in stored.items():
+        for name, tensor in self._unstacked(stored):
             short = self.short(name)
             if short.endswith(self.left_out) or short.startswith(self.other_parts):
                 continue
@@ -591,6 +618,11 @@ class Names:
         if self.zeros is not None and self.zeros not in tensors and self.embedding in tensors:
             tensors[self.zeros] = RandomTensor(self.zeros, (1, tensors[self.embedding].shape[0]), seed=0, std=0)
         return tensors
+
+
+def _expert_rows(rows: slice, stored: NDArray[Any]) -> NDArray[Any]:
+    """Some rows of one expert's matrix. [1, out, in] -> [n, in]"""
+    return stored[0, rows]
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -633,4 +665,6 @@ def rows_in_halves(stored: NDArray[Any], D: int, rotated: int) -> NDArray[Any]:
 
 def source_of(tensor: Tensor) -> Tensor:
     """The underlying tensor, as the file has it."""
+    if isinstance(tensor, ExpertMatrix):
+        return tensor.whole
     return tensor.source if isinstance(tensor, Rearranged | Shifted) else tensor

@@ -27,7 +27,8 @@ LINE = np.random.default_rng(3).integers(3, 96, 40).tolist()
 SOURCE = np.random.default_rng(4).integers(3, 96, 30).tolist()
 
 # Their shared experts have modules of the same names in transformers, and their routers return something else.
-MORE_MODULES = {"qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe"}
+MORE_MODULES = {"qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe", "granitemoeshared"}
+MORE_MODULES |= {"granitemoehybrid"}
 FIRST = [(family, next(iter(configs))) for family, configs in CONFIGS.items()]
 # Names of transformers' modules, the first group being the layer's number: what each reads or returns.
 OUTPUT_PROJECTION = (

@@ -1,0 +1,47 @@
+"""Granite 4's configuration: kinds of layers, positions, experts beside the MLP, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from minillm.errors import CheckpointError, UnsupportedModelError
+from minillm.models import granitemoehybrid
+
+from . import test_granitemoe
+
+CONFIG: dict[str, Any] = test_granitemoe.CONFIG | {
+    "model_type": "granitemoehybrid",
+    "shared_intermediate_size": 24,
+    "num_local_experts": 0,
+    "layer_types": ["attention", "attention"],
+    "position_embedding_type": "rope",
+    "mamba_n_heads": 4,
+}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "attention alone": CONFIG,
+    "without positions, experts": CONFIG | {"position_embedding_type": "nope", "num_local_experts": 4},
+}
+
+PARAMETERS = {"granite-4.0-micro": 3_402_836_480}
+"""As transformers counts them in the published checkpoints."""
+
+
+def test_what_config_json_leaves_out_is_transformers_own() -> None:
+    config = granitemoehybrid.read_config({k: v for k, v in CONFIG.items() if k != "position_embedding_type"})
+    assert config.rotated == (False, False)
+    assert (config.num_experts, config.intermediate_size, config.shared_size) == (0, 24, 24)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"position_embedding_type": "alibi"}, UnsupportedModelError, "position_embedding_type is 'alibi'"),
+        ({"layer_types": ["attention"]}, CheckpointError, "layer_types should have num_hidden_layers 2 entries"),
+        ({"layer_types": ["attention", "conv"]}, UnsupportedModelError, "layer_types has 'conv'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        granitemoehybrid.read_config(CONFIG | change)
