@@ -18,14 +18,14 @@
 enum { MOST_TAPS = 64 };
 
 typedef struct {
-    const float *x;        /* [T, C], or [T, 3 C] if gated */
+    const float *x;        /* [T, C], or [T, 3 C] if gated; rows `stride` numbers apart */
     const float *taps;     /* [k, C], of the oldest input first */
     const float *bias;     /* [C], or NULL */
     float *states;         /* [slots, k - 1, C], the newest input last */
     const int64_t *before; /* [T]: a row, -1 for none, or -2 - slot */
     const int64_t *after;  /* [T]: a slot that no token of the pass reads, or -1 */
     float *out;            /* [T, C] */
-    int64_t T, C, k, gated, activation;
+    int64_t T, C, k, gated, activation, stride;
 } convolve_arguments;
 
 /* An input of the sum: a row of a state, or of x with its gate; both are NULL before the beginning. */
@@ -40,12 +40,12 @@ INLINE floats value_of(input in, int64_t i, int64_t count) {
 
 /* The inputs of token t and of the k - 1 before it, by their distance. */
 static void find_inputs(const convolve_arguments *a, int64_t t, input *inputs) {
-    int64_t place = t, age = 0, width = a->gated ? 3 * a->C : a->C;
+    int64_t place = t, age = 0;
     for (int64_t d = 0; d < a->k; d++) {
         if (d && place >= 0) place = a->before[place];
         age += place < 0;
         if (place >= 0) {
-            const float *row = a->x + place * width;
+            const float *row = a->x + place * a->stride;
             inputs[d] = a->gated ? (input){row + 2 * a->C, row} : (input){row, NULL};
         } else if (place == -1) {
             inputs[d] = (input){NULL, NULL};
@@ -69,7 +69,7 @@ void convolve(const void *arguments, int64_t share, int64_t shares, int64_t work
             for (int64_t d = k - 1; d >= 0; d--)
                 if (inputs[d].u) y = multiply_add(value_of(inputs[d], i, count), load_part(a->taps + (k - 1 - d) * C + i, count), y);
             if (a->bias) y += load_part(a->bias + i, count);
-            if (a->gated) y *= load_part(a->x + t * 3 * C + C + i, count);
+            if (a->gated) y *= load_part(a->x + t * a->stride + C + i, count);
             store_part(a->out + t * C + i, activate(y, a->activation), count);
         }
         if (a->after[t] < 0) continue;

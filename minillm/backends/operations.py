@@ -151,9 +151,10 @@ class Backend:
     ) -> Any:
         """Causal convolution of each channel, its last inputs in the cache: `reference.convolve`. [T, C] -> [T, C]
 
-        The weight has k C numbers, by the position of the input; gated [T, 3 C] -> [T, C].
+        The weight has k C numbers, by the position of the input; gated [T, 3 C] -> [T, C]. The last inputs are the
+        first of a layer's states, which may have others besides.
         """
-        [states] = cache.states_of(layer)
+        states, *_ = cache.states_of(layer)
         k, C = states.shape[1] + 1, states.shape[2]
         taps, out = weight.data.reshape(k, C), self.memory.arena.take((len(x), C))
         places = batch.state_before, batch.state_after

@@ -264,12 +264,18 @@ class Weights:
         whole = self._tensors(name, published if published is not None and not self._as_built else (width,))
         return self._prepare(name, [Rearranged(t, np.ravel) if len(t.shape) > 1 else t for t in whole], [], "router")
 
-    def taps(self, name: str, channels: int, width: int, *, bias: bool = False) -> Weight:
+    def taps(
+        self, name: str, channels: int, width: int, *, bias: bool = False, blocks: tuple[int, ...] | None = None
+    ) -> Weight:
         """The weights of a causal depthwise convolution, or of a rank's channels. [width channels]
 
-        The oldest input's come first. Checkpoints have them as [channels, 1, width].
+        The oldest input's come first. Checkpoints have them as [channels, 1, width]. A rank has its share of each of
+        the `blocks` of channels, by default one.
         """
-        own = slice(None) if self.ranks == 1 else self.share(channels)
+        own, sizes = np.arange(channels), blocks or (channels,)
+        if self.ranks > 1:
+            firsts = np.cumsum([0, *sizes[:-1]])
+            own = np.concatenate([own[first:][self.share(size)] for first, size in zip(firsts, sizes, strict=True)])
         shape = (width * channels,) if self._as_built else (channels, 1, width)
 
         def arrange(stored: NDArray[Any]) -> NDArray[Any]:
@@ -277,7 +283,7 @@ class Weights:
             return taps[:, own].reshape(-1)  # [k, C] -> [k C]
 
         taps = [Rearranged(tensor, arrange) for tensor in self._tensors(f"{name}.weight", shape)]
-        biases = self._tensors(f"{name}.bias", (channels,), split="outputs") if bias else []
+        biases = self._tensors(f"{name}.bias", (channels,), split="outputs", blocks=sizes) if bias else []
         return self._prepare(name, taps, biases, "projection")
 
     def layer_norm(self, name: str, width: int, epsilon: float) -> LayerNorm:

@@ -334,15 +334,17 @@ class CpuBackend(Recordable, Backend):
         activation: str | None = None,
     ) -> Any:
         """Causal convolution of each channel, with its last inputs in the cache. [T, C] or gated [T, 3 C] -> [T, C]"""
-        [states] = cache.states_of(layer)
+        states, *_ = cache.states_of(layer)
         T, k, C = len(x), states.shape[1] + 1, states.shape[2]
         if activation not in ACTIVATIONS or k > MOST_TAPS:
             not_recorded()
             return super().convolve(x, weight, cache, layer, batch, gated=gated, activation=activation)
+        x, stride = _rows(x[:, None])
         out = self.memory.arena.take((T, C))
         arguments = filled(
-            Convolve, x=_contiguous(x), taps=weight.data, bias=weight.bias, states=states, before=batch.state_before,
+            Convolve, x=x, taps=weight.data, bias=weight.bias, states=states, before=batch.state_before,
             after=batch.state_after, out=out, T=T, C=C, k=k, gated=gated, activation=ACTIVATIONS[activation],
+            stride=stride,
         )  # fmt: skip
         launch("convolve", arguments, shares_of(T))
         return out

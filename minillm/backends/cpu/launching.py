@@ -44,7 +44,7 @@ Rotary = _structure("Rotary", (Heads, "q k"), ("p", "cosines sines"), ("i", "T D
 TakeRows = _structure("TakeRows", ("p", "x rows out"), ("i", "R E"))
 AddChanges = _structure("AddChanges", ("p", "y changes residual out"), ("i", "T width activation"))
 ScaleLogits = _structure("ScaleLogits", ("p", "logits"), ("i", "count"), ("d", "scale cap"))
-Convolve = _structure("Convolve", ("p", "x taps bias states before after out"), ("i", "T C k gated activation"))
+Convolve = _structure("Convolve", ("p", "x taps bias states before after out"), ("i", "T C k gated activation stride"))
 StoreKV = _structure(
     "StoreKV",
     ("p", "k v keys values key_scales value_scales slot_pages slot_offsets"),

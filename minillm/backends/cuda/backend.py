@@ -231,7 +231,7 @@ class CudaBackend(Recordable, Backend):
         activation: str | None = None,
     ) -> Any:
         """One launch. [T, C] or gated [T, 3 C] -> [T, C]"""
-        [states] = cache.states_of(layer)
+        states, *_ = cache.states_of(layer)
         assert states.shape[1] < rows.MOST_TAPS
         out = self.memory.arena.take((len(x), states.shape[2]))
         places = batch.state_before, batch.state_after

@@ -20,7 +20,7 @@ def convolve(x: Any, taps: Any, bias: Any, states: Any, *, shares: int = 1, **va
     out = np.full((T, C), np.nan, np.float32)
     arguments = fill(
         launching.Convolve, x=x, taps=taps, bias=bias, states=states, before=BEFORE, after=AFTER, out=out, T=T, C=C,
-        k=k, gated=variant["gated"], activation=ACTIVATIONS[variant["activation"]],
+        k=k, gated=variant["gated"], activation=ACTIVATIONS[variant["activation"]], stride=x.strides[0] // 4,
     )  # fmt: skip
     run("convolve", arguments, shares)
     return out
@@ -31,8 +31,10 @@ def convolve(x: Any, taps: Any, bias: Any, states: Any, *, shares: int = 1, **va
 @pytest.mark.parametrize(("k", "C"), [(2, 1), (3, 64), (4, 37), (64, 20)])
 def test_results_and_states_are_the_references(k: int, C: int, activation: str | None, gated: bool) -> None:
     rng, variant = np.random.default_rng(k), {"gated": gated, "activation": activation}
-    shapes = (10, 3 * C if gated else C), (k, C), (7, k - 1, C)
+    width = 3 * C if gated else C
+    shapes = (10, width + 3), (k, C), (7, k - 1, C)
     x, taps, states = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    x = x[:, :width]  # of wider rows
     bias = rng.standard_normal(C).astype(np.float32) if activation else None
     plain_states, kept = states.copy(), states.copy()
     expected = reference.convolve(

@@ -276,17 +276,18 @@ def _rotate(part: Rotate, T: int, storage: Storage) -> Amounts:
 
 
 def _convolve(part: Convolve, T: int, step: Step, storage: Storage) -> Amounts:
-    """Per number k products and k - 1 sums, a product for each of both gates, a sum for the bias.
+    """Per number k products and k - 1 sums, a product for each of both gates, a sum for the bias, an activation.
 
-    Three numbers are read and one is written; the state of a sequence, k - 1 numbers of float32, both.
+    A number is read, with gates three, and one is written; the state of a sequence, k - 1 numbers of float32, both.
     """
     a, C, k = storage.activation_bytes, part.width, part.taps
     states = VECTOR_BYTES * len(step.parts) * (k - 1) * C
+    flops = ACTIVATION_FLOPS[part.activation] if part.activation else 0
     return Amounts(
-        other=T * C * (2 * k - 1 + 2 + part.bias),
-        read=3 * a * T * C + VECTOR_BYTES * C * (k + part.bias) + states,
+        other=T * C * (2 * k - 1 + 2 * part.gated + part.bias + flops),
+        read=(3 if part.gated else 1) * a * T * C + VECTOR_BYTES * C * (k + part.bias) + states,
         written=a * T * C + states,
-        fusion_saves=(2 + part.bias) * 2 * a * T * C,
+        fusion_saves=(2 * part.gated + part.bias + (part.activation is not None)) * 2 * a * T * C,
     )
 
 

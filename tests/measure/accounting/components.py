@@ -111,7 +111,7 @@ class Sigmoids:
 
 @dataclass(frozen=True)
 class Convolve:
-    """Gated convolution of each channel over the last `taps` tokens, whose inputs are the state of a sequence."""
+    """Convolution of each channel over the last `taps` tokens, whose inputs are the state of a sequence."""
 
     kind: ClassVar[str] = "convolve"
     name: str
@@ -119,6 +119,9 @@ class Convolve:
     """C, of the result"""
     taps: int
     bias: bool
+    gated: bool = True
+    """Input and result have gates, which are read beside the input"""
+    activation: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
