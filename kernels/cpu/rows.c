@@ -3,7 +3,7 @@
  *     layer_norm    y = x - x.mean(); out = y / sqrt((y * y).mean() + epsilon) * gain + bias
  *     rms_norm      out = x / sqrt((x * x).mean() + epsilon) * gain + residual, over the row; or over each head's D numbers
  *     glu           out = activation(x[:, :F]) * x[:, F:]
- *     gate          out = x * sigmoid(logits), each of n equal parts of a row by a logit of its own
+ *     gate          out = x * sigmoid(logits), each of n equal parts of a row by a logit of its own; or silu(logits)
  *     embed         out = scale * table[ids] + position_table[positions] + type_table[types]; table[id] is 0 for ids of
  *                   other ranks
  *     rotary        out[j], out[j + h] = x[j] c[j] - x[j + h] s[j], x[j + h] c[j] + x[j] s[j], by head, h = r / 2
@@ -152,10 +152,14 @@ void glu(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
 
 typedef struct {
     const float *x;      /* [T, F] */
-    const float *logits; /* [T, n] */
+    const float *logits; /* [T, n], `stride` numbers from one row to the next */
     float *out;          /* [T, F] */
-    int64_t T, F, n;
+    int64_t T, F, n, stride, silu;
 } gate_arguments;
+
+INLINE floats gate_factor(floats logits, int64_t silu) {
+    return logistic(silu ? logits : splat(1.0f), logits);
+}
 
 void gate(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
     const gate_arguments *a = arguments;
@@ -163,21 +167,21 @@ void gate(const void *arguments, int64_t share, int64_t shares, int64_t worker) 
     (void)worker;
     share_of(a->T, share, shares, &first, &last);
     for (int64_t t = first; t < last; t++) {
-        const float *x = a->x + t * a->F, *logits = a->logits + t * a->n;
+        const float *x = a->x + t * a->F, *logits = a->logits + t * a->stride;
         float *out = a->out + t * a->F;
         if (a->n == a->F) {
             for (int64_t i = 0; i < a->F; i += LANES) {
                 int64_t count = a->F - i;
-                floats sigmoid = 1 / (1 + exponential(-load_part(logits + i, count)));
-                store_part(out + i, load_part(x + i, count) * sigmoid, count);
+                floats factor = gate_factor(load_part(logits + i, count), a->silu);
+                store_part(out + i, load_part(x + i, count) * factor, count);
             }
             continue;
         }
         for (int64_t j = 0; j < a->n; j++) {
-            float sigmoid = (1 / (1 + exponential(-splat(logits[j]))))[0];
+            floats factor = gate_factor(splat(logits[j]), a->silu);
             for (int64_t i = 0; i < width; i += LANES) {
                 int64_t at = j * width + i, count = width - i;
-                store_part(out + at, load_part(x + at, count) * splat(sigmoid), count);
+                store_part(out + at, load_part(x + at, count) * factor, count);
             }
         }
     }

@@ -30,9 +30,10 @@ extern "C" __global__ void glu(storage_t* out, const storage_t* x, int F, int x_
 }
 
 // out = x * sigmoid(logits), each of n equal parts of a row by a logit of its own. [T, F], [T, n] -> [T, F]
+// With `silu` the factor is logits * sigmoid(logits).
 // Grid and block as of glu. x, out: [T, F], logits: [T, n], rows x_stride and logits_stride apart.
 extern "C" __global__ void gate(storage_t* out, const storage_t* x, const storage_t* logits, int F, int n, int x_stride,
-                                int logits_stride) {
+                                int logits_stride, int silu) {
     follow();
     int at = (blockIdx.y * blockDim.x + threadIdx.x) * VECTOR, left = F - at, width = F / n;
     if (left <= 0) return;
@@ -43,7 +44,7 @@ extern "C" __global__ void gate(storage_t* out, const storage_t* x, const storag
     for (int i = 0; i < VECTOR; i++) {
         if (i >= left) break;
         float logit = to_float(logits[(long long)blockIdx.x * logits_stride + (at + i) / width]);
-        values[i] /= 1.0f + expf(-logit);
+        values[i] *= (silu ? logit : 1.0f) / (1.0f + expf(-logit));
     }
     store_vector(out + (long long)blockIdx.x * F + at, values, left, wide);
 }

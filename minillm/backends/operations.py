@@ -116,9 +116,12 @@ class Backend:
         """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]"""
         return reference.glu(x, activation, self.xp, self.memory.arena.take((len(x), x.shape[1] // 2)))
 
-    def gate(self, x: Any, logits: Any) -> Any:
-        """x * sigmoid(logits), each of n parts of a row by a logit of its own. [T, F], [T, n] -> [T, F]"""
-        return reference.gate(x, logits, self.xp, self.memory.arena.take(x.shape))
+    def gate(self, x: Any, logits: Any, *, silu: bool = False) -> Any:
+        """x * sigmoid(logits), each of n parts of a row by a logit of its own. [T, F], [T, n] -> [T, F]
+
+        With `silu` the factor is logits * sigmoid(logits).
+        """
+        return reference.gate(x, logits, self.xp, self.memory.arena.take(x.shape), silu=silu)
 
     def route(
         self, logits: Any, k: int, *, normalised: bool, bias: Weight | None = None, spec: RouterSpec = SOFTMAX

@@ -148,7 +148,7 @@ class ShapeBackend(Backend):
         """[T, 2 F] -> [T, F]"""
         return self.memory.arena.take((len(x), x.shape[1] // 2))
 
-    def gate(self, x: Any, logits: Any) -> Any:
+    def gate(self, x: Any, logits: Any, *, silu: bool = False) -> Any:
         """[T, F], [T, n] -> [T, F]"""
         return self.memory.arena.take(x.shape)
 

@@ -119,18 +119,19 @@ def scale_logits_cost(R: int, V: int, *, scaled: bool, capped: bool) -> Cost:
     return Cost((scaled + 3 * capped) * R * V, numbers, numbers, (steps - 1) * 2 * numbers)
 
 
-def gate(x: Any, logits: Any, xp: Any, out: Any) -> Any:
+def gate(x: Any, logits: Any, xp: Any, out: Any, *, silu: bool = False) -> Any:
     """x * sigmoid(logits), each of n equal parts of a row by a logit of its own. [T, F], [T, n] -> [T, F]
 
-    Of a whole row: the shared expert of Qwen2-MoE (arXiv 2407.10671, section 2.2.2).
+    Of a whole row: the shared expert of Qwen2-MoE (arXiv 2407.10671, section 2.2.2). With `silu` the factor is
+    logits * sigmoid(logits) (Gated DeltaNet: Yang et al., arXiv 2412.06464, section 3.4).
     """
     T, F = x.shape
     parts = x.reshape(T, logits.shape[1], -1)  # [T, F] -> [T, n, F / n]
-    factors = 1 / (1 + xp.exp(-logits))[:, :, None]
+    factors = ((logits if silu else 1) / (1 + xp.exp(-logits)))[:, :, None]
     return xp.multiply(parts, factors, out=out.reshape(parts.shape)).reshape(T, F)
 
 
 def gate_cost(T: int, F: int, n: int, number_bytes: int = 4) -> Cost:
-    """Three FLOPs for each sigmoid (exponential, sum, division), and a product for each number."""
+    """Three FLOPs for each sigmoid or SiLU (exponential, sum, division), and a product for each number."""
     numbers = number_bytes * T * F
     return Cost(3 * T * n + T * F, numbers + number_bytes * T * n, numbers)

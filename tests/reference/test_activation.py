@@ -10,6 +10,7 @@ from minillm.reference.activation import (
     ALIASES,
     FLOPS_PER_ELEMENT,
     erf,
+    gate,
     gelu,
     gelu_new,
     glu,
@@ -100,3 +101,11 @@ def test_logits_are_scaled_and_capped_in_place() -> None:
     assert scale_logits(logits, 0.5, 3.0, np) is logits
     np.testing.assert_allclose(logits, [[0, 3 * math.tanh(1 / 6), 3 * math.tanh(-4 / 3), 3]], rtol=1e-6)
     np.testing.assert_array_equal(scale_logits(np.ones((1, 2)), 0.25, None, np), [[0.25, 0.25]])
+
+
+def test_a_gate_of_silu_is_the_product_of_both_factors() -> None:
+    x, logits = np.random.default_rng(0).standard_normal((2, 3, 4))
+    expected = [
+        [a * z / (1 + math.exp(-z)) for a, z in zip(*rows, strict=True)] for rows in zip(x, logits, strict=True)
+    ]
+    np.testing.assert_allclose(gate(x, logits, np, np.empty((3, 4)), silu=True), expected, rtol=1e-14)

@@ -265,11 +265,13 @@ class CpuBackend(Recordable, Backend):
         return out
 
     @recorded
-    def gate(self, x: Any, logits: Any) -> Any:
-        """x * sigmoid(logits), each of n parts of a row by a logit of its own. [T, F], [T, n] -> [T, F]"""
+    def gate(self, x: Any, logits: Any, *, silu: bool = False) -> Any:
+        """x * sigmoid(logits), each of n parts of a row by a logit of its own; or SiLU. [T, F], [T, n] -> [T, F]"""
         (T, F), n = x.shape, logits.shape[1]
+        logits, stride = _rows(logits[:, None])
         out = self.memory.arena.take((T, F))
-        launch("gate", filled(Gate, x=_contiguous(x), logits=_contiguous(logits), out=out, T=T, F=F, n=n), shares_of(T))
+        arguments = filled(Gate, x=_contiguous(x), logits=logits, out=out, T=T, F=F, n=n, stride=stride, silu=silu)
+        launch("gate", arguments, shares_of(T))
         return out
 
     @recorded

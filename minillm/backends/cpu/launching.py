@@ -32,7 +32,7 @@ def _structure(name: str, *fields: tuple[str, Any]) -> Any:
 
 Norm = _structure("Norm", ("p", "x gain bias residual out"), ("i", "T heads width stride"), ("d", "epsilon"))
 Glu = _structure("Glu", ("p", "x out"), ("i", "T F activation"))
-Gate = _structure("Gate", ("p", "x logits out"), ("i", "T F n"))
+Gate = _structure("Gate", ("p", "x logits out"), ("i", "T F n stride silu"))
 Table = _structure("Table", ("p", "values scales offsets"), ("i", "format group zeros"))
 Embed = _structure(
     "Embed", ("p", "ids"), (Table, "words"), ("p", "positions"), (Table, "places"), ("p", "types"),

@@ -183,10 +183,10 @@ class CudaBackend(Recordable, Backend):
         return out
 
     @recorded
-    def gate(self, x: Any, logits: Any) -> Any:
+    def gate(self, x: Any, logits: Any, *, silu: bool = False) -> Any:
         """One launch. [T, F], [T, n] -> [T, F]"""
         out = self.memory.arena.take(x.shape)
-        rows.gate(self.kernels, x, logits, out)
+        rows.gate(self.kernels, x, logits, out, silu=silu)
         return out
 
     @recorded

@@ -135,13 +135,13 @@ def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
     kernels.get("glu", "glu")((T, -(-vectors // threads)), (threads,), args)
 
 
-def gate(kernels: Kernels, x: Any, logits: Any, out: Any) -> None:
-    """out = x * sigmoid(logits), each of n equal parts of a row by a logit of its own.
+def gate(kernels: Kernels, x: Any, logits: Any, out: Any, *, silu: bool = False) -> None:
+    """out = x * sigmoid(logits), or x * silu(logits), each of n equal parts of a row by a logit of its own.
 
     Args:
         kernels: for the storage type of all three.
         x: [T, F]
-        logits: [T, n]
+        logits: [T, n]; or a view with a larger row stride
         out: [T, F]
     """
     T, F = out.shape
@@ -149,7 +149,7 @@ def gate(kernels: Kernels, x: Any, logits: Any, out: Any) -> None:
         return
     vectors = -(-F // _vector(out))
     threads = min(MOST_THREADS, _warps(vectors))
-    args = (out, x, logits, *int32s(F, logits.shape[1]), row_stride(x), row_stride(logits))
+    args = (out, x, logits, *int32s(F, logits.shape[1]), row_stride(x), row_stride(logits), np.int32(silu))
     kernels.get("glu", "gate")((T, -(-vectors // threads)), (threads,), args)
 
 

@@ -74,10 +74,11 @@ def test_scores_biases_and_groups_are_the_references(spec: RouterSpec, biased: b
     np.testing.assert_allclose(got.weights, expected.weights, rtol=3e-6)
 
 
-@pytest.mark.parametrize("n", [1, 5, 70])
-def test_a_gate_is_the_references(n: int, backend: CpuBackend) -> None:
-    x, logits = random(3, 70), random(3, n, seed=1)
-    np.testing.assert_allclose(backend.gate(x, logits), gate(x, logits, np, np.empty_like(x)), rtol=3e-6)
+@pytest.mark.parametrize(("n", "silu"), [(1, False), (5, False), (70, False), (70, True)])
+def test_a_gate_is_the_references(n: int, silu: bool, backend: CpuBackend) -> None:
+    x, logits = random(3, 70), random(3, n + 2, seed=1)[:, :n]  # logits are columns of a wider array
+    expected = gate(x, logits, np, np.empty_like(x), silu=silu)
+    np.testing.assert_allclose(backend.gate(x, logits, silu=silu), expected, rtol=3e-6)
 
 
 def test_logits_that_are_not_numbers_choose_an_expert_and_show_in_the_weights(backend: CpuBackend) -> None:

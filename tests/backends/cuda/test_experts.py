@@ -68,13 +68,13 @@ def test_scores_biases_and_groups_are_the_references(emulator: Emulator, spec: R
 
 
 @pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("n", [1, 5, 70])
-def test_a_gate_is_the_references(emulator: Emulator, storage: str, n: int) -> None:
+@pytest.mark.parametrize(("n", "silu"), [(1, False), (5, False), (70, False), (70, True)])
+def test_a_gate_is_the_references(emulator: Emulator, storage: str, n: int, silu: bool) -> None:
     rng, dtype = np.random.default_rng(n), STORAGE[storage]
     x, logits = (rng.standard_normal((3, width)).astype(dtype) for width in (70, n))
     out = take((3, 70), dtype)
-    rows.gate(Kernels(emulator, storage, debug=True), x, logits, out)
-    exact = reference.gate(x.astype(np.float64), logits.astype(np.float64), np, np.empty((3, 70)))
+    rows.gate(Kernels(emulator, storage, debug=True), x, logits, out, silu=silu)
+    exact = reference.gate(x.astype(np.float64), logits.astype(np.float64), np, np.empty((3, 70)), silu=silu)
     np.testing.assert_allclose(
         out.astype(np.float64), exact, rtol=4 * UNIT[storage], atol=1e-7
     )  # float16 below its least normal number
