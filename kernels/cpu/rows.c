@@ -28,11 +28,11 @@
 
 typedef struct {
     const float *x;    /* [T, heads, width], `stride` numbers from one row to the next; may be `out` */
-    const float *gain; /* [width], or NULL */
+    const float *gain; /* [width], or [heads, width] if gain_stride is width, or NULL */
     const float *bias; /* [width], or NULL; layer_norm only */
     const float *residual; /* [T, width], or NULL; rms_norm of one head only */
     float *out;        /* [T, heads, width] */
-    int64_t T, heads, width, stride;
+    int64_t T, heads, width, stride, gain_stride;
     double epsilon;
 } norm_arguments;
 
@@ -105,13 +105,15 @@ void rms_norm(const void *arguments, int64_t share, int64_t shares, int64_t work
     int64_t first, last;
     (void)worker;
     share_of(a->T, share, shares, &first, &last);
+    norm_arguments own = *a; /* with the gain of a head */
     for (int64_t t = first; t < last; t++) {
         for (int64_t head = 0; head < a->heads; head++) {
+            own.gain = a->gain ? a->gain + head * a->gain_stride : NULL;
             const float *x = a->x + t * a->stride + head * a->width;
             float mean_square = moments_of(x, a->width, 0).second / a->width;
             float factor = 1 / sqrtf(mean_square + (float)a->epsilon);
             const float *residual = a->residual ? a->residual + t * a->width : NULL;
-            scale_row(a, x, residual, a->out + (t * a->heads + head) * a->width, 0, 0, factor);
+            scale_row(&own, x, residual, a->out + (t * a->heads + head) * a->width, 0, 0, factor);
         }
     }
 }

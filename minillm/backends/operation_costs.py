@@ -15,6 +15,7 @@ from ..reference.linear import embed_cost, linear_cost, reduce_cost
 from ..reference.low_rank import low_rank_cost
 from ..reference.norm import layer_norm_cost, rms_norm_cost
 from ..reference.rotary import rotary_cost
+from ..reference.selective_scan import selective_scan_cost
 
 
 def _embed(call: Any) -> Cost:
@@ -57,8 +58,9 @@ def _layer_norm(call: Any) -> Cost:
 def _rms_norm(call: Any) -> Cost:
     width = call.result.shape[-1]
     affine, residual = call.weight.data is not None, call.residual is not None
-    rows = call.result.size // width
-    return rms_norm_cost(rows, width, affine=affine, residual=residual, number_bytes=call.result.itemsize)
+    rows, gains = call.result.size // width, call.weight.data.size // width if affine else 0
+    number_bytes = call.result.itemsize
+    return rms_norm_cost(rows, width, affine=affine, residual=residual, gains=gains, number_bytes=number_bytes)
 
 
 def _rotary(call: Any) -> Cost:
@@ -108,6 +110,12 @@ def _convolve(call: Any) -> Cost:
     )
 
 
+def _selective_scan(call: Any) -> Cost:
+    (T, width), H = call.result.shape, call.steps.shape[1]
+    N = (call.x.shape[1] - width) // (2 * call.groups)
+    return selective_scan_cost(T, H, width // H, call.groups, N, len(call.batch.spans), call.result.itemsize)
+
+
 def _store_kv(call: Any) -> Cost:
     T, K, D = call.k.shape
     return kv_cost(T, K, D, call.backend.memory.position_bytes(K, D), call.k.itemsize)
@@ -147,6 +155,7 @@ COSTS: dict[str, Callable[[Any], Cost]] = {
     "linear_experts": _linear_experts,
     "combine": _combine,
     "convolve": _convolve,
+    "selective_scan": _selective_scan,
     "store_kv": _store_kv,
     "attend": _attend,
     "take_rows": _take_rows,

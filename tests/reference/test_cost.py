@@ -55,6 +55,9 @@ class Number:
     def exp(self) -> "Number":
         return self._made(float(np.exp(self.value)))
 
+    def log1p(self) -> "Number":
+        return self._made(float(np.log1p(self.value)))
+
     def sqrt(self) -> "Number":
         return self._made(float(np.sqrt(self.value)))
 

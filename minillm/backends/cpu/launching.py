@@ -30,7 +30,7 @@ def _structure(name: str, *fields: tuple[str, Any]) -> Any:
     return type(name, (ctypes.Structure,), {"_fields_": members})
 
 
-Norm = _structure("Norm", ("p", "x gain bias residual out"), ("i", "T heads width stride"), ("d", "epsilon"))
+Norm = _structure("Norm", ("p", "x gain bias residual out"), ("i", "T heads width stride gain_stride"), ("d", "epsilon"))
 Glu = _structure("Glu", ("p", "x out"), ("i", "T F activation"))
 Gate = _structure("Gate", ("p", "x logits out"), ("i", "T F n stride silu"))
 Table = _structure("Table", ("p", "values scales offsets"), ("i", "format group zeros"))
@@ -45,6 +45,12 @@ TakeRows = _structure("TakeRows", ("p", "x rows out"), ("i", "R E"))
 AddChanges = _structure("AddChanges", ("p", "y changes residual out"), ("i", "T width activation"))
 ScaleLogits = _structure("ScaleLogits", ("p", "logits"), ("i", "count"), ("d", "scale cap"))
 Convolve = _structure("Convolve", ("p", "x taps bias states before after out"), ("i", "T C k gated activation stride"))
+SelectiveScan = _structure(
+    "SelectiveScan",
+    ("p", "x steps rates step_bias states before after out"),
+    ("i", "T H P G N stride step_stride"),
+    ("d", "least most"),
+)
 StoreKV = _structure(
     "StoreKV",
     ("p", "k v keys values key_scales value_scales slot_pages slot_offsets"),

@@ -1,6 +1,7 @@
-"""Launches the row-wise kernels: embedding, row selection, norms, rotary embedding, gates, convolutions, logits' scale.
+"""Launches the row-wise kernels: embedding, rows, norms, rotary embedding, gates, convolutions, scans, logits' scale.
 
-Their sources are `kernels/cuda/embed.cu`, `norm.cu`, `rotary.cu`, `glu.cu`, `convolution.cu` and `logits.cu`.
+Their sources are `kernels/cuda/embed.cu`, `norm.cu`, `rotary.cu`, `glu.cu`, `convolution.cu`,
+`selective_scan.cu` and `logits.cu`.
 
 Results are contiguous; inputs may have a larger row stride. Nothing is launched for zero rows.
 """
@@ -21,6 +22,9 @@ MOST_BLOCKS = 65535
 """The most blocks of `scale_logits`, each of which then walks on."""
 MOST_TAPS = 64
 """The most inputs of a convolution in `convolution.cu`"""
+MOST_STATE = 256
+"""The largest N of `selective_scan.cu`, whose lanes have N / 32 numbers each"""
+SCAN_THREADS = 128
 NORM_THREADS = 512
 ROTARY_THREADS = 256
 NORM_VALUES = 64
@@ -101,10 +105,11 @@ def layer_norm(kernels: Kernels, x: Any, gain: Any | None, bias: Any | None, eps
 def rms_norm(kernels: Kernels, x: Any, gain: Any | None, epsilon: float, out: Any, residual: Any | None = None) -> None:
     """out = RMS norm of x, plus residual [T, E], contiguous, where that is given.
 
-    Other arguments as of `layer_norm`; or x and out are [T, heads, D], and gain is [D].
+    Other arguments as of `layer_norm`; or x and out are [T, heads, D], and gain is [D] or [heads D].
     """
     assert residual is None or residual.flags.c_contiguous
-    _norm(kernels, "rms_norm", x, (or_null(gain), or_null(residual)), epsilon, out)
+    apart = x.shape[-1] if gain is not None and gain.size > x.shape[-1] else 0
+    _norm(kernels, "rms_norm", x, (or_null(gain), or_null(residual)), epsilon, out, int32s(apart))
 
 
 class GluArguments(NamedTuple):
@@ -186,6 +191,44 @@ def convolve(
     arrays = (out, x, taps, or_null(bias), states, *places)
     sizes = int32s(C, k, slots, row_stride(x), gated, ACTIVATIONS[activation])
     kernels.get("convolution", "convolve")((T, -(-C // threads)), (threads,), (*arrays, *sizes))
+
+
+def selective_scan(
+    kernels: Kernels,
+    x: Any,
+    steps: Any,
+    rates: Any,
+    step_bias: Any,
+    states: Any,
+    places: tuple[Any, Any],
+    out: Any,
+    *,
+    groups: int,
+    limits: tuple[float, float],
+) -> None:
+    """Mamba-2's recurrence (`reference.selective_scan`).
+
+    Args:
+        kernels: for the storage type of x, steps and out
+        x: [T, H P + 2 G N]; or a view with a larger row stride
+        steps: [T, H]; or a view with a larger row stride
+        rates: [2 H] float32, of decay, then the factors to skip
+        step_bias: [H] float32
+        states: [slots, H, P, N] float32; N at most `MOST_STATE`
+        places: where each token finds the state before it, and where the state after it goes; [T] int32 each
+        out: [T, H P], filled; contiguous
+        groups: G
+        limits: of the steps
+    """
+    if len(out) == 0:
+        return
+    slots, H, P, N = states.shape
+    arrays = (out, x, steps, rates, step_bias, states, *places)
+    sizes = int32s(len(out), H, P, groups, N, slots, row_stride(x), row_stride(steps))
+    blocks = -(-H * P // (SCAN_THREADS // WARP))
+    kernels.get("selective_scan", "selective_scan", VALUES=-(-N // WARP))(
+        (blocks,), (SCAN_THREADS,), (*arrays, *sizes, *(np.float32(limit) for limit in limits))
+    )
 
 
 def scale_logits(kernels: Kernels, logits: Any, scale: float, cap: float | None) -> None:
@@ -274,15 +317,17 @@ def norm_vectors(E: int, vector: int) -> int:
     return vectors
 
 
-def _norm(kernels: Kernels, name: str, x: Any, parameters: tuple[Any, ...], epsilon: float, out: Any) -> None:
-    """Launch a norm; `parameters` are its gain, and its bias or residual."""
+def _norm(
+    kernels: Kernels, name: str, x: Any, parameters: tuple[Any, ...], epsilon: float, out: Any, strides: Any = ()
+) -> None:
+    """Launch a norm; `parameters` are its gain, and its bias or residual; `strides` further ones."""
     T, *heads, E = x.shape
     if T == 0:
         return
     vector = _vector(x)
     vectors = norm_vectors(E, vector)
     threads = _warps(-(-E // (vector * vectors)))
-    args = (out, x, *parameters, *int32s(E, row_stride(x)), np.float32(epsilon))
+    args = (out, x, *parameters, *int32s(E, row_stride(x)), *strides, np.float32(epsilon))
     kernels.get("norm", name, VECTORS=vectors)((T, *heads), (threads,), args)
 
 
