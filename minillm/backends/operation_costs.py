@@ -112,8 +112,8 @@ def _convolve(call: Any) -> Cost:
 
 def _selective_scan(call: Any) -> Cost:
     (T, width), H = call.result.shape, call.steps.shape[1]
-    N = (call.x.shape[1] - width) // (2 * call.groups)
-    return selective_scan_cost(T, H, width // H, call.groups, N, len(call.batch.spans), call.result.itemsize)
+    G, N = call.groups
+    return selective_scan_cost(T, H, width // H, G, N, len(call.batch.spans), call.result.itemsize)
 
 
 def _store_kv(call: Any) -> Cost:

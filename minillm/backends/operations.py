@@ -175,20 +175,21 @@ class Backend:
         layer: int,
         batch: Batch,
         *,
-        groups: int,
+        groups: tuple[int, int],
         limits: tuple[float, float] = UNLIMITED,
     ) -> Any:
         """Mamba-2's recurrence, its states in the cache: `reference.selective_scan`. [T, H P + 2 G N] -> [T, H P]
 
-        Steps are [T, H], `groups` is G. The weight has the rates of decay [H], then the factors to skip [H], and as bias
-        the steps'. The states are the second of a layer's, beside a convolution's.
+        Steps are [T, H], `groups` are G and N. The weight has the rates of decay [H], then the factors to skip [H], and
+        as bias the steps'. The states are the second of a layer's, beside a convolution's.
         """
         _, states = cache.states_of(layer)
         _, H, P, _ = states.shape
         out = self.memory.arena.take((len(x), H * P))
-        rates, places = weight.data.reshape(2, H), (batch.state_before, batch.state_after)
+        before, after = batch.state_before, batch.state_after
+        decay, skip = weight.data.reshape(2, H)  # [2 H] -> 2 x [H]
         return reference.selective_scan(
-            x, steps, *rates, weight.bias, states, *places, self.xp, out, groups=groups, limits=limits
+            x, steps, decay, skip, weight.bias, states, before, after, self.xp, out, groups=groups[0], limits=limits
         )
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:

@@ -171,11 +171,19 @@ class ShapeBackend(Backend):
         return self.memory.arena.take((len(x), x.shape[1] // (3 if variant.get("gated") else 1)))
 
     def selective_scan(
-        self, x: Any, steps: Any, weight: Weight, cache: Any, layer: int, batch: Batch, **variant: Any
+        self,
+        x: Any,
+        steps: Any,
+        weight: Weight,
+        cache: Any,
+        layer: int,
+        batch: Batch,
+        *,
+        groups: tuple[int, int],
+        **variant: Any,
     ) -> Any:
         """[T, H P + 2 G N] -> [T, H P]"""
-        _, states = cache.states_of(layer)
-        return self.memory.arena.take((len(x), states.shape[1] * states.shape[2]))
+        return self.memory.arena.take((len(x), x.shape[1] - 2 * groups[0] * groups[1]))
 
     def store_kv(self, k: Any, v: Any, cache: Any, layer: int, batch: Batch) -> None:
         """Nothing to store. k, v: [T, K, D]"""

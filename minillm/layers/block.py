@@ -9,6 +9,7 @@ from ..batch import Batch
 from .attention import Attention
 from .convolution import ConvolutionBlock
 from .experts import ExpertMLP
+from .mamba import MambaBlock
 from .mlp import MLP, GatedMLP
 from .norm import Norm, RMSNorm
 
@@ -93,4 +94,4 @@ class OutputNorm:
         return self.mlp_norm(backend, self.mlp(backend, x, residual=None), residual=x)
 
 
-Block = PreNorm | PostNorm | Parallel | Sandwich | OutputNorm | ConvolutionBlock
+Block = PreNorm | PostNorm | Parallel | Sandwich | OutputNorm | ConvolutionBlock | MambaBlock

@@ -35,8 +35,8 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
     fields = Fields(TOKENS | dict(raw))
     refuse_other_layers(fields)
     bias = fields.get("attention_bias", False)
-    biases: dict[str, Any] = {"qkv_bias": bias, "out_bias": bias, "mlp_bias": fields.get("mlp_bias", False)}
-    return read_kin(fields, "granite", **biases, **read_factors(fields))
+    mlp_bias = fields.get("mlp_bias", False)
+    return read_kin(fields, "granite", qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias, **read_factors(fields))
 
 
 def read_factors(fields: Fields) -> dict[str, Any]:

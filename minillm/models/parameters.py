@@ -245,14 +245,24 @@ class Weights:
         weight = self._prepare(name, tensors, biases, role)
         return weight if first is None else replace(weight, first=first)
 
-    def norm(self, name: str, width: int, *, bias: bool = False, gain: bool = True, offset: float = 0.0) -> Weight:
+    def norm(
+        self,
+        name: str,
+        width: int,
+        *,
+        bias: bool = False,
+        gain: bool = True,
+        offset: float = 0.0,
+        split: Split | None = None,
+    ) -> Weight:
         """The gain of a norm [width], and its bias, or neither.
 
-        Published checkpoints of some families have the gain less an `offset`: Gemma's of 1 is stored as 0.
+        Published checkpoints of some families have the gain less an `offset`: Gemma's of 1 is stored as 0. `split`
+        "outputs": a rank has its share of the gain.
         """
         if not gain:
             return Weight(self._prefix + name, None)
-        gains, biases = self._tensors(f"{name}.weight", (width,)), []
+        gains, biases = self._tensors(f"{name}.weight", (width,), split=split), []
         if offset and not self._as_built:
             gains = [Shifted(tensor, offset) for tensor in gains]
         if bias:
@@ -285,6 +295,14 @@ class Weights:
         taps = [Rearranged(tensor, arrange) for tensor in self._tensors(f"{name}.weight", shape)]
         biases = self._tensors(f"{name}.bias", (channels,), split="outputs", blocks=sizes) if bias else []
         return self._prepare(name, taps, biases, "projection")
+
+    def rates(self, heads: int) -> Weight:
+        """The logarithms of the rates of decay of a rank's heads of Mamba-2, then the factors to skip. [2 heads]
+
+        The bias is that of the steps. [heads]
+        """
+        tensors = [each for name in ("A_log", "D") for each in self._tensors(name, (heads,), split="outputs")]
+        return self._prepare("rates", tensors, self._tensors("dt_bias", (heads,), split="outputs"), "router")
 
     def layer_norm(self, name: str, width: int, epsilon: float) -> LayerNorm:
         """A layer norm with gain and bias."""

@@ -12,6 +12,7 @@ with experts has `experts.probabilities` in place of `mlp.hidden`.
     blocks.3.attention.z       [T, H, D]  the heads' results, before the output product
     blocks.3.attention.out     [T, E]     their product with W^O, before any norm of it and the residual sum
     blocks.3.convolution.out   [T, E]     the same of a convolution, in a block that has one in place of attention
+    blocks.3.mamba.out         [T, E]     the same of Mamba-2
     blocks.3.residual_mid      [T, E]     the residual stream between attention and MLP
     blocks.3.cross.*                      the same of cross-attention: q, pattern, z, out, residual
     blocks.3.mlp.in            [T, E]     what the MLP, or the router of the experts, reads
@@ -38,6 +39,7 @@ from ..layers.convolution import ConvolutionBlock
 from ..layers.cross_attention import PostNormCross
 from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
+from ..layers.mamba import MambaBlock
 
 Shape = tuple[int | str, ...]
 """Sizes of a point's array; "T" tokens and "S" positions of the context differ from call to call"""
@@ -108,6 +110,9 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
     if isinstance(block, ConvolutionBlock):
         yield "convolution.out", ("T", E)
         points.summands[id(block.convolution.out)] = "convolution.out"
+    elif isinstance(block, MambaBlock):
+        yield "mamba.out", ("T", E)
+        points.summands[id(block.mamba.out)] = "mamba.out"
     else:
         attention = block.attention
         H, K, D = attention.num_heads, attention.num_kv_heads, attention.out.shape[1] // attention.num_heads
@@ -151,7 +156,9 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
 
 
 def operator_of(block: Any) -> Any:
-    """The part of a block before its MLP: attention, or a convolution."""
+    """The part of a block before its MLP: attention, a convolution, or Mamba-2."""
+    if isinstance(block, MambaBlock):
+        return block.mamba
     return block.convolution if isinstance(block, ConvolutionBlock) else block.attention
 
 

@@ -18,9 +18,20 @@ CONFIG: dict[str, Any] = test_granitemoe.CONFIG | {
     "mamba_n_heads": 4,
 }
 
+HYBRID: dict[str, Any] = {name: value for name, value in CONFIG.items() if name != "num_experts_per_tok"} | {
+    "num_hidden_layers": 3,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "position_embedding_type": "nope",
+    "mamba_d_state": 12,
+    "mamba_expand": 1,
+}
+
 CONFIGS: dict[str, dict[str, Any]] = {
-    "attention alone": CONFIG,
-    "without positions, experts": CONFIG | {"position_embedding_type": "nope", "num_local_experts": 4},
+    "two groups": HYBRID | {"mamba_n_groups": 2},
+    "one group, experts, rotation": HYBRID
+    | {"position_embedding_type": "rope", "num_local_experts": 4, "num_experts_per_tok": 2}
+    | {"mamba_n_heads": 8, "mamba_expand": 2, "mamba_conv_bias": False, "mamba_d_conv": 3},
+    "attention alone": {name: value for name, value in CONFIG.items() if name != "num_experts_per_tok"},
 }
 
 PARAMETERS = {"granite-4.0-micro": 3_402_836_480}

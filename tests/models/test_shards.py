@@ -173,7 +173,7 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
     config = whole.config
     D = config.head_dim
     qkv = [config.num_heads * D, config.num_kv_heads * D, config.num_kv_heads * D]
-    split = 0
+    split, mambas = 0, sum(getattr(config, "mambas", ()))
     for (path, weight), *others in zip(weight_paths(whole), *map(weight_paths, shares), strict=True):
         if path.endswith(("slopes", "frequencies")):
             continue
@@ -192,6 +192,12 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
             ours = np.concatenate([other.data.reshape(k, -1) for _, other in others], axis=1)
             np.testing.assert_array_equal(ours, weight.data.reshape(k, -1))
             continue
+        if place == "mamba.projection":
+            inner, wide = config.mamba.inner, config.mamba.groups * config.mamba.state_size
+            sections = [inner, inner, wide, wide, config.mamba.num_heads]
+        if place in ("mamba.taps", "mamba.rates"):
+            assert_vectors_are_shared(config.mamba, weight, [other for _, other in others])
+            continue
         for one, *parts in zip(*(each_expert(each) for each in (weight, *(other for _, other in others))), strict=True):
             data, bias = joined(one, parts, sections)
             if one.data is not None:
@@ -200,7 +206,8 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
         split += others[0][1].data is not None and others[0][1].shape != weight.shape
     whole_qkv = config.model_type in ("olmoe", "olmo2", "olmo3", "minimax_m2")  # whose norms of queries span all heads
     shared = sum(getattr(layer.mlp, "shared", None) is not None for layer in whole.layers)
-    assert split == (4 - whole_qkv) * config.num_layers + 2 * shared  # both projections of attention and of each MLP
+    # both projections of attention and of each MLP, and a norm of each Mamba-2
+    assert split == (4 - whole_qkv) * config.num_layers + 2 * shared + mambas
 
 
 @pytest.mark.sampled(4)
@@ -212,12 +219,34 @@ def test_ranks_of_a_checkpoint_have_the_whole(family: str, name: str) -> None:
     assert_shares_are_the_whole(load_model(folder, NumpyBackend()), shares)
 
 
-def heads(family: str, name: str) -> int:
+def assert_vectors_are_shared(mamba: Any, whole: Any, shares: list[Any]) -> None:
+    """The taps of a convolution, by blocks of channels, or the rates of heads: those of ranks make up the whole."""
+    wide = mamba.groups * mamba.state_size
+    by_block = [mamba.inner, wide, wide] if whole.shape[0] > 2 * mamba.num_heads else [mamba.num_heads]
+    rows = whole.shape[0] // sum(by_block)
+    stops = np.cumsum([0, *by_block]) // len(shares)
+
+    def joined(arrays: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate(
+            [array.reshape(-1, stops[-1])[:, a:b] for a, b in itertools.pairwise(stops) for array in arrays], axis=1
+        )
+
+    np.testing.assert_array_equal(joined([share.data for share in shares]), whole.data.reshape(rows, -1))
+    if whole.bias is not None:
+        np.testing.assert_array_equal(joined([share.bias for share in shares])[0], whole.bias)
+
+
+def is_shared(family: str, name: str, ranks: int = 2) -> bool:
+    """Whether a configuration's heads, or groups of them, can be shared."""
     raw = CONFIGS[family][name]
-    return family_of(raw).read_config(raw).num_heads
+    try:
+        family_of(raw).read_config(raw).sharded(ranks)
+    except ParameterError:
+        return False
+    return True
 
 
-SHARED = [case for case in CASES if heads(*case) % 2 == 0]
+SHARED = [case for case in CASES if is_shared(*case)]
 
 
 @pytest.mark.parametrize(("family", "name"), SHARED, ids=[i for c, i in zip(CASES, IDS, strict=True) if c in SHARED])
@@ -239,7 +268,7 @@ def test_ranks_attend_with_whole_heads_and_their_results_add_up(family: str, nam
         operators = [operator_of(layer)(backend, x, cache.storage, batch, residual=residual).copy() for layer in layers]
         return *operators, layers[0].mlp(backend, x, residual=residual).copy()
 
-    for ranks in (2, 4) if config.num_heads % 4 == 0 else (2,):
+    for ranks in (2, 4) if is_shared(family, name, 4) else (2,):
         sums = [np.sum(parts, axis=0) for parts in zip(*(attended(rank, ranks) for rank in range(ranks)), strict=True)]
         for ours, expected in zip(sums, attended(0, 1), strict=True):
             np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-5 * np.abs(expected).max())

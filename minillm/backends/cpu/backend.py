@@ -366,7 +366,7 @@ class CpuBackend(Recordable, Backend):
         layer: int,
         batch: Batch,
         *,
-        groups: int,
+        groups: tuple[int, int],
         limits: tuple[float, float] = UNLIMITED,
     ) -> Any:
         """Mamba-2's recurrence, its states in the cache. [T, H P + 2 G N], [T, H] -> [T, H P]"""
@@ -379,7 +379,7 @@ class CpuBackend(Recordable, Backend):
         out = self.memory.arena.take((T, H * P))
         arguments = filled(
             SelectiveScan, x=x, steps=steps, rates=weight.data, step_bias=weight.bias, states=states,
-            before=batch.state_before, after=batch.state_after, out=out, T=T, H=H, P=P, G=groups, N=N, stride=stride,
+            before=batch.state_before, after=batch.state_after, out=out, T=T, H=H, P=P, G=groups[0], N=N, stride=stride,
             step_stride=step_stride, least=limits[0], most=limits[1],
         )  # fmt: skip
         launch("selective_scan", arguments, shares_of(H * -(-P // STATE_ROWS)))

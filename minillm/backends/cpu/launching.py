@@ -30,7 +30,9 @@ def _structure(name: str, *fields: tuple[str, Any]) -> Any:
     return type(name, (ctypes.Structure,), {"_fields_": members})
 
 
-Norm = _structure("Norm", ("p", "x gain bias residual out"), ("i", "T heads width stride gain_stride"), ("d", "epsilon"))
+Norm = _structure(
+    "Norm", ("p", "x gain bias residual out"), ("i", "T heads width stride gain_stride"), ("d", "epsilon")
+)
 Glu = _structure("Glu", ("p", "x out"), ("i", "T F activation"))
 Gate = _structure("Gate", ("p", "x logits out"), ("i", "T F n stride silu"))
 Table = _structure("Table", ("p", "values scales offsets"), ("i", "format group zeros"))

@@ -194,7 +194,7 @@ def _selective_scan(
     kept = states.copy()
     cache: Any = SimpleNamespace(states_of=lambda layer: (None, kept))
     batch: Any = SimpleNamespace(state_before=before, state_after=after)
-    out = on.selective_scan(x, steps, weight, cache, 0, batch, groups=groups, limits=(0.1, 2.0))
+    out = on.selective_scan(x, steps, weight, cache, 0, batch, groups=(groups, states.shape[3]), limits=(0.1, 2.0))
     return np.concatenate([out.ravel(), kept.ravel()])
 
 

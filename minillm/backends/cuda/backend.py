@@ -250,7 +250,7 @@ class CudaBackend(Recordable, Backend):
         layer: int,
         batch: Batch,
         *,
-        groups: int,
+        groups: tuple[int, int],
         limits: tuple[float, float] = UNLIMITED,
     ) -> Any:
         """One launch. [T, H P + 2 G N], [T, H] -> [T, H P]"""
@@ -261,7 +261,7 @@ class CudaBackend(Recordable, Backend):
             return super().selective_scan(x, steps, weight, cache, layer, batch, groups=groups, limits=limits)
         out = self.memory.arena.take((len(x), H * P))
         places = batch.state_before, batch.state_after
-        variant: Any = {"groups": groups, "limits": limits}
+        variant: Any = {"groups": groups[0], "limits": limits}
         rows.selective_scan(self.kernels, x, steps, weight.data, weight.bias, states, places, out, **variant)
         return out
 

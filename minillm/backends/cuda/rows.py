@@ -148,6 +148,7 @@ def gate(kernels: Kernels, x: Any, logits: Any, out: Any, *, silu: bool = False)
         x: [T, F]
         logits: [T, n]; or a view with a larger row stride
         out: [T, F]
+        silu: the factor is logits * sigmoid(logits)
     """
     T, F = out.shape
     if T == 0:

@@ -28,6 +28,7 @@ of each head's D numbers rotated,
                 + b T X + g T + s T k                 biases of the choice; sums of g groups' best; a factor
                 + 4 k T E F + (a + 1) k T F           gate and up of k experts; activation, product
                 + 2 k T F E + 2 k T E + T E           down; weighted sum, residual
+    scan        T H (5 P N + 3 P + 6) + H             H states of P N numbers
     gate        3 T n + T F                           n sigmoids of a row, and its product with them
     a bias      H pairs, by distance; cross-attention as attention, its pairs those of a token and its source
     soft cap    3 H pairs of scores, 3 R V of logits      (+ R V if logits are scaled)
@@ -63,6 +64,7 @@ from .components import (
     Rotate,
     Route,
     ScaleLogits,
+    Scan,
     Sigmoids,
     Spread,
     StoreKV,
@@ -151,7 +153,7 @@ def amounts_of(
             numbers = 2 * T * part.kv_heads * part.head_dim
             written = T * position_bytes(storage, part.kv_heads, part.head_dim)
             return Amounts(read=storage.activation_bytes * numbers, written=written)
-        case Attend() | Convolve():
+        case Attend() | Convolve() | Scan():
             return _of_several_tokens(part, T, step, storage, conventions)
         case TakeRows() | Route() | Spread() | ExpertLinear() | Combine() | Sigmoids():
             return _of_chosen(part, T, storage, used)
@@ -162,9 +164,11 @@ def amounts_of(
 
 
 def _of_several_tokens(
-    part: Attend | Convolve, T: int, step: Step, storage: Storage, conventions: Conventions
+    part: Attend | Convolve | Scan, T: int, step: Step, storage: Storage, conventions: Conventions
 ) -> Amounts:
-    """Attention, or a convolution."""
+    """Attention, a convolution, or a recurrence."""
+    if isinstance(part, Scan):
+        return _scan(part, T, step, storage)
     if isinstance(part, Convolve):
         return _convolve(part, T, step, storage)
     step = step.over_sources if part.cross else step
@@ -257,7 +261,7 @@ def _norm(part: Norm, T: int, storage: Storage) -> Amounts:
     own = 5 * E + 5 if part.mean else 3 * E + 4
     return Amounts(
         other=rows * (own + affine + part.residual * E),
-        read=result * (1 + part.residual) + VECTOR_BYTES * affine,
+        read=result * (1 + part.residual) + VECTOR_BYTES * affine * part.gains,
         written=result,
         fusion_saves=part.residual * 2 * result,
     )
@@ -288,6 +292,24 @@ def _convolve(part: Convolve, T: int, step: Step, storage: Storage) -> Amounts:
         read=(3 if part.gated else 1) * a * T * C + VECTOR_BYTES * C * (k + part.bias) + states,
         written=a * T * C + states,
         fusion_saves=(2 * part.gated + part.bias + (part.activation is not None)) * 2 * a * T * C,
+    )
+
+
+def _scan(part: Scan, T: int, step: Step, storage: Storage) -> Amounts:
+    """Per number of the state a product for its decay, a multiply-add to add to it, another to read it.
+
+    Per value a product with the step, a product and a sum to skip; per head a sum, an exponential, a logarithm and a
+    sum for the step, a product and an exponential for the decay; of each rate an exponential. The state of a sequence,
+    float32, is read and written.
+    """
+    a, H, P, N = storage.activation_bytes, part.heads, part.head_dim, part.state_size
+    state = VECTOR_BYTES * H * P * N
+    states, results = len(step.parts) * state, a * T * H * P
+    return Amounts(
+        other=5 * T * H * P * N + 3 * T * H * P + 6 * T * H + H,
+        read=results + a * T * (2 * part.groups * N + H) + 3 * VECTOR_BYTES * H + states,
+        written=results + states,
+        fusion_saves=2 * (T * state - states),
     )
 
 
@@ -326,8 +348,10 @@ def parameters_of(part: Component) -> int:
             return part.buckets * part.heads
         case Convolve():
             return part.width * (part.taps + part.bias)
+        case Scan():
+            return 3 * part.heads
         case Norm():
-            return (1 + part.mean) * part.width * part.affine
+            return (1 + part.mean) * part.width * part.affine * part.gains
     return 0
 
 
@@ -344,7 +368,7 @@ def weight_bytes_of(part: Component, storage: Storage) -> int:
             return part.experts * expert_bytes(part, storage)
         case Attend():
             return part.buckets * row_bytes(storage, "positions", part.heads)
-        case Norm() | Route() | Convolve():
+        case Norm() | Route() | Convolve() | Scan():
             return VECTOR_BYTES * parameters_of(part)
     return 0
 

@@ -25,6 +25,7 @@ from .components import (
     Outline,
     Rotate,
     Route,
+    Scan,
     Sigmoids,
     Spread,
     StoreKV,
@@ -61,7 +62,7 @@ def outline_of(config: ModelConfig) -> Outline:
 def _outlines() -> dict[str, Callable[[Any], Outline]]:
     llamas = ("llama", "mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3", "smollm3", "granite", "phi3")
     llamas += ("qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe")
-    llamas += ("granitemoe", "granitemoeshared", "granitemoehybrid")
+    llamas += ("granitemoe", "granitemoeshared", "granitemoehybrid")  # the last with Mamba-2 in some layers
     return {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2} | dict.fromkeys(llamas, _llama)
 
 
@@ -185,6 +186,13 @@ def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
     elif config.projection_norms:
         between = (*_projection_norms(config), *between)
     dense = not (config.num_experts and config.sparse[i])
+    if getattr(config, "mambas", None) and config.mambas[i]:
+        return (
+            Norm(name="mamba_norm.weight", width=E, mean=False),
+            *_mamba(config, config.mamba),
+            Norm(name="mlp_norm.weight", width=E, mean=False),
+            *(gated_mlp(config, config.activation) if dense else _experts(config)),
+        )
     return (
         Norm(name="attention_norm.weight", width=E, mean=False),
         *self_attention(
@@ -192,6 +200,27 @@ def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
         ),
         Norm(name="mlp_norm.weight", width=E, mean=False),
         *(gated_mlp(config, config.activation, bias=config.mlp_bias) if dense else _experts(config)),
+    )
+
+
+def _mamba(config: Any, mamba: Any) -> tuple[Component, ...]:
+    E, H, P, G, N, b = config.hidden_size, mamba.num_heads, mamba.head_dim, mamba.groups, mamba.state_size, mamba.bias
+    inner, channels = H * P, H * P + 2 * G * N
+    norm = Norm(name="mamba.norm.weight", width=inner // G, rows=G, mean=False, gains=G)
+    return (
+        Linear(name="mamba.projection", inputs=E, outputs=inner + channels + H, bias=b),
+        Convolve(
+            name="mamba.taps",
+            width=channels,
+            taps=mamba.taps,
+            bias=mamba.conv_bias,
+            gated=False,
+            activation=mamba.activation,
+        ),
+        Scan(name="mamba.rates", heads=H, head_dim=P, groups=G, state_size=N),
+        Sigmoids(name="gate", width=inner, logits=inner),
+        *((norm,) if mamba.normed else ()),
+        Linear(name="mamba.out", inputs=inner, outputs=E, bias=b, residual=True),
     )
 
 

@@ -23,7 +23,7 @@ from minillm.runner.runner import Runner
 from ...families import CASES, CONFIGS
 from ...reference.test_cost import Module, Number
 from ...shapes import BASE, VARIANTS
-from .components import Attend, Component, ExpertLinear, Linear, Norm, Outline, Route
+from .components import Attend, Component, ExpertLinear, Linear, Norm, Outline, Route, Scan
 from .outlines import has_outline, outline_of
 
 SIZES = {"hidden_size": 6, "num_attention_heads": 2, "ffn_dim": 5, "vocab_size": 7, "num_hidden_layers": 2}
@@ -99,6 +99,8 @@ def sums(outline: Outline, step: Step) -> int:
                 return rows * (not part.sigmoid)  # a sum of chosen scores begins with a number above zero
             case Norm():
                 return rows * part.mean
+            case Scan():
+                return rows * part.heads * part.head_dim
             case Attend():
                 return part.heads * (step.square + rows + rows * part.head_dim)
         return 0
@@ -166,5 +168,7 @@ def test_a_whole_model_on_numbers_that_count(
     maxima = sum(softmaxes) * (step.square - step.tokens)  # which are no arithmetic
     choices = (part for layer in outline.layers for part in layer if isinstance(part, Route))
     maxima += sum(step.tokens * (part.experts - 1) for part in choices if not part.sigmoid)
+    scans = (part for layer in outline.layers for part in layer if isinstance(part, Scan))
+    maxima += sum(step.tokens * part.heads for part in scans)
     relus = Number.comparisons - maxima
     assert formula == Number.arithmetic + relus + sums(outline, step) - hiding(outline, step)
