@@ -18,6 +18,7 @@ from minillm.backends.formats import INT4, INT8, Format
 from minillm.backends.shapes import ShapeBackend
 from minillm.backends.weights import Weight
 from minillm.config import ModelConfig
+from minillm.layers.block import Sublayer
 from minillm.layers.convolution import ConvolutionBlock
 from minillm.layers.head import LMHead
 from minillm.layers.mamba import MambaBlock
@@ -149,7 +150,7 @@ class Bench:
     def products(self) -> Iterator[Figure]:
         """Each projection, with as many rows as a step has; for many rows also by the library."""
         block = self.model.layers[0]
-        assert isinstance(self.model.head, LMHead) and not isinstance(block, ConvolutionBlock | MambaBlock)
+        assert isinstance(self.model.head, LMHead) and not isinstance(block, ConvolutionBlock | MambaBlock | Sublayer)
         attention, mlp = block.attention, block.mlp
         linears = {
             "qkv": attention.qkv,

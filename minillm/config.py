@@ -86,8 +86,9 @@ class ModelConfig:
     mixed_layers: bool = False
     """Layers differ in their results: some have experts, or do not rotate queries and keys"""
     layer_states: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    """Shapes of the arrays, float32, that each layer keeps of a sequence in place of keys and values. No shapes: keys
-    and values; no entries: all layers keep these"""
+    """Shapes of the arrays, float32, that each layer keeps of a sequence; no entries: none keeps any"""
+    attends: tuple[bool, ...] = ()
+    """Whether each layer keeps keys and values; empty: those do that keep no states"""
     encoder_layers: int = 0
     """Layers of the encoder of an encoder-decoder; 0: decoder-only"""
     max_source_positions: int = 0
@@ -126,7 +127,7 @@ class ModelConfig:
         """
         groups: dict[tuple[int | None, int, int], list[int]] = {}
         for layer in range(self.num_layers):
-            if self.kv_source(layer) == layer and not (self.layer_states and self.layer_states[layer]):
+            if self.kv_source(layer) == layer and self.has_keys(layer):
                 groups.setdefault((self.window_of(layer), *self.kv_shape(layer)), []).append(layer)
         whole = [KVGroup(tuple(layers), K, D, None) for (window, K, D), layers in groups.items() if window is None]
         windowed = [KVGroup(tuple(layers), K, D, window) for (window, K, D), layers in groups.items() if window]
@@ -137,6 +138,12 @@ class ModelConfig:
         source = self.kv_source(layer)
         return next(i for i, group in enumerate(self.kv_groups) if source in group.layers)
 
+    def has_keys(self, layer: int) -> bool:
+        """Whether a layer keeps keys and values."""
+        if self.attends:
+            return self.attends[layer]
+        return not (self.layer_states and self.layer_states[layer])
+
     @property
     def shared_expert_layers(self) -> int:
         """Number of layers with an expert that all tokens share, beside those that are chosen."""
@@ -145,7 +152,7 @@ class ModelConfig:
     def layers_with_keys(self, layers: range | None = None) -> list[int]:
         """Numbers of the layers, or of those of a range, that keep keys and values."""
         own = range(self.num_layers) if layers is None else layers
-        return [i for i in own if not (self.layer_states and self.layer_states[i])]
+        return [i for i in own if self.has_keys(i)]
 
     def within_vocabulary(self: C) -> C:
         """The configuration without special tokens that the vocabulary does not have."""

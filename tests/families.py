@@ -28,7 +28,7 @@ IDS = [f"{family}-{name}".replace(" ", "-") for family, name in CASES]
 
 _SWITCHES = """
 ernie4_5 gemma glm glm4 helium hunyuan_v1_dense internlm3 ministral3 olmo3 seed_oss stablelm cohere qwen2_moe dots1
-minimax_m2 ernie4_5_moe granitemoe granitemoeshared
+minimax_m2 ernie4_5_moe granitemoe granitemoeshared bamba nemotron_h
 """
 _QUICK = {"opt": 3, "qwen3_moe": 0, "olmoe": 0} | dict.fromkeys(_SWITCHES.split(), 0)
 """The number of configurations that the ordinary tests run of a family, if it is not 1: the long tests run all. Those

@@ -52,13 +52,16 @@ STDS = {
     "relative_attention_bias": 1.0,
     "shared": 0.5,
     "Attention.q.": 0.05,
+    "mixer.up_proj": 0.2,
+    **dict.fromkeys(("conv1d.weight", "mamba.D", "mixer.D"), 1.0),
     **dict.fromkeys(("embed_positions", "wpe", "position_embeddings"), 2.0),
     **dict.fromkeys(("embed_tokens", "embed_in", "wte", "word_embeddings.", "lm_head", "embed_out"), 0.5),
     **dict.fromkeys(("norm", "Norm", "ln_"), 0.2),
     "bias": 0.1,
 }
 """The first that a tensor's name holds is the spread of its numbers. T5 does not scale its scores: its queries are
-small."""
+small. Nemotron-H squares what follows.
+Mamba's results are normed, so that small ones are as uncertain as their rounding."""
 
 
 def std_of(name: str, raw: dict[str, Any]) -> float:

@@ -4,6 +4,7 @@
  *     gelu      x Phi(x), Phi the normal distribution          (Hendrycks and Gimpel, arXiv 1606.08415)
  *     gelu_new  x (1 + tanh(sqrt(2 / pi) x (1 + 0.044715 x^2))) / 2
  *     silu      x / (1 + e^-x)
+ *     relu2     max(x, 0)^2
  *
  * The polynomials were fitted to the least largest relative error (Lawson's algorithm).
  */
@@ -12,7 +13,7 @@
 #include "simd.h"
 
 /* Codes of the activations, as Python numbers them. */
-enum { NO_ACTIVATION, RELU, GELU, GELU_NEW, SILU };
+enum { NO_ACTIVATION, RELU, GELU, GELU_NEW, SILU, RELU2 = 6 };
 
 /* e^x / 2^n with an integer n, which becomes `power`: x = n ln 2 + r, and e^r = 1 + r + r^2 q(r); q's error is 3e-9. */
 INLINE floats scaled_exponential(floats x, ints *power) {
@@ -92,6 +93,10 @@ INLINE floats gelu_new(floats x) {
 INLINE floats activate(floats x, int64_t activation) {
     switch (activation) {
     case RELU: return at_least(splat(0.0f), x);
+    case RELU2: {
+        floats y = at_least(splat(0.0f), x);
+        return y * y;
+    }
     case GELU: return gelu(x);
     case GELU_NEW: return gelu_new(x);
     case SILU: return logistic(x, x);

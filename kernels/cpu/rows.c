@@ -148,6 +148,7 @@ void glu(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
     case GELU: glu_rows(a, GELU, first, last); break;
     case GELU_NEW: glu_rows(a, GELU_NEW, first, last); break;
     case SILU: glu_rows(a, SILU, first, last); break;
+    case RELU2: glu_rows(a, RELU2, first, last); break;
     default: glu_rows(a, NO_ACTIVATION, first, last); break;
     }
 }

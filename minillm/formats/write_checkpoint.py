@@ -245,7 +245,7 @@ def plan(files: ModelFiles, formats: WeightFormats, *, as_built: bool) -> list[l
     named = [*tensors.items(), *(() if as_built else files.stored.items())]  # published names come last, and count
 
     def place(tensor: Tensor) -> int:
-        """What a tensor's name is found by: its source, or the matrix of an expert itself if it is written alone."""
+        """The key of a tensor's name: its source, or the matrix of an expert itself if it is written alone."""
         return id(tensor if as_built and isinstance(tensor, ExpertMatrix) else source_of(tensor))
 
     names = {place(tensor): name for name, tensor in named}

@@ -67,6 +67,8 @@ FAMILIES = (
     "granitemoe",
     "granitemoeshared",
     "granitemoehybrid",
+    "bamba",
+    "nemotron_h",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 

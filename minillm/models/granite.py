@@ -36,7 +36,10 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
     refuse_other_layers(fields)
     bias = fields.get("attention_bias", False)
     mlp_bias = fields.get("mlp_bias", False)
-    return read_kin(fields, "granite", qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias, **read_factors(fields))
+    config: LlamaConfig = read_kin(
+        fields, "granite", qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias, **read_factors(fields)
+    )
+    return config
 
 
 def read_factors(fields: Fields) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the families with Mamba-2's layers share: their sizes in config.json, and how they are built."""
+"""Layers of Mamba-2, which several families have: their sizes in config.json, and their construction."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ class MambaConfig:
     """k: the inputs of a convolution, a token's own included"""
     conv_bias: bool
     bias: bool
-    """Of both projections"""
+    """Both projections have one"""
     activation: str
     """After the convolution"""
     epsilon: float

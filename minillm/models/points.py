@@ -34,12 +34,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ParameterError, listed, shown
-from ..layers.block import OutputNorm, Parallel, PostNorm
+from ..layers.block import OutputNorm, Parallel, PostNorm, Sublayer
 from ..layers.convolution import ConvolutionBlock
 from ..layers.cross_attention import PostNormCross
 from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
-from ..layers.mamba import MambaBlock
+from ..layers.mamba import Mamba2, MambaBlock
+from ..layers.mlp import MLP
 
 Shape = tuple[int | str, ...]
 """Sizes of a point's array; "T" tokens and "S" positions of the context differ from call to call"""
@@ -93,7 +94,8 @@ def _points(stack: Any, prefix: str) -> Points:
     """The points of a stack of layers between an embedding and a final norm."""
     closing = "final" if stack.final_norm is None else None
     points = Points(prefix, last=len(stack.layers), closing=closing)
-    E = operator_of(stack.layers[0]).out.shape[0]
+    operator = operator_of(stack.layers[0])
+    E = (operator.down if isinstance(operator, MLP) else operator.out).shape[0]
     points.shapes[points.name(None, "embedding")] = "T", E
     for i, block in enumerate(stack.layers):
         for point, shape in _of_block(block, points, E):
@@ -106,15 +108,15 @@ def _points(stack: Any, prefix: str) -> Points:
 
 def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]:
     """The points of a block with their shapes, in order; notes in `points` the weights at which they are met."""
-    mlp = block.mlp
+    mlp: Any = block.part if isinstance(block, Sublayer) else block.mlp
     if isinstance(block, ConvolutionBlock):
         yield "convolution.out", ("T", E)
         points.summands[id(block.convolution.out)] = "convolution.out"
-    elif isinstance(block, MambaBlock):
+    elif isinstance(operator_of(block), Mamba2):
         yield "mamba.out", ("T", E)
-        points.summands[id(block.mamba.out)] = "mamba.out"
-    else:
-        attention = block.attention
+        points.summands[id(operator_of(block).out)] = "mamba.out"
+    elif not isinstance(operator_of(block), MLP):
+        attention = operator_of(block)
         H, K, D = attention.num_heads, attention.num_kv_heads, attention.out.shape[1] // attention.num_heads
         yield "attention.q", ("T", H, D)
         yield "attention.k", ("T", K, D)
@@ -125,7 +127,7 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
         points.summands[id(attention.out)] = "attention.out"
     cross = getattr(block, "cross", None)
     normed_first = not isinstance(block, PostNorm | PostNormCross | OutputNorm)
-    if not isinstance(block, Parallel):
+    if not isinstance(block, Parallel | Sublayer):
         yield "residual_mid", ("T", E)
         following = block.mlp_norm if cross is None else block.cross_norm
         norm, met = (following, points.before) if normed_first else (block.attention_norm, points.after)
@@ -139,6 +141,9 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
         points.summands[id(cross.out)] = "cross.out"
         norm, met = (block.mlp_norm, points.before) if normed_first else (block.cross_norm, points.after)
         met[id(norm.weight)] = "cross.residual"
+    if not hasattr(mlp, "down"):  # a layer of attention or Mamba-2 alone
+        yield "residual", ("T", E)
+        return
     yield "mlp.in", ("T", E)
     if isinstance(mlp, ExpertMLP):
         yield "experts.probabilities", ("T", mlp.router.shape[0])
@@ -156,7 +161,9 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
 
 
 def operator_of(block: Any) -> Any:
-    """The part of a block before its MLP: attention, a convolution, or Mamba-2."""
+    """The part of a block before its MLP: attention, a convolution, or Mamba-2; or its only part."""
+    if isinstance(block, Sublayer):
+        return block.part
     if isinstance(block, MambaBlock):
         return block.mamba
     return block.convolution if isinstance(block, ConvolutionBlock) else block.attention

@@ -24,8 +24,18 @@ from ..tiny import logits_of, loop_of, model_of, request_for, run, runner_of
 from .books import check_books
 
 P = 4
-RAW = CONFIGS["lfm2"]["grouped"] | {"max_position_embeddings": 128}
+MODELS = {
+    "lfm2": CONFIGS["lfm2"]["grouped"] | {"max_position_embeddings": 128},
+    "granitemoehybrid": CONFIGS["granitemoehybrid"]["two groups"] | {"max_position_embeddings": 128},
+}
+RAW = MODELS["lfm2"]
 LINE = np.random.default_rng(0).integers(3, 96, 60).tolist()
+
+
+@pytest.fixture(autouse=True, params=["lfm2", pytest.param("granitemoehybrid", marks=pytest.mark.slow)])
+def raw(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions alone, or also the states of a recurrence."""
+    monkeypatch.setitem(globals(), "RAW", MODELS[request.param])
 
 
 def state_runner(pages: int = 24, slots: int | None = None, **fields: Any) -> Runner:
@@ -217,8 +227,10 @@ def test_a_file_has_whole_pages_and_the_state_after_them(tmp_path: Path) -> None
     path.write_bytes(to_file(PrefixPages(LINE[:12], read_pages(runner.cache, text.pages)), {}, {}))
     origin = dict.fromkeys(("backend", "weights", "cache", "page_size", "deterministic", "model", "adapter"))
     pages, _, _ = read_file(path, other.cache, lambda header: {name: header.get(name) for name in origin})  # type: ignore[misc]
-    assert set(pages.arrays) == {"keys", "values", "states.0.0", "states.2.0"}
-    assert pages.arrays["states.2.0"].shape == (2, 32)
+    shapes = runner.model.config.layer_states
+    states = {f"states.{i}.{j}": shape for i, layer in enumerate(shapes) for j, shape in enumerate(layer)}
+    assert {name: array.shape for name, array in pages.arrays.items() if name in states} == states
+    assert set(pages.arrays) == {"keys", "values", *states}
     put(cache_of(other), pages, None)
     assert found(other, LINE[:20]) == 12
     check(other, [])
@@ -309,7 +321,8 @@ def test_random_forks_and_truncations_of_random_texts(seed: int) -> None:
 def test_slots_are_those_of_the_sequences_and_snapshots_as_large_as_the_pages_at_most() -> None:
     runner = state_runner()
     config, backend = runner.model.config, runner.backend
-    state, page = 2 * 2 * 32 * 4, 1 * 2 * 2 * 8 * 4 * backend.memory.page_size
+    numbers = {"lfm2": 2 * 32, "granitemoehybrid": 3 * (32 + 2 * 2 * 12) + 32 * 12}  # of a layer
+    state, page = 2 * 4 * numbers[config.model_type], 1 * 2 * 2 * 8 * 4 * backend.memory.page_size
     assert state_bytes(config.layer_states) == state < page
     cache = new_cache(PrefixCache, config, backend, 10, sequences=3)
     assert isinstance(cache, StateCache)

@@ -31,6 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": CONFIGS["mistral"]["window"],
     "mixtral": CONFIGS["mixtral"]["two of six, window"],
     "lfm2": CONFIGS["lfm2"]["grouped"] | {"max_position_embeddings": 128},
+    "granitemoehybrid": CONFIGS["granitemoehybrid"]["two groups"] | {"max_position_embeddings": 128},
 }
 """Widths that are multiples of a vector and of a block of inputs, and others"""
 FORMS = ["float32", "float16", "bfloat16", "int8", "int4"]
@@ -170,6 +171,7 @@ def compare(bench: Bench, mixes: int, at_least: int) -> None:
         ("opt", "float32"),
         ("mixtral", "float16"),
         ("lfm2", "float32"),
+        pytest.param("granitemoehybrid", "float32", marks=pytest.mark.slow),
         pytest.param("mistral", "bfloat16", marks=pytest.mark.slow),
         pytest.param("llama", "int4", marks=pytest.mark.slow),
     ],
@@ -178,16 +180,20 @@ def test_logits_have_the_same_bits_in_any_mix_of_requests(model: str, form: str)
     compare(Bench(model, weights=form), 3, 100)
 
 
+LATE = ["granitemoehybrid"]
+MOST = [pytest.param(model, marks=[pytest.mark.exhaustive] if model in LATE else []) for model in MODELS]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MOST)
 def test_logits_have_the_same_bits_in_many_mixes(model: str, form: str) -> None:
     compare(Bench(model, weights=form), 8, 400)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["bfloat16", "int8"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MOST)
 def test_logits_have_the_same_bits_with_a_narrower_cache(model: str, cache: str) -> None:
     compare(Bench(model, weights="float32", cache=cache), 4, 150)
 

@@ -118,7 +118,7 @@ WINDOWED = ("mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "starcoder2")
 WINDOWED += ("gemma2", "gemma3_text", "smollm3", "phi3", "olmo3", "exaone4", "ministral3", "cohere2")
 WINDOWED += ("qwen2_moe", "dots1")
 """Families that read `sliding_window`"""
-RECURRENT = ("granitemoehybrid",)
+RECURRENT = ("granitemoehybrid", "nemotron_h")
 """Families with layers that transformers calls `linear_attention`"""
 
 

@@ -23,7 +23,7 @@ from ..encoders import CONFIGS, runner_over, sequence_of, states, texts  # noqa:
 pytestmark = pytest.mark.reference
 
 NO_CLASS = {"granite", "lfm2", "olmoe", "cohere", "cohere2", "dots1", "ernie4_5", "ernie4_5_moe", "glm4_moe"}
-NO_CLASS |= {"internlm3", "minimax_m2", "granitemoe", "granitemoeshared", "granitemoehybrid"}
+NO_CLASS |= {"internlm3", "minimax_m2", "granitemoe", "granitemoeshared", "granitemoehybrid", "bamba", "nemotron_h"}
 """Families of which transformers has no classifier"""
 
 

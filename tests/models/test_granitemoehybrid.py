@@ -24,6 +24,7 @@ HYBRID: dict[str, Any] = {name: value for name, value in CONFIG.items() if name 
     "position_embedding_type": "nope",
     "mamba_d_state": 12,
     "mamba_expand": 1,
+    "rms_norm_eps": 0.01,  # results near zero are normed too: their rounding is not to be seen
 }
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -34,7 +35,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "attention alone": {name: value for name, value in CONFIG.items() if name != "num_experts_per_tok"},
 }
 
-PARAMETERS = {"granite-4.0-micro": 3_402_836_480}
+PARAMETERS = {
+    "granite-4.0-micro": 3_402_836_480,
+    "granite-4.0-h-micro": 3_191_396_096,
+    "granite-4.0-h-tiny": 6_939_037_248,
+    "granite-4.0-h-small": 32_207_337_984,
+}
 """As transformers counts them in the published checkpoints."""
 
 

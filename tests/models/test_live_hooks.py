@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="needs the reference extra")
 from minillm.backends.numpy import NumpyBackend  # noqa: E402
 from minillm.decoding.hooks import join_watched  # noqa: E402
 from minillm.formats.load_model import load_model  # noqa: E402
+from minillm.models.points import operator_of  # noqa: E402
 from minillm.runner.runner import Runner  # noqa: E402
 
 from .. import huggingface, seq2seq  # noqa: E402
@@ -28,11 +29,11 @@ SOURCE = np.random.default_rng(4).integers(3, 96, 30).tolist()
 
 # Their shared experts have modules of the same names in transformers, and their routers return something else.
 MORE_MODULES = {"qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe", "granitemoeshared"}
-MORE_MODULES |= {"granitemoehybrid"}
+MORE_MODULES |= {"granitemoehybrid", "bamba", "nemotron_h"}
 FIRST = [(family, next(iter(configs))) for family, configs in CONFIGS.items()]
 # Names of transformers' modules, the first group being the layer's number: what each reads or returns.
 OUTPUT_PROJECTION = (
-    r"layers?\.(\d+)\..*?(?:self_attn|attn|conv|attention|self_attention|SelfAttention)\."
+    r"layers?\.(\d+)\..*?(?:self_attn|attn|conv|attention|self_attention|SelfAttention|mixer)\."
     r"(?:o_proj|out_proj|c_proj|dense|o)"
 )
 MLP_DOWN = r"layers?\.(\d+)\.(?:.*\.)?(?:down_proj|fc2|c_proj|dense_4h_to_h|wo|w2)"
@@ -150,7 +151,8 @@ def test_a_head_is_ablated_as_by_a_hook_on_the_output_projection(case: tuple[str
 
     before = watched(runner, request_for(LINE, max_new_tokens=1), ["logits"])["logits"]
     ours = watched(runner, request_for(LINE, max_new_tokens=1), ["logits"], {"blocks.1.attention.z": without_head})
-    D = runner.model.layers[1].attention.out.shape[1] // runner.model.layers[1].attention.num_heads
+    attention = operator_of(runner.model.layers[1])
+    D = attention.out.shape[1] // attention.num_heads
 
     def mask(_: Any, inputs: Any) -> Any:
         changed = inputs[0].clone()

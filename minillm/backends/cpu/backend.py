@@ -66,7 +66,7 @@ from .launching import (
 )
 from .memory import FEW_ROWS, PIECE, CpuMemory
 
-ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
+ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4, "relu2": 6}
 """Codes of `kernels/cpu/activation.h`"""
 MOST_TAPS = 64
 """The most inputs of a convolution in `kernels/cpu/convolution.c`"""

@@ -125,6 +125,7 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     ],
     "kv": [{"HEAD_DIM": 64, "PAGE_SIZE": 16}],
     "norm": [*({"VECTORS": n} for n in (1, 2, 4, 8)), {"VECTORS": 16, "storage": ("float32",)}],
+    "selective_scan": [{"VALUES": n} for n in (1, 4, 8)],
 }
 """Module -> list of constants, given to the compiler as macros."""
 

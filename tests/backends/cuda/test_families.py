@@ -29,7 +29,7 @@ LONG = np.random.default_rng(5).integers(3, 96, 45).tolist()
 
 
 FIRST = {family: next(iter(configs)) for family, configs in CONFIGS.items()}
-FIRST |= dict.fromkeys(("granitemoe", "granitemoeshared"), "")  # whose kernels are Mixtral's and Granite's
+FIRST |= dict.fromkeys(("granitemoe", "granitemoeshared", "bamba"), "")  # whose kernels others have
 
 
 @pytest.fixture(

@@ -72,7 +72,7 @@ from .components import (
 )
 from .outlines import encoder_outline_of, outline_of
 
-ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1}
+ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1, "relu2": 2}
 """a, per element: ReLU is one comparison; GELU uses the erf of Abramowitz and Stegun, 7.1.26, or tanh; SiLU is an
 exponential, a sum and a division."""
 LOGITS = ("vocabulary", "router", "labels")

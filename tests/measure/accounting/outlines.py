@@ -62,8 +62,10 @@ def outline_of(config: ModelConfig) -> Outline:
 def _outlines() -> dict[str, Callable[[Any], Outline]]:
     llamas = ("llama", "mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3", "smollm3", "granite", "phi3")
     llamas += ("qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe")
-    llamas += ("granitemoe", "granitemoeshared", "granitemoehybrid")  # the last with Mamba-2 in some layers
-    return {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2} | dict.fromkeys(llamas, _llama)
+    llamas += ("granitemoe", "granitemoeshared", "granitemoehybrid", "bamba")  # the last with Mamba-2
+    return {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2, "nemotron_h": _nemotron_h} | dict.fromkeys(
+        llamas, _llama
+    )
 
 
 def encoder_outline_of(config: ModelConfig) -> Outline:
@@ -191,7 +193,7 @@ def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
             Norm(name="mamba_norm.weight", width=E, mean=False),
             *_mamba(config, config.mamba),
             Norm(name="mlp_norm.weight", width=E, mean=False),
-            *(gated_mlp(config, config.activation) if dense else _experts(config)),
+            *(gated_mlp(config, config.activation, bias=config.mlp_bias) if dense else _experts(config)),
         )
     return (
         Norm(name="attention_norm.weight", width=E, mean=False),
@@ -221,6 +223,24 @@ def _mamba(config: Any, mamba: Any) -> tuple[Component, ...]:
         Sigmoids(name="gate", width=inner, logits=inner),
         *((norm,) if mamba.normed else ()),
         Linear(name="mamba.out", inputs=inner, outputs=E, bias=b, residual=True),
+    )
+
+
+def _nemotron_h(config: Any) -> Outline:
+    E = config.hidden_size
+
+    def parts(kind: str) -> tuple[Component, ...]:
+        if kind == "mamba":
+            return _mamba(config, config.mamba)
+        if kind == "mlp":
+            return mlp(config, config.activation, bias=config.mlp_bias)
+        return self_attention(config, bias=False, out_bias=False)
+
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
+        layers=tuple((Norm(name="norm.weight", width=E, mean=False), *parts(kind)) for kind in config.kinds),
+        after=(Norm(name="final_norm.weight", width=E, mean=False),),
+        head=head(config, tied=False),
     )
 
 

@@ -155,6 +155,8 @@ def test_a_whole_model_on_numbers_that_count(
     raw = dict(MODELS[model])
     if raw.get("n_group", 1) > 1 or raw.get("routed_scaling_factor", 1) != 1:
         pytest.skip("minus infinity, for groups of experts, and float32, for factors, are no numbers that count")
+    if raw["model_type"] == "nemotron_h":
+        pytest.skip("ReLU's zeros, which are squared, are no numbers that count")
     if "word_embed_proj_dim" in raw:
         raw["word_embed_proj_dim"] = 4
     for module in ("operations", "weights"):
