@@ -16,7 +16,9 @@
  * in chunks of any size.
  *
  * Versions:
- *   1. this one: token by token.
+ *   1. this one: token by token. Granite 4.0 H Tiny (H = 48, P = 64, N = 128) on one core of a busy EPYC (Zen 3):
+ *      80 us of CPU time for a prompt's token, where both projections of the layer in float32 take 440 us; 310 us and
+ *      5.1 ms in a decode step of one sequence, whose states come from memory.
  */
 #include "activation.h"
 #include "pool.h"
