@@ -35,6 +35,8 @@ class KVGroup(NamedTuple):
     head_dim: int
     window: int | None
     """Positions that a query sees, its own included; None: all before it"""
+    value_dim: int = 0
+    """Values are the last numbers of the keys, so many; 0: values of their own"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,8 @@ class ModelConfig:
     has one"""
     kv_shapes: tuple[tuple[int, int], ...] = ()
     """K and D of each layer; empty: `num_kv_heads` and `head_dim` in all"""
+    value_dim: int = 0
+    """Values are the last numbers of the keys, so many (latent attention); 0: values of their own, of width D"""
     kv_sources: tuple[int, ...] = ()
     """The layer whose keys and values each layer reads, itself or an earlier one; empty: each its own"""
     tied_head: bool = False
@@ -81,6 +85,8 @@ class ModelConfig:
     """X: experts of a layer; 0: each layer has one MLP"""
     experts_per_token: int = 0
     """k: experts that compute each token"""
+    per_layer_width: int = 0
+    """Numbers of a token's embedding that layers have beside its vector, L P in all; 0: none"""
     further_layers: int = 0
     """Layers in checkpoints after the last, which predict further tokens: they are not run"""
     mixed_layers: bool = False
@@ -129,9 +135,10 @@ class ModelConfig:
         for layer in range(self.num_layers):
             if self.kv_source(layer) == layer and self.has_keys(layer):
                 groups.setdefault((self.window_of(layer), *self.kv_shape(layer)), []).append(layer)
-        whole = [KVGroup(tuple(layers), K, D, None) for (window, K, D), layers in groups.items() if window is None]
-        windowed = [KVGroup(tuple(layers), K, D, window) for (window, K, D), layers in groups.items() if window]
-        return (*(whole or [KVGroup((), self.num_kv_heads, self.head_dim, None)]), *windowed)
+        V = self.value_dim
+        whole = [KVGroup(tuple(layers), K, D, None, V) for (window, K, D), layers in groups.items() if window is None]
+        windowed = [KVGroup(tuple(layers), K, D, window, V) for (window, K, D), layers in groups.items() if window]
+        return (*(whole or [KVGroup((), self.num_kv_heads, self.head_dim, None, V)]), *windowed)
 
     def kv_group(self, layer: int) -> int:
         """Number of the group that has the keys and values of a layer."""
@@ -143,6 +150,11 @@ class ModelConfig:
         if self.attends:
             return self.attends[layer]
         return not (self.layer_states and self.layer_states[layer])
+
+    @property
+    def expanded_widths(self) -> tuple[int, ...]:
+        """Widths of a head's key and value where the cache has neither, but what they are expanded from."""
+        return ()
 
     @property
     def shared_expert_layers(self) -> int:

@@ -56,11 +56,12 @@ class Parallel:
         """The ranks of a stage."""
         return range(stage * self.tensor, (stage + 1) * self.tensor)
 
-    def check_layers(self, layers: int, encoder_layers: int = 0) -> None:
+    def check_layers(self, layers: int, encoder_layers: int = 0, per_layer_width: int = 0) -> None:
         """Check that a model's layers can be shared by the stages.
 
         Raises:
-            ParameterError: there are more stages than layers; or several, and an encoder beside the decoder.
+            ParameterError: there are more stages than layers; or several, and an encoder beside the decoder, or
+                embeddings of single layers.
         """
         if self.pipeline > layers:
             raise ParameterError(f"pipeline_parallel {self.pipeline} is more than the model's num_layers {layers}")
@@ -68,6 +69,11 @@ class Parallel:
             raise ParameterError(
                 f"pipeline_parallel {self.pipeline} is not offered with an encoder-decoder, each of whose decoder's "
                 "layers reads the encoder's result: use tensor_parallel"
+            )
+        if per_layer_width and self.pipeline > 1:
+            raise ParameterError(
+                f"pipeline_parallel {self.pipeline} is not offered with per-layer embeddings, which are computed "
+                "before the first layer: use tensor_parallel"
             )
 
     def layers_of(self, rank: int, sizes: Sequence[int]) -> range:

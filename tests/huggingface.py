@@ -16,8 +16,17 @@ transformers.logging.disable_progress_bar()
 torch.set_num_threads(1)
 
 
-BIASES = ("final_logits_bias", "e_score_correction_bias")
+BIASES = ("final_logits_bias", "e_score_correction_bias", "layer_scalar")
 """Endings of names of what is stored, though it is not trained"""
+
+
+GAINS = (".weight", "layer_scalar", "router.scale", "per_expert_scale")
+"""Endings of names of vectors that are drawn around 1"""
+
+
+def stores_gains_less_one(raw: dict[str, Any]) -> bool:
+    """Whether the gains of a model's norms are numbers around 0: Gemma's, but for Gemma 4's."""
+    return raw["model_type"].startswith("gemma") and raw["model_type"] != "gemma4_text"
 
 
 def build(variant: str = "pre-norm", seed: int = 0, **fields: Any) -> transformers.PreTrainedModel:
@@ -38,7 +47,7 @@ def build_model(raw: dict[str, Any], seed: int = 0) -> transformers.PreTrainedMo
             if not parameter.requires_grad and not name.endswith(BIASES):
                 continue  # sinusoidal positions
             parameter.normal_(0, std_of(name, raw), generator=generator)
-            if parameter.ndim == 1 and name.endswith(".weight") and not raw["model_type"].startswith("gemma"):
+            if parameter.ndim == 1 and name.endswith(GAINS) and not stores_gains_less_one(raw):
                 parameter.add_(1)
     model.generation_config = transformers.GenerationConfig(pad_token_id=0)
     return model
@@ -117,6 +126,6 @@ def build_encoder(raw: dict[str, Any], seed: int = 0, *, labels: bool | None = N
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(0, std_of(name, raw), generator=generator)
-            if parameter.ndim == 1 and name.endswith(".weight") and not raw["model_type"].startswith("gemma"):
+            if parameter.ndim == 1 and name.endswith(GAINS) and not stores_gains_less_one(raw):
                 parameter.add_(1)
     return model

@@ -56,8 +56,9 @@ STDS = {
     **dict.fromkeys(("conv1d.weight", "mamba.D", "mixer.D"), 1.0),
     **dict.fromkeys(("embed_positions", "wpe", "position_embeddings"), 2.0),
     **dict.fromkeys(("embed_tokens", "embed_in", "wte", "word_embeddings.", "lm_head", "embed_out"), 0.5),
-    **dict.fromkeys(("norm", "Norm", "ln_"), 0.2),
+    **dict.fromkeys(("norm", "Norm", "ln_", "scal"), 0.2),
     "bias": 0.1,
+    "sinks": 1.0,
 }
 """The first that a tensor's name holds is the spread of its numbers. T5 does not scale its scores: its queries are
 small. Nemotron-H squares what follows.
@@ -74,8 +75,10 @@ def std_of(name: str, raw: dict[str, Any]) -> float:
         name: the tensor's
         raw: the model's config.json
     """
-    if raw["model_type"] in ("gemma2", "gemma3_text") and "embed_tokens" in name:
+    if raw["model_type"] in ("gemma2", "gemma3_text", "gemma4_text") and "embed_tokens." in name:
         return 0.05  # it is multiplied by sqrt(E): a tied head would find the token itself
+    if "linear_num_key_heads" in raw and any(part in name for part in ("embed_tokens", "lm_head", "in_proj")):
+        return 0.15 if "in_proj" in name else 0.04  # gains are about 2, and a delta net's norm enlarges rounding
     if "encoder_layers" in raw and name.endswith(("_proj.weight", "fc1.weight", "fc2.weight")):
         # The source has a say, and scores are no larger than rounding allows.
         return 0.15 if "fc" in name else 0.4 if "encoder_attn" in name else 0.3
@@ -133,7 +136,8 @@ def each_expert(weight: Weight) -> list[Weight]:
     """The weights that a projection of experts is made of; of any other, itself."""
     if not isinstance(weight.data, Experts):
         return [weight]
-    return [replace(weight, data=matrix) for matrix in weight.data.matrices]
+    biases = [None] * weight.shape[0] if weight.bias is None else weight.bias
+    return [replace(weight, data=data, bias=bias) for data, bias in zip(weight.data.matrices, biases, strict=True)]
 
 
 def tiny_model(variant: str = "pre-norm", *, seed: int = 0, backend: Backend | None = None, **fields: Any) -> Model:

@@ -4,6 +4,7 @@
  *     gelu      x Phi(x), Phi the normal distribution          (Hendrycks and Gimpel, arXiv 1606.08415)
  *     gelu_new  x (1 + tanh(sqrt(2 / pi) x (1 + 0.044715 x^2))) / 2
  *     silu      x / (1 + e^-x)
+ *     swiglu_oai  min(g, 7) / (1 + e^(-1.702 min(g, 7))) (clamp(u, -7, 7) + 1), of two numbers       (arXiv 2508.10925)
  *     relu2     max(x, 0)^2
  *
  * The polynomials were fitted to the least largest relative error (Lawson's algorithm).
@@ -13,7 +14,7 @@
 #include "simd.h"
 
 /* Codes of the activations, as Python numbers them. */
-enum { NO_ACTIVATION, RELU, GELU, GELU_NEW, SILU, RELU2 = 6 };
+enum { NO_ACTIVATION, RELU, GELU, GELU_NEW, SILU, SWIGLU_OAI, RELU2 };
 
 /* e^x / 2^n with an integer n, which becomes `power`: x = n ln 2 + r, and e^r = 1 + r + r^2 q(r); q's error is 3e-9. */
 INLINE floats scaled_exponential(floats x, ints *power) {
@@ -102,5 +103,12 @@ INLINE floats activate(floats x, int64_t activation) {
     case SILU: return logistic(x, x);
     default: return x;
     }
+}
+
+/* The gate of a gated MLP: activation(gate) * up, or swiglu_oai. */
+INLINE floats gated(floats gate, floats up, int64_t activation) {
+    if (activation != SWIGLU_OAI) return activate(gate, activation) * up;
+    gate = at_most(splat(7.0f), gate), up = at_least(splat(-7.0f), at_most(splat(7.0f), up));
+    return logistic(gate, 1.702f * gate) * (up + 1.0f);
 }
 #endif

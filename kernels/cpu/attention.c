@@ -6,13 +6,15 @@
  * A query sees the keys at its own position and before: of these, those in its window if there is one, and of a tree of
  * guesses at the end of the sequence its own ancestors. If attention is not causal it also sees the keys after it,
  * those in its window if there is one. A score may be bounded by a soft cap, cap * tanh(score / cap); then a bias by
- * the distance is added; then ALiBi subtracts the head's slope times the distance.
+ * the distance is added; then ALiBi subtracts the head's slope times the distance. A head's sink is one more score of each
+ * query, of a key without a value: the blocks are merged after it.
  *
  * Keys and values are [pages, K, P, D] of float, of bfloat16 (its 16 bits), or of int8 with a float scale for each
- * vector, [pages, K, P]. Position i of a sequence is in page table[i / P] at offset i % P.
+ * vector, [pages, K, P]. Position i of a sequence is in page table[i / P] at offset i % P. Values may be the last V
+ * numbers of the keys, and then have no memory of their own: out is [T, H, V].
  *
  * Bytes moved: at decode each visible key and value is read once for all query heads of its K/V head.
- * Floor: decode, these bytes / memory bandwidth; prefill, 4 D FLOPs per (query, visible key, head) / peak of FMA.
+ * Floor: decode, these bytes / memory bandwidth; prefill, 2 (D + V) FLOPs per (query, visible key, head) / peak of FMA.
  *
  * Order of summation. The context is divided into blocks of BLOCK positions, at fixed places. A query attends to each
  * block by itself: dot products summed by lane and then across lanes, the block's maximum, weights exp(score - maximum)
@@ -47,7 +49,8 @@ typedef struct {
     void *keys, *values;         /* [pages, K, P, D] */
     float *key_scales, *value_scales; /* [pages, K, P], int8 only */
     const int64_t *slot_pages, *slot_offsets; /* [T] */
-    int64_t T, K, P, D, k_stride, v_stride, format;
+    float *joined;               /* [shares, D], or NULL: values of their own. Else k and v have D - V and V numbers */
+    int64_t T, K, P, D, V, k_stride, v_stride, format;
 } store_kv_arguments;
 
 /* Rounds a vector to int8 and returns its scale, the largest magnitude / 127. NaN or infinity give the scale NaN, and a
@@ -92,7 +95,15 @@ void store_kv(const void *arguments, int64_t share, int64_t shares, int64_t work
     for (int64_t t = first; t < last; t++) {
         for (int64_t head = 0; head < a->K; head++) {
             int64_t slot = (a->slot_pages[t] * a->K + head) * a->P + a->slot_offsets[t];
-            const float *k = a->k + t * a->k_stride + head * a->D, *v = a->v + t * a->v_stride + head * a->D;
+            int64_t width = a->joined ? a->D - a->V : a->D;
+            const float *k = a->k + t * a->k_stride + head * width, *v = a->v + t * a->v_stride + head * a->V;
+            if (a->joined) {
+                float *joined = a->joined + share * a->D;
+                memcpy(joined, k, sizeof(float) * width);
+                memcpy(joined + width, v, sizeof(float) * a->V);
+                store_vector(joined, a->D, a->format, slot, a->keys, a->key_scales);
+                continue;
+            }
             store_vector(k, a->D, a->format, slot, a->keys, a->key_scales);
             store_vector(v, a->D, a->format, slot, a->values, a->value_scales);
         }
@@ -169,9 +180,10 @@ static void compute_scores(int64_t rows, int64_t format, const float *queries, c
     }
 }
 
-/* result[r, d] += sum over j of weights[r, j] * values[j, d] for R rows and V vectors of d. result [R, width] */
+/* result[r, d] += sum over j of weights[r, j] * values[j, d] for R rows and V vectors of d. result [R, width]; values
+ * are `stride` numbers apart. */
 INLINE void add_vectors(const int R, const int V, const int format, const float *weights, const void *values,
-                        int64_t width, int64_t first, int64_t count, float *result) {
+                        int64_t stride, int64_t width, int64_t first, int64_t count, float *result) {
     floats total[4][8];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
@@ -183,7 +195,7 @@ INLINE void add_vectors(const int R, const int V, const int format, const float 
         for (int r = 0; r < R; r++) weight[r] = splat(weights[r * ROW + j]);
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) {
-            floats value = load_cached(values, format, j * width + first + v * LANES);
+            floats value = load_cached(values, format, j * stride + first + v * LANES);
             if (R > 1) keep(&value);
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) total[r][v] = multiply_add(weight[r], value, total[r][v]);
@@ -195,32 +207,32 @@ INLINE void add_vectors(const int R, const int V, const int format, const float 
         for (int v = 0; v < V; v++) store(result + r * width + first + v * LANES, total[r][v]);
 }
 
-INLINE void add_values_to(const int R, const int format, const float *weights, const void *values, int64_t width,
-                          int64_t count, float *result) {
+INLINE void add_values_to(const int R, const int format, const float *weights, const void *values, int64_t stride,
+                          int64_t width, int64_t count, float *result) {
     int64_t d = 0;
     if (R == 1)
         for (; d + 8 * LANES <= width; d += 8 * LANES)
-            add_vectors(R, 8, format, weights, values, width, d, count, result);
-    for (; d + 4 * LANES <= width; d += 4 * LANES) add_vectors(R, 4, format, weights, values, width, d, count, result);
-    for (; d < width; d += LANES) add_vectors(R, 1, format, weights, values, width, d, count, result);
+            add_vectors(R, 8, format, weights, values, stride, width, d, count, result);
+    for (; d + 4 * LANES <= width; d += 4 * LANES) add_vectors(R, 4, format, weights, values, stride, width, d, count, result);
+    for (; d < width; d += LANES) add_vectors(R, 1, format, weights, values, stride, width, d, count, result);
 }
 
-INLINE void add_values_to_rows(int64_t rows, const int format, const float *weights, const void *values, int64_t width,
-                               int64_t count, float *result) {
+INLINE void add_values_to_rows(int64_t rows, const int format, const float *weights, const void *values, int64_t stride,
+                               int64_t width, int64_t count, float *result) {
     switch (rows) {
-    case 1: add_values_to(1, format, weights, values, width, count, result); break;
-    case 2: add_values_to(2, format, weights, values, width, count, result); break;
-    case 3: add_values_to(3, format, weights, values, width, count, result); break;
-    case 4: add_values_to(4, format, weights, values, width, count, result); break;
+    case 1: add_values_to(1, format, weights, values, stride, width, count, result); break;
+    case 2: add_values_to(2, format, weights, values, stride, width, count, result); break;
+    case 3: add_values_to(3, format, weights, values, stride, width, count, result); break;
+    case 4: add_values_to(4, format, weights, values, stride, width, count, result); break;
     }
 }
 
-static void add_values(int64_t rows, int64_t format, const float *weights, const void *values, int64_t width,
-                       int64_t count, float *result) {
+static void add_values(int64_t rows, int64_t format, const float *weights, const void *values, int64_t stride,
+                       int64_t width, int64_t count, float *result) {
     switch (format) {
-    case FLOAT32: add_values_to_rows(rows, FLOAT32, weights, values, width, count, result); break;
-    case BFLOAT16: add_values_to_rows(rows, BFLOAT16, weights, values, width, count, result); break;
-    case INT8: add_values_to_rows(rows, INT8, weights, values, width, count, result); break;
+    case FLOAT32: add_values_to_rows(rows, FLOAT32, weights, values, stride, width, count, result); break;
+    case BFLOAT16: add_values_to_rows(rows, BFLOAT16, weights, values, stride, width, count, result); break;
+    case INT8: add_values_to_rows(rows, INT8, weights, values, stride, width, count, result); break;
     }
 }
 
@@ -237,8 +249,8 @@ typedef struct {
 
 typedef struct {
     const float *q; /* [T, H, D], `stride` numbers from one token to the next */
-    float *out;     /* [T, H, D], likewise */
-    const void *keys, *values;
+    float *out;     /* [T, H, V], likewise */
+    const void *keys, *values; /* both D numbers from one position to the next */
     const float *key_scales, *value_scales; /* int8 only */
     const float *slopes;      /* [H], or NULL: ALiBi */
     const span *spans;        /* [N] */
@@ -248,20 +260,21 @@ typedef struct {
     float *scratch;           /* [workers, attention_scratch(D)] */
     float *parts;             /* [attention_parts(arguments)] */
     atomic_int_fast64_t *done; /* [N, K], 0 at first and again after each call */
-    int64_t N, H, K, P, D, stride, out_stride, table_stride, format;
+    int64_t N, H, K, P, D, V, stride, out_stride, table_stride, format; /* V at most D */
     int64_t window;           /* positions that a query sees, its own included, on each side; 0: all */
     int64_t causal;           /* whether a query sees no key after it; else there are no trees */
     double scale;
     double cap;               /* soft cap of scores; 0: none */
     const float *bias;        /* [H, 2 M + 1]: added by distance from query to key, -M to M; or NULL */
     int64_t distances;        /* M: beyond it the first or the last bias counts */
+    const float *sinks;       /* [H]: one more score of each query, or NULL */
 } attention_arguments;
 
 /* A worker's memory for one tile. Vectors are padded with zeros to `width`, a multiple of LANES. */
 typedef struct {
-    float *queries, *result, *merged;            /* [TILE, width] */
+    float *queries, *result, *merged;            /* [TILE, width], of D or V */
     float *scores;                               /* [TILE, ROW], then weights */
-    float *strip;                                /* [STRIP, width] */
+    float *strip;                                /* [STRIP, width], likewise */
     float *key_scales, *value_scales;            /* [BLOCK]: int8 only */
     float *key_positions;                        /* [BLOCK]: ALiBi only */
     float *best, *mass, *merged_best, *merged_mass; /* [TILE]: maximum of the scores, and sum of the weights */
@@ -334,21 +347,21 @@ static float cached_number(const void *p, int64_t format, int64_t i) {
     return x;
 }
 
-/* Converts vectors to float, padded with zeros. [count, D] -> [count, width] */
-INLINE void convert_from(const int format, const void *p, int64_t D, int64_t count, float *out) {
+/* Converts vectors to float, padded with zeros. [count, D], `stride` numbers apart -> [count, width] */
+INLINE void convert_from(const int format, const void *p, int64_t stride, int64_t D, int64_t count, float *out) {
     int64_t width = width_of(D);
     for (int64_t j = 0; j < count; j++) {
         int64_t d = 0;
-        for (; d + LANES <= D; d += LANES) store(out + j * width + d, load_cached(p, format, j * D + d));
-        for (; d < width; d++) out[j * width + d] = d < D ? cached_number(p, format, j * D + d) : 0;
+        for (; d + LANES <= D; d += LANES) store(out + j * width + d, load_cached(p, format, j * stride + d));
+        for (; d < width; d++) out[j * width + d] = d < D ? cached_number(p, format, j * stride + d) : 0;
     }
 }
 
-static void convert(const void *p, int64_t format, int64_t D, int64_t count, float *out) {
+static void convert(const void *p, int64_t format, int64_t stride, int64_t D, int64_t count, float *out) {
     switch (format) {
-    case FLOAT32: convert_from(FLOAT32, p, D, count, out); break;
-    case BFLOAT16: convert_from(BFLOAT16, p, D, count, out); break;
-    case INT8: convert_from(INT8, p, D, count, out); break;
+    case FLOAT32: convert_from(FLOAT32, p, stride, D, count, out); break;
+    case BFLOAT16: convert_from(BFLOAT16, p, stride, D, count, out); break;
+    case INT8: convert_from(INT8, p, stride, D, count, out); break;
     }
 }
 
@@ -362,12 +375,12 @@ static int64_t slot_of(const attention_arguments *a, const tile *t, int64_t posi
 static void multiply_block(const attention_arguments *a, const tile *t, const memory *m, int64_t start, int64_t first,
                            int64_t end, const void *cache, float *result) {
     const span *s = t->sequence;
-    int64_t G = a->H / a->K, width = width_of(a->D);
-    bool direct = width == a->D && (a->format == FLOAT32 || t->rows <= GROUP);
+    int64_t G = a->H / a->K, own = result ? a->V : a->D, width = width_of(own);
+    bool direct = width == own && (a->format == FLOAT32 || t->rows <= GROUP);
     for (int64_t i = first, count; i < end; i += count) {
         count = smaller(end - i, smaller(a->P - i % a->P, STRIP - i % STRIP));
         const void *vectors = number_at(cache, a->format, slot_of(a, t, i) * a->D);
-        if (!direct) convert(vectors, a->format, a->D, count, m->strip);
+        if (!direct) convert(vectors, a->format, a->D, own, count, m->strip);
         for (int64_t row = 0; row < t->rows; row += GROUP) {
             int64_t rows = smaller(GROUP, t->rows - row);
             int64_t visible = smaller(count, after_visible(a, s, (t->row + row + rows - 1) / G) - i);
@@ -376,7 +389,7 @@ static void multiply_block(const attention_arguments *a, const tile *t, const me
             const void *from = direct ? vectors : m->strip;
             int64_t format = direct ? a->format : FLOAT32;
             if (result) {
-                add_values(rows, format, scores, from, width, visible, result + row * width);
+                add_values(rows, format, scores, from, direct ? a->D : width, width, visible, result + row * width);
             } else {
                 compute_scores(rows, format, m->queries + row * width, from, width, visible, scores);
             }
@@ -475,7 +488,7 @@ static void load_scales(const attention_arguments *a, const tile *t, const memor
 /* Attention of a tile to one block: fills m->result (not divided by its mass), m->best and m->mass. */
 static void attend_block(const attention_arguments *a, const tile *t, const memory *m, int64_t block) {
     const span *s = t->sequence;
-    int64_t G = a->H / a->K, width = width_of(a->D), start = block * BLOCK;
+    int64_t G = a->H / a->K, width = width_of(a->V), start = block * BLOCK;
     int64_t query = t->row / G, last = (t->row + t->rows - 1) / G;
     int64_t first = larger(start, first_visible_of(a, s, query, last + 1));
     int64_t end = smaller(start + BLOCK, after_visible(a, s, last));
@@ -500,19 +513,23 @@ static __attribute__((noinline)) void merge(const memory *m, int64_t row, const 
     m->merged_mass[row] = m->merged_mass[row] * factors[0] + mass * factors[1];
 }
 
-static void begin_merging(const memory *m, int64_t rows, int64_t width) {
-    memset(m->merged, 0, sizeof(float) * rows * width);
-    memset(m->merged_mass, 0, sizeof(float) * rows);
-    for (int64_t row = 0; row < rows; row++) m->merged_best[row] = -INFINITY;
+/* Before the first block there is nothing, or the sink of each row's head: a score of weight 1. */
+static void begin_merging(const attention_arguments *a, const tile *t, const memory *m, int64_t width) {
+    int64_t G = a->H / a->K;
+    memset(m->merged, 0, sizeof(float) * t->rows * width);
+    for (int64_t row = 0; row < t->rows; row++) {
+        m->merged_best[row] = a->sinks ? a->sinks[t->head * G + (t->row + row) % G] : -INFINITY;
+        m->merged_mass[row] = a->sinks ? 1 : 0;
+    }
 }
 
 static void write_result(const attention_arguments *a, const tile *t, const memory *m) {
-    int64_t G = a->H / a->K, width = width_of(a->D);
+    int64_t G = a->H / a->K, width = width_of(a->V);
     for (int64_t row = 0; row < t->rows; row++) {
         int64_t token = t->sequence->start + (t->row + row) / G, head = t->head * G + (t->row + row) % G;
-        float *out = a->out + token * a->out_stride + head * a->D;
+        float *out = a->out + token * a->out_stride + head * a->V;
         for (int64_t d = 0; d < width; d += LANES)
-            store_part(out + d, load(m->merged + row * width + d) / m->merged_mass[row], a->D - d);
+            store_part(out + d, load(m->merged + row * width + d) / m->merged_mass[row], a->V - d);
     }
 }
 
@@ -548,7 +565,7 @@ int64_t attention_parts(const attention_arguments *a) {
     int64_t total = 0;
     for (int64_t i = 0; i < a->N; i++) {
         division d = divide(a, a->spans + i);
-        if (d.by_blocks) total += d.blocks * d.rows * a->K * (width_of(a->D) + 2);
+        if (d.by_blocks) total += d.blocks * d.rows * a->K * (width_of(a->V) + 2);
     }
     return total;
 }
@@ -556,11 +573,11 @@ int64_t attention_parts(const attention_arguments *a) {
 /* Attend with one tile to all blocks that it sees. */
 static void attend_tile(const attention_arguments *a, const tile *t, const memory *m) {
     const span *s = t->sequence;
-    int64_t G = a->H / a->K, width = width_of(a->D), query = t->row / G, last = (t->row + t->rows - 1) / G;
+    int64_t G = a->H / a->K, width = width_of(a->V), query = t->row / G, last = (t->row + t->rows - 1) / G;
     int64_t first = first_visible_of(a, s, query, last + 1) / BLOCK;
     int64_t end = (after_visible(a, s, last) + BLOCK - 1) / BLOCK;
     load_queries(a, t, m);
-    begin_merging(m, t->rows, width);
+    begin_merging(a, t, m, width);
     for (int64_t block = first; block < end; block++) {
         attend_block(a, t, m, block);
         for (int64_t r = 0; r < t->rows; r++)
@@ -572,7 +589,7 @@ static void attend_tile(const attention_arguments *a, const tile *t, const memor
 /* Attend to one block, and merge all if the others are complete. `parts` [blocks, rows, width + 2] are this head's. */
 static void attend_piece(const attention_arguments *a, const tile *t, const memory *m, const division *d, int64_t block,
                          float *parts, atomic_int_fast64_t *done) {
-    int64_t width = width_of(a->D), each = width + 2;
+    int64_t width = width_of(a->V), each = width + 2;
     load_queries(a, t, m);
     attend_block(a, t, m, d->first_block + block);
     for (int64_t r = 0; r < d->rows; r++) {
@@ -583,7 +600,7 @@ static void attend_piece(const attention_arguments *a, const tile *t, const memo
     }
     if (atomic_fetch_add_explicit(done, 1, memory_order_acq_rel) < d->blocks - 1) return;
     atomic_store_explicit(done, 0, memory_order_relaxed);
-    begin_merging(m, d->rows, width);
+    begin_merging(a, t, m, width);
     for (int64_t part = 0; part < d->blocks; part++)
         for (int64_t r = 0; r < d->rows; r++) {
             const float *from = parts + (part * d->rows + r) * each;
@@ -603,7 +620,7 @@ void attention(const void *arguments, int64_t share, int64_t shares, int64_t wor
     for (int64_t i = 0, before = 0; i < a->N && before < last; i++) {
         const span *s = a->spans + i;
         division d = divide(a, s);
-        int64_t here = d.pieces * a->K, part_size = d.blocks * d.rows * (width_of(a->D) + 2);
+        int64_t here = d.pieces * a->K, part_size = d.blocks * d.rows * (width_of(a->V) + 2);
         for (int64_t item = larger(first - before, 0); item < smaller(last - before, here); item++) {
             int64_t head = item % a->K, piece = item / a->K;
             tile t = {s, a->tables + i * a->table_stride, head, 0, d.rows};

@@ -1,9 +1,10 @@
 /* A mixture of experts: the choice of each token's experts, their products, and the sum of the results.
  *
  *     route           scores = softmax(logits) or sigmoid(logits); experts = argsort(-(scores + bias))[:, :k], of each
- *                     token's best groups; weights = scores[experts], / their sum if normalised, * scale;
+ *                     token's best groups; weights = scores[experts], / their sum if normalised, * scale,
+ *                     * factors[experts];
  *                     the T k rows are sorted by expert and then by token: rows, tokens, starts
- *     linear_experts  out[starts[e]:starts[e + 1]] = x[starts[e]:starts[e + 1]] @ W[e].T, for each expert e
+ *     linear_experts  out[starts[e]:starts[e + 1]] = x[starts[e]:starts[e + 1]] @ W[e].T + b[e], for each expert e
  *     combine         out = (weights * y[rows]).sum(axis=1) + residual
  *
  * Bytes moved: of W the matrices of the experts that have rows, once each. Floor: those bytes / memory bandwidth, as long
@@ -25,12 +26,14 @@ void linear_many(const void *arguments, int64_t share, int64_t shares, int64_t w
 typedef struct {
     const float *logits; /* [T, X] */
     const float *bias;   /* [X], or NULL */
+    const float *factors; /* [X], or NULL */
     int64_t *experts;    /* out, [T, k] */
     float *weights;      /* out, [T, k] */
     int64_t *rows;       /* out, [T, k]: the row of each choice */
     int64_t *tokens;     /* out, [T k]: the token of each row */
     int64_t *starts;     /* out, [X + 1]: the first row of each expert */
     int64_t T, X, k, normalised, sigmoid, groups, chosen_groups;
+    int64_t group_best; /* a group's best two are added up, or its best one counts */
     double scale;
 } route_arguments;
 
@@ -52,7 +55,7 @@ static void take_largest(const float *ranked, int64_t X, int64_t k, int64_t *exp
     }
 }
 
-/* Minus infinity for the experts outside of the groups whose best two have the largest sums. */
+/* Minus infinity for the experts outside of the groups whose best two have the largest sums, or whose best one is. */
 static void keep_groups(const route_arguments *a, float *ranked) {
     int64_t size = a->X / a->groups, best[MOST_EXPERTS];
     float sums[MOST_EXPERTS];
@@ -63,7 +66,7 @@ static void keep_groups(const route_arguments *a, float *ranked) {
             if (value > first) second = first, first = value;
             else if (value > second) second = value;
         }
-        sums[g] = first + second;
+        sums[g] = a->group_best == 1 ? first : first + second;
     }
     take_largest(sums, a->groups, a->chosen_groups, best);
     for (int64_t g = 0; g < a->groups; g++) {
@@ -93,7 +96,10 @@ static void choose(const route_arguments *a, const float *logits, int64_t *exper
     float chosen = 0, scale = a->scale;
     for (int64_t i = 0; i < k; i++) chosen += weights[i] = scores[experts[i]];
     float divisor = a->normalised ? chosen + (a->sigmoid ? LEAST_SUM : 0) : a->sigmoid ? 1 : total;
-    for (int64_t i = 0; i < k; i++) weights[i] = weights[i] / divisor * scale;
+    for (int64_t i = 0; i < k; i++) {
+        weights[i] = weights[i] / divisor * scale;
+        if (a->factors) weights[i] *= a->factors[experts[i]];
+    }
 }
 
 /* One share: the choice of a token takes less than a microsecond. */
@@ -127,6 +133,7 @@ typedef struct {
     linear all;             /* the product of all rows; weight, scales and offsets are those of the experts */
     const matrix *matrices; /* [X] */
     const int64_t *starts;  /* [X + 1] */
+    const float *biases;    /* [X, outputs], or NULL */
     int64_t X;
     int64_t many;         /* whether `linear_many` multiplies */
     int64_t row_bytes;    /* from row to row of all.integers, and ... */
@@ -142,6 +149,7 @@ void linear_experts(const void *arguments, int64_t share, int64_t shares, int64_
         if (!one.rows) continue;
         one.weight = a->matrices[e].weight, one.scales = a->matrices[e].scales;
         one.offsets = a->matrices[e].offsets;
+        one.bias = a->biases ? a->biases + e * one.outputs : NULL;
         one.x += first * one.inputs, one.out += first * one.stride;
         if (one.format >= INT8) {
             one.integers += first * a->row_bytes;

@@ -2,12 +2,14 @@
  *
  *     layer_norm    y = x - x.mean(); out = y / sqrt((y * y).mean() + epsilon) * gain + bias
  *     rms_norm      out = x / sqrt((x * x).mean() + epsilon) * gain + residual, over the row; or over each head's D numbers
- *     glu           out = activation(x[:, :F]) * x[:, F:]
+ *     glu           out = activation(x[:, :F]) * x[:, F:], or gpt-oss's clamped gate of both
  *     gate          out = x * sigmoid(logits), each of n equal parts of a row by a logit of its own; or silu(logits)
+ *     multiply      out = x * others * factor, of which one may be missing
  *     embed         out = scale * table[ids] + position_table[positions] + type_table[types]; table[id] is 0 for ids of
  *                   other ranks
  *     rotary        out[j], out[j + h] = x[j] c[j] - x[j + h] s[j], x[j + h] c[j] + x[j] s[j], by head, h = r / 2
  *     take_rows     out = x[rows]
+ *     move_heads    out[:, :, :width] = x[:, :, :width], of heads with any strides
  *     add_changes   out = activation(y + changes) + residual
  *     scale_logits  logits = cap * tanh(scale * logits / cap), or scale * logits
  *
@@ -131,10 +133,10 @@ INLINE void glu_rows(const glu_arguments *a, int64_t activation, int64_t first, 
         const float *gate = a->x + t * 2 * a->F, *up = gate + a->F;
         float *out = a->out + t * a->F;
         int64_t i = 0;
-        for (; i + LANES <= a->F; i += LANES) store(out + i, activate(load(gate + i), activation) * load(up + i));
+        for (; i + LANES <= a->F; i += LANES) store(out + i, gated(load(gate + i), load(up + i), activation));
         int64_t count = a->F - i;
         if (!count) continue;
-        store_part(out + i, activate(load_part(gate + i, count), activation) * load_part(up + i, count), count);
+        store_part(out + i, gated(load_part(gate + i, count), load_part(up + i, count), activation), count);
     }
 }
 
@@ -148,6 +150,7 @@ void glu(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
     case GELU: glu_rows(a, GELU, first, last); break;
     case GELU_NEW: glu_rows(a, GELU_NEW, first, last); break;
     case SILU: glu_rows(a, SILU, first, last); break;
+    case SWIGLU_OAI: glu_rows(a, SWIGLU_OAI, first, last); break;
     case RELU2: glu_rows(a, RELU2, first, last); break;
     default: glu_rows(a, NO_ACTIVATION, first, last); break;
     }
@@ -186,6 +189,32 @@ void gate(const void *arguments, int64_t share, int64_t shares, int64_t worker) 
                 int64_t at = j * width + i, count = width - i;
                 store_part(out + at, load_part(x + at, count) * factor, count);
             }
+        }
+    }
+}
+
+typedef struct {
+    const float *x;      /* [T, F] */
+    const float *others; /* [T, F], rows `stride` apart, or NULL */
+    const float *factor; /* one number, or NULL */
+    float *out;          /* [T, F] */
+    int64_t T, F, stride;
+} multiply_arguments;
+
+void multiply(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const multiply_arguments *a = arguments;
+    int64_t first, last;
+    (void)worker;
+    share_of(a->T, share, shares, &first, &last);
+    for (int64_t t = first; t < last; t++) {
+        const float *x = a->x + t * a->F, *row = a->others ? a->others + t * a->stride : NULL;
+        float *out = a->out + t * a->F;
+        for (int64_t i = 0; i < a->F; i += LANES) {
+            int64_t count = a->F - i;
+            floats y = load_part(x + i, count);
+            if (row) y *= load_part(row + i, count);
+            if (a->factor) y *= splat(*a->factor);
+            store_part(out + i, y, count);
         }
     }
 }
@@ -363,20 +392,20 @@ void rotary_angles(const void *arguments, int64_t share, int64_t shares, int64_t
 typedef struct {
     const float *x;
     float *out;
-    int64_t heads, stride, out_stride;
+    int64_t heads, D, stride, out_stride;
 } heads_to_rotate;
 
 typedef struct {
     heads_to_rotate q, k;
     const float *cosines, *sines; /* [T, half] */
-    int64_t T, D, half;
+    int64_t T, half;
 } rotary_arguments;
 
 static void rotate(const heads_to_rotate *part, int64_t t, const rotary_arguments *a) {
     const float *cosines = a->cosines + t * a->half, *sines = a->sines + t * a->half;
     for (int64_t head = 0; head < part->heads; head++) {
-        const float *x = part->x + t * part->stride + head * a->D;
-        float *out = part->out + t * part->out_stride + head * a->D;
+        const float *x = part->x + t * part->stride + head * part->D;
+        float *out = part->out + t * part->out_stride + head * part->D;
         for (int64_t j = 0; j < a->half; j += LANES) {
             int64_t count = a->half - j;
             floats c = load_part(cosines + j, count), s = load_part(sines + j, count);
@@ -384,7 +413,7 @@ static void rotate(const heads_to_rotate *part, int64_t t, const rotary_argument
             store_part(out + j, multiply_add(first, c, -(second * s)), count);
             store_part(out + a->half + j, multiply_add(second, c, first * s), count);
         }
-        int64_t rest = a->D - 2 * a->half;
+        int64_t rest = part->D - 2 * a->half;
         if (out != x && rest) memcpy(out + 2 * a->half, x + 2 * a->half, sizeof(float) * rest);
     }
 }
@@ -415,6 +444,26 @@ void take_rows(const void *arguments, int64_t share, int64_t shares, int64_t wor
     (void)worker;
     share_of(a->R, share, shares, &first, &last);
     for (int64_t r = first; r < last; r++) memcpy(a->out + r * a->E, a->x + a->rows[r] * a->E, sizeof(float) * a->E);
+}
+
+/* --- heads elsewhere ---------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const float *x; /* [T, H, width], `stride` numbers from one token to the next, `head_stride` from head to head */
+    float *out;     /* likewise */
+    int64_t T, H, width, stride, head_stride, out_stride, out_head_stride;
+} move_heads_arguments;
+
+void move_heads(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const move_heads_arguments *a = arguments;
+    int64_t first, last;
+    (void)worker;
+    share_of(a->T * a->H, share, shares, &first, &last);
+    for (int64_t i = first; i < last; i++) {
+        int64_t t = i / a->H, head = i % a->H;
+        memcpy(a->out + t * a->out_stride + head * a->out_head_stride, a->x + t * a->stride + head * a->head_stride,
+               sizeof(float) * a->width);
+    }
 }
 
 /* --- changes of some rows ----------------------------------------------------------------------------------------- */

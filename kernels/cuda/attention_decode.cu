@@ -5,8 +5,8 @@
 //   out[n, h] = softmax(keys[n, :S, k] @ q[n, h] * scale) @ values[n, :S, k]          zeros where S = 0
 //
 // With WINDOWED only the last `window` of the S positions count, and nothing before them is read; with CAPPED a score s is
-// cap tanh(s / cap); with BIASED the score of position s loses slopes[h] * (S - 1 - s). Other builds have no code for any
-// of them.
+// cap tanh(s / cap); with BIASED the score of position s loses slopes[h] * (S - 1 - s); with SUNK the softmax has one more
+// score, sinks[h], whose weight is dropped. Other builds have no code for any of them.
 //
 // A context, or its window, is cut into splits of SPLIT positions. A block computes GROUP heads that share one K/V head
 // over one split (so K and V are read once for all of them) and leaves the maximum, the sum of weights and the weighted
@@ -21,6 +21,10 @@
 // OPT-125m (12 heads) at context 1,000 with 48 blocks for 132 multiprocessors. Rows of up to 128 bytes take 256, which a
 // block still copies at once. On an H100 at context 160 that saves the merge: a step of OPT-1.3B (D = 64) took 2 % less
 // at batch 1, 8 % at batch 32; of D = 128 a layer of OPT-6.7B at context 1,000 took 10 % more at batch 1.
+//
+// Values may be VALUE_DIM numbers of the keys' rows, of latent attention, where `values` points into the first row: then
+// out is [N, H, V], and a block has two heads, whose queries of 576 numbers fill the registers. It has run on the emulator
+// alone: rows are read once for two heads in place of all, and keys and values apart, though they are the same bytes.
 //
 // Bytes: 2 b K D min(S, window) per sequence (b bytes a number), each once; all else is small. In 16 bits at 4.3 TB/s:
 // OPT-6.7B at S = 2,000 33 MB a layer, a floor of 7.6 us; Mistral 7B (K = 8, a window of 4,096) 17 MB and 3.9 us at any
@@ -44,7 +48,7 @@
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / WARP;
 
-static_assert(HEAD_DIM % VECTOR == 0, "a row must be a whole number of 16-byte pieces");
+static_assert(HEAD_DIM % VECTOR == 0 && VALUE_DIM % VECTOR == 0, "a row must be a whole number of 16-byte pieces");
 
 __host__ __device__ constexpr int lanes_of_a_row(int pieces) {
     int lanes = 1;
@@ -54,12 +58,19 @@ __host__ __device__ constexpr int lanes_of_a_row(int pieces) {
 
 __host__ __device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
 
+__host__ __device__ constexpr int power_of_two_in(int n) {
+    int power = 1;
+    while (2 * power <= n) power *= 2;
+    return power;
+}
+
 constexpr int PIECES = HEAD_DIM / VECTOR;            // 16-byte pieces of a row
+constexpr int VALUE_PIECES = VALUE_DIM / VECTOR;     // likewise of a value
 constexpr int LANES = lanes_of_a_row(PIECES);        // lanes that share a row
 constexpr int TURNS = (PIECES + LANES - 1) / LANES;  // pieces of one lane
 constexpr int WIDTH = TURNS * VECTOR;                // numbers of a row in one lane
 constexpr int ROWS = THREADS / LANES;                // rows that the block reads at once
-constexpr int BATCH = min_of(SPLIT / ROWS, 16 / TURNS);  // rows under way in each thread: 32 kB of keys, 32 of values
+constexpr int BATCH = min_of(SPLIT / ROWS, power_of_two_in(16 / TURNS));  // rows under way in each thread: 32 kB of keys, 32 of values
 
 static_assert(BATCH > 0 && SPLIT % (ROWS * BATCH) == 0, "a split must be a whole number of batches");
 
@@ -67,7 +78,7 @@ static_assert(BATCH > 0 && SPLIT % (ROWS * BATCH) == 0, "a split must be a whole
 // memory has room for 3 of the largest on an H100.
 constexpr int RESIDENT = GROUP < 4 ? 3 : 2;
 
-constexpr int PARTIAL = HEAD_DIM + 2;  // weighted values, maximum, sum of weights
+constexpr int PARTIAL = VALUE_DIM + 2;  // weighted values, maximum, sum of weights
 
 struct Shared {
     float weights[GROUP][SPLIT];  // scores first
@@ -81,7 +92,7 @@ using Slots = uint4[BATCH][TURNS][THREADS];
 struct Staged {
     union {
         Slots keys;
-        float sums[WARPS][GROUP][HEAD_DIM];
+        float sums[WARPS][GROUP][VALUE_DIM];
     };
     Slots values;
 };
@@ -117,6 +128,7 @@ struct Split {
 
     // Begin to copy a batch of this thread's rows, base + its row, + ROWS, ..., of keys or of values. Asynchronous
     // copies take no registers, so the compiler has no reason to put any of them off.
+    template <int OWN_PIECES>
     __device__ __forceinline__ void copy(Slots& to, const storage_t* cache, const long long places[BATCH],
                                          int base) const {
 #pragma unroll
@@ -125,7 +137,7 @@ struct Split {
 #pragma unroll
             for (int i = 0; i < TURNS; i++) {
                 int piece = threadIdx.x % LANES + i * LANES;
-                bool inside = piece < PIECES;  // zeros past the row's end, and for rows past the split's
+                bool inside = piece < OWN_PIECES;  // zeros past the row's end, and for rows past the split's
                 cp_async_16(&to[b][i][threadIdx.x], cache + places[b] + (inside ? piece * VECTOR : 0), inside && valid);
             }
         }
@@ -175,8 +187,9 @@ __device__ __forceinline__ void score_keys(Shared& shared, const Slots& keys, co
 }
 
 // Scores, capped, to weights and their sum, which goes with their maximum to the partial result too, unless that is
-// null. A warp takes every WARPS-th head.
-__device__ __forceinline__ void weigh_scores(Shared& shared, float* partial, int head_stride, int count, float cap) {
+// null: then the sinks, scaled, count here and not in the merge. A warp takes every WARPS-th head.
+__device__ __forceinline__ void weigh_scores(Shared& shared, float* partial, int head_stride, int count, float cap,
+                                             const float sinks[GROUP]) {
     int lane = threadIdx.x % WARP;
     for (int g = threadIdx.x / WARP; g < GROUP; g += WARPS) {
         float maximum = minus_infinity(), total = 0.0f;
@@ -185,16 +198,18 @@ __device__ __forceinline__ void weigh_scores(Shared& shared, float* partial, int
             maximum = fmaxf(maximum, shared.weights[g][row]);
         }
         maximum = warp_max(maximum);
+        if (SUNK && partial == nullptr) maximum = fmaxf(maximum, sinks[g]);
         for (int row = lane; row < count; row += WARP) {
             float weight = exp2f(shared.weights[g][row] - maximum);
             shared.weights[g][row] = weight;
             total += weight;
         }
         total = warp_sum(total);
+        if (SUNK && partial == nullptr) total += exp2f(sinks[g] - maximum);
         if (lane == 0) shared.totals[g] = total;
         if (lane == 0 && partial != nullptr) {
-            partial[g * head_stride + HEAD_DIM] = maximum;
-            partial[g * head_stride + HEAD_DIM + 1] = total;
+            partial[g * head_stride + VALUE_DIM] = maximum;
+            partial[g * head_stride + VALUE_DIM + 1] = total;
         }
     }
 }
@@ -217,7 +232,7 @@ __device__ __forceinline__ void add_values(float sums[GROUP][WIDTH], const Share
 }
 
 // to[warp][g] = the sum of a warp's `sums`
-__device__ __forceinline__ void share_sums(float to[WARPS][GROUP][HEAD_DIM], float sums[GROUP][WIDTH]) {
+__device__ __forceinline__ void share_sums(float to[WARPS][GROUP][VALUE_DIM], float sums[GROUP][WIDTH]) {
 #pragma unroll
     for (int g = 0; g < GROUP; g++) {
 #pragma unroll
@@ -226,7 +241,7 @@ __device__ __forceinline__ void share_sums(float to[WARPS][GROUP][HEAD_DIM], flo
 #pragma unroll
             for (int offset = LANES; offset < WARP; offset *= 2)
                 sums[g][i] += __shfl_xor_sync(ALL_LANES, sums[g][i], offset);
-            if (threadIdx.x % WARP < LANES && piece < PIECES)
+            if (threadIdx.x % WARP < LANES && piece < VALUE_PIECES)
                 to[threadIdx.x / WARP][g][piece * VECTOR + i % VECTOR] = sums[g][i];
         }
     }
@@ -236,68 +251,73 @@ __device__ __forceinline__ void share_sums(float to[WARPS][GROUP][HEAD_DIM], flo
 // no other split, `out`.
 __device__ __forceinline__ void attend_split(Shared& shared, Staged& staged, storage_t* out, float* partial,
                                              int head_stride, const float query[GROUP][WIDTH],
-                                             const float slopes[GROUP], const storage_t* keys,
-                                             const storage_t* values, const Split& split, int S, float cap) {
+                                             const float slopes[GROUP], const float sinks[GROUP],
+                                             const storage_t* keys, const storage_t* values, const Split& split, int S,
+                                             float cap) {
     constexpr int STEP = ROWS * BATCH;  // all of SPLIT, but for wide heads
     long long places[BATCH];
     split.find(places, 0);
-    split.copy(staged.keys, keys, places, 0);
-    split.copy(staged.values, values, places, 0);  // under way while the scores are taken
+    split.copy<PIECES>(staged.keys, keys, places, 0);
+    split.copy<VALUE_PIECES>(staged.values, values, places, 0);  // under way while the scores are taken
     cp_async_wait<1>();
     score_keys(shared, staged.keys, query, slopes, 0, split, S);
     for (int base = STEP; STEP < SPLIT && base < split.count; base += STEP) {
         split.find(places, base);
-        split.copy(staged.keys, keys, places, base);
+        split.copy<PIECES>(staged.keys, keys, places, base);
         cp_async_wait<0>();
         score_keys(shared, staged.keys, query, slopes, base, split, S);
     }
     __syncthreads();
-    weigh_scores(shared, partial, head_stride, split.count, cap);
+    weigh_scores(shared, partial, head_stride, split.count, cap, sinks);
     cp_async_wait<0>();
     __syncthreads();
     float sums[GROUP][WIDTH] = {};
     add_values(sums, shared, staged.values, 0, split.count);
     for (int base = STEP; STEP < SPLIT && base < split.count; base += STEP) {
         split.find(places, base);
-        split.copy(staged.values, values, places, base);
+        split.copy<VALUE_PIECES>(staged.values, values, places, base);
         cp_async_wait<0>();
         add_values(sums, shared, staged.values, base, split.count);
     }
     share_sums(staged.sums, sums);
     __syncthreads();
-    for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
+    for (int i = threadIdx.x; i < GROUP * VALUE_DIM; i += THREADS) {
         float sum = 0.0f;
 #pragma unroll
-        for (int warp = 0; warp < WARPS; warp++) sum += staged.sums[warp][i / HEAD_DIM][i % HEAD_DIM];
+        for (int warp = 0; warp < WARPS; warp++) sum += staged.sums[warp][i / VALUE_DIM][i % VALUE_DIM];
         if (partial != nullptr)
-            partial[i / HEAD_DIM * head_stride + i % HEAD_DIM] = sum;
+            partial[i / VALUE_DIM * head_stride + i % VALUE_DIM] = sum;
         else
-            out[i] = from_float(sum / shared.totals[i / HEAD_DIM]);
+            out[i] = from_float(sum / shared.totals[i / VALUE_DIM]);
     }
 }
 
-// Partial results of one head to the result: each split weighs as much as its share of the log-sum-exp.
-__device__ __forceinline__ void merge_splits(storage_t* out, const float* partials, int head_stride, int splits) {
-    for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
-        const float* partial = partials + i / HEAD_DIM * head_stride;
-        float maximum = minus_infinity(), total = 0.0f, sum = 0.0f;
-        for (int split = 0; split < splits; split++) maximum = fmaxf(maximum, partial[split * PARTIAL + HEAD_DIM]);
+// Partial results of one head to the result: each split weighs as much as its share of the log-sum-exp, in which a sink
+// counts too.
+__device__ __forceinline__ void merge_splits(storage_t* out, const float* partials, int head_stride, int splits,
+                                             const float sinks[GROUP]) {
+    for (int i = threadIdx.x; i < GROUP * VALUE_DIM; i += THREADS) {
+        const float* partial = partials + i / VALUE_DIM * head_stride;
+        float maximum = SUNK ? sinks[i / VALUE_DIM] : minus_infinity(), total = 0.0f, sum = 0.0f;
+        for (int split = 0; split < splits; split++) maximum = fmaxf(maximum, partial[split * PARTIAL + VALUE_DIM]);
         for (int split = 0; split < splits; split++) {
-            float share = exp2f(partial[split * PARTIAL + HEAD_DIM] - maximum);
-            total += share * partial[split * PARTIAL + HEAD_DIM + 1];
-            sum += share * partial[split * PARTIAL + i % HEAD_DIM];
+            float share = exp2f(partial[split * PARTIAL + VALUE_DIM] - maximum);
+            total += share * partial[split * PARTIAL + VALUE_DIM + 1];
+            sum += share * partial[split * PARTIAL + i % VALUE_DIM];
         }
+        if (SUNK) total += exp2f(sinks[i / VALUE_DIM] - maximum);
         out[i] = from_float(sum / total);
     }
 }
 
-// q, out: [N, H, D], rows q_stride and out_stride apart. keys, values: [pages, K, P, D]. context_lens: [N].
-// block_table: [N, table_width]. partials: [N, H, max_splits, D + 2]. arrived: [N, H / GROUP], zeros before and after.
-// slopes: [H], or null where nothing is biased.
+// q: [N, H, D], out: [N, H, V], rows q_stride and out_stride apart. keys, values: [pages, K, P, D], or V numbers of each
+// row of the keys. context_lens: [N].
+// block_table: [N, table_width]. partials: [N, H, max_splits, V + 2]. arrived: [N, H / GROUP], zeros before and after.
+// slopes, sinks: [H], or null where there are none.
 extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_decode(
     storage_t* out, float* partials, int* arrived, const storage_t* q, const storage_t* keys, const storage_t* values,
-    const int* context_lens, const int* block_table, const float* slopes, int H, int K, int pages, int table_width,
-    int max_splits, int q_stride, int out_stride, int window, float scale, float cap) {
+    const int* context_lens, const int* block_table, const float* slopes, const float* sinks, int H, int K, int pages,
+    int table_width, int max_splits, int q_stride, int out_stride, int window, float scale, float cap) {
     __shared__ Shared shared;
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     Staged& staged = *reinterpret_cast<Staged*>(dynamic_shared);
@@ -307,15 +327,16 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_decode
 #pragma unroll
     for (int g = 0; g < GROUP; g++) queries[g].load(q + (long long)n * q_stride + (first_head + g) * HEAD_DIM);
     int S = context_lens[n], begin = first_seen(S - 1, window), splits = (S - begin + SPLIT - 1) / SPLIT;
-    storage_t* result = out + (long long)n * out_stride + first_head * HEAD_DIM;
+    storage_t* result = out + (long long)n * out_stride + first_head * VALUE_DIM;
     if (S == 0 && blockIdx.x == 0)
-        for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) result[i] = from_float(0.0f);
+        for (int i = threadIdx.x; i < GROUP * VALUE_DIM; i += THREADS) result[i] = from_float(0.0f);
     if (blockIdx.x >= splits) return;
 
-    float query[GROUP][WIDTH], scaled_slopes[GROUP];
+    float query[GROUP][WIDTH], scaled_slopes[GROUP], scaled_sinks[GROUP];
 #pragma unroll
     for (int g = 0; g < GROUP; g++) {
         scaled_slopes[g] = BIASED ? slopes[first_head + g] * LOG2_E : 0.0f;
+        scaled_sinks[g] = SUNK ? sinks[first_head + g] * LOG2_E : 0.0f;
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) query[g][i] = queries[g][i] * (scale * LOG2_E);
     }
@@ -328,9 +349,9 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_decode
         split.count = min(SPLIT, S - split.first);
         float* partial = alone ? nullptr : partials + i * PARTIAL;
         if (i != blockIdx.x) __syncthreads();  // the sums of the split before are read, where keys are to lie
-        attend_split(shared, staged, result, partial, head_stride, query, scaled_slopes, keys, values, split, S,
-                     cap * LOG2_E);
+        attend_split(shared, staged, result, partial, head_stride, query, scaled_slopes, scaled_sinks, keys, values,
+                     split, S, cap * LOG2_E);
     }
     if (!alone && arrives_last(arrived + n * gridDim.y + blockIdx.y, min((int)gridDim.x, splits)))
-        merge_splits(result, partials, head_stride, splits);
+        merge_splits(result, partials, head_stride, splits, scaled_sinks);
 }

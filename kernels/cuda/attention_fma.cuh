@@ -11,8 +11,10 @@ constexpr int THREADS = 128;
 constexpr int WARP_QUERIES = QUERIES * WARP / THREADS;
 constexpr int ROWS = WARP_QUERIES / 4;
 constexpr int DEPTH = HEAD_DIM;
+constexpr int VALUE_DEPTH = COLUMNS;
+constexpr int VALUE_STRIDE = COLUMNS + 4;
 constexpr int STRIDE = HEAD_DIM + 4;            // an odd number of 16-byte pieces: eight rows meet no bank twice
-constexpr int TURNS = (HEAD_DIM / 4 + 7) / 8;   // groups of 4 columns of one lane
+constexpr int TURNS = (COLUMNS / 4 + 7) / 8;    // groups of 4 columns of one lane
 constexpr int WEIGHT_STRIDE = KEYS + 1;
 
 static_assert(HEAD_DIM % VECTOR == 0 && QUERIES % 16 == 0 && KEYS % 8 == 0, "eight lanes share a tile");
@@ -38,6 +40,12 @@ struct QueryTile {
 #pragma unroll
         for (int i = 0; i < ROWS * TURNS * 4; i++) result[i / (TURNS * 4)][i / 4 % TURNS][i % 4] = 0.0f;
     }  // the block's barrier before the first tile makes the queries known to all eight lanes
+
+    // Begin each query with its head's sink, a raw score.
+    __device__ __forceinline__ void sink(float score) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) softmax[r].begin(score, threadIdx.x % 8 == 0);
+    }
 
     // Take in the keys and values at positions first_key ... ; position: of the block's first query.
     __device__ __forceinline__ void attend(const float* keys, const float* values, int first_key, int position,
@@ -92,8 +100,8 @@ struct QueryTile {
 #pragma unroll
             for (int turn = 0; turn < TURNS; turn++) {
                 int column = (threadIdx.x % 8 + turn * 8) * 4;
-                if (column >= HEAD_DIM) continue;
-                float4 value = *reinterpret_cast<const float4*>(values + key * STRIDE + column);
+                if (column >= COLUMNS) continue;
+                float4 value = *reinterpret_cast<const float4*>(values + key * VALUE_STRIDE + column);
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) {
                     result[r][turn][0] += weight[r] * value.x;
@@ -105,7 +113,7 @@ struct QueryTile {
         }
     }
 
-    // out: [rows, D], out_stride apart
+    // out: [rows, COLUMNS], out_stride apart
     __device__ __forceinline__ void store(float* out, int out_stride, int rows) {
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
@@ -115,7 +123,7 @@ struct QueryTile {
             for (int i = 0; i < TURNS * 4; i++) {
                 int column = (threadIdx.x % 8 + i / 4 * 8) * 4 + i % 4;
                 storage_t* place = out + (long long)(row() + r) * out_stride + column;
-                if (column < HEAD_DIM) *place = result[r][i / 4][i % 4] * share;
+                if (column < COLUMNS) *place = result[r][i / 4][i % 4] * share;
             }
         }
     }

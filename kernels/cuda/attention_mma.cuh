@@ -11,6 +11,8 @@
 constexpr int WARP_QUERIES = 16;
 constexpr int THREADS = QUERIES / WARP_QUERIES * WARP;
 constexpr int DEPTH = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, filled up with zeros
+constexpr int VALUE_DEPTH = (COLUMNS + 15) / 16 * 16;
+constexpr int VALUE_STRIDE = VALUE_DEPTH + 8;
 constexpr int STRIDE = DEPTH + 8;                 // an odd number of 16-byte pieces: ldmatrix meets no bank twice
 
 static_assert(HEAD_DIM % VECTOR == 0 && QUERIES % 16 == 0 && KEYS % 16 == 0, "tiles are 16 wide");
@@ -27,7 +29,7 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
 
 struct QueryTile {
     unsigned query[DEPTH / 16][4];  // left operands
-    float result[DEPTH / 8][4];     // [8 columns each]: not yet divided by the sum of weights
+    float result[VALUE_DEPTH / 8][4];  // [8 columns each]: not yet divided by the sum of weights
     RunningSoftmax softmax[2];      // of rows g and g + 8
 
     // The first row of this lane; the other is 8 below.
@@ -44,7 +46,13 @@ struct QueryTile {
             query[i / 4][i % 4] = inside ? *reinterpret_cast<const unsigned*>(q + (long long)r * q_stride + column) : 0;
         }
 #pragma unroll
-        for (int i = 0; i < DEPTH / 8 * 4; i++) result[i / 4][i % 4] = 0.0f;
+        for (int i = 0; i < VALUE_DEPTH / 8 * 4; i++) result[i / 4][i % 4] = 0.0f;
+    }
+
+    // Begin each query with its head's sink, a raw score.
+    __device__ __forceinline__ void sink(float score) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) softmax[half].begin(score, threadIdx.x % 4 == 0);
     }
 
     // Take in the keys and values at positions first_key ... ; position: of the block's first query.
@@ -97,7 +105,7 @@ struct QueryTile {
                 maximum = fmaxf(maximum, fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
             float shrink = softmax[half].raise(neighbours_max<4>(maximum), scale);
 #pragma unroll
-            for (int j = 0; j < DEPTH / 8 * 2; j++) result[j / 2][2 * half + j % 2] *= shrink;
+            for (int j = 0; j < VALUE_DEPTH / 8 * 2; j++) result[j / 2][2 * half + j % 2] *= shrink;
 #pragma unroll
             for (int j = 0; j < KEYS / 8 * 2; j++) {
                 float& score = scores[j / 2][2 * half + j % 2];
@@ -109,7 +117,7 @@ struct QueryTile {
     // result += weights values
     __device__ __forceinline__ void add_values(const float weights[KEYS / 8][4], const storage_t* values) {
         int lane = threadIdx.x % WARP;
-        const storage_t* corner = values + lane % 16 * STRIDE + lane / 16 * 8;
+        const storage_t* corner = values + lane % 16 * VALUE_STRIDE + lane / 16 * 8;
 #pragma unroll
         for (int step = 0; step < KEYS / 16; step++) {
             const float* left = weights[2 * step];
@@ -117,16 +125,16 @@ struct QueryTile {
             unsigned weight[4] = {pack(left[0], left[1]), pack(left[2], left[3]), pack(right[0], right[1]),
                                   pack(right[2], right[3])};
 #pragma unroll
-            for (int pair = 0; pair < DEPTH / 16; pair++) {
+            for (int pair = 0; pair < VALUE_DEPTH / 16; pair++) {
                 unsigned value[4];  // right operands of 16 columns
-                ldmatrix_x4_transposed(value, corner + step * 16 * STRIDE + pair * 16);
+                ldmatrix_x4_transposed(value, corner + step * 16 * VALUE_STRIDE + pair * 16);
                 mma_16816(result[2 * pair], weight, value);
                 mma_16816(result[2 * pair + 1], weight, value + 2);
             }
         }
     }
 
-    // out: [rows, D], out_stride apart
+    // out: [rows, COLUMNS], out_stride apart
     __device__ __forceinline__ void store(storage_t* out, int out_stride, int rows) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -134,7 +142,7 @@ struct QueryTile {
             int r = row() + half * 8;
             if (r >= rows) continue;
 #pragma unroll
-            for (int j = 0; j < HEAD_DIM / 8; j++) {
+            for (int j = 0; j < COLUMNS / 8; j++) {
                 storage_t* place = out + (long long)r * out_stride + j * 8 + threadIdx.x % 4 * 2;
                 float left = result[j][2 * half], right = result[j][2 * half + 1];
                 *reinterpret_cast<unsigned*>(place) = pack(left * share, right * share);

@@ -8,11 +8,16 @@
 //
 // With WINDOWED a query sees only the last `window` of those positions, and tiles that lie before the windows of all of
 // a block's queries are not read; with CAPPED a score s is cap tanh(s / cap); with BIASED the score of position s loses
-// slopes[h] * (p - s). Other builds have no code for any of them.
+// slopes[h] * (p - s); with SUNK the softmax has one more score, sinks[h], whose weight is dropped. Other builds have no
+// code for any of them.
+//
+// Values may be VALUE_DIM numbers of the keys' rows, of latent attention, where `values` points into the first row. COLUMNS
+// of them are a block's: with 512 a thread could not hold its results, so the blocks of a head divide them, and each
+// computes the scores. That has run on the emulator alone.
 //
 // A sequence without a context (padding) gets zeros; rows past query_starts[N] are left alone.
 //
-// Grid (T / QUERIES + N, H), block 2 QUERIES threads (16-bit) or 128. A block takes QUERIES queries of one head; a warp
+// Grid (T / QUERIES + N, H, VALUE_DIM / COLUMNS), block 2 QUERIES threads (16-bit) or 128. A block takes QUERIES queries of one head; a warp
 // owns some of them alone, with their softmax and results in registers, and walks over tiles of KEYS keys and values
 // that cp.async brings from their pages into shared memory, one tile ahead of the arithmetic. The grid is a bound that
 // needs no look at the device: sequence n's tiles are numbered from query_starts[n] / QUERIES + n on, which leaves room
@@ -32,6 +37,10 @@
 //      queries a warp, which halves what is read from shared memory.
 #include "paged.cuh"
 #include "tensor_core.cuh"
+
+#ifndef COLUMNS
+#define COLUMNS VALUE_DIM
+#endif
 
 #if MINILLM_STORAGE == 32
 #include "attention_fma.cuh"
@@ -63,11 +72,31 @@ __device__ __forceinline__ int sequence_of(const int* query_starts, int N, int t
     return low;
 }
 
+// Begin to copy rows of positions first_key ... into shared memory [KEYS, OWN_STRIDE]; zeros from `stop` on and past the
+// row's end.
+template <int OWN_DIM, int OWN_DEPTH, int OWN_STRIDE>
+__device__ __forceinline__ void begin_rows(storage_t* tile, const storage_t* rows, const int* block_row, int first_key,
+                                           int stop, int head, int K, int pages) {
+    constexpr int PIECES = OWN_DEPTH / VECTOR;
+    for (int i = threadIdx.x; i < KEYS * PIECES; i += THREADS) {
+        int position = first_key + i / PIECES, column = i % PIECES * VECTOR;
+        bool valid = position < stop && column < OWN_DIM;
+        long long from = valid ? cache_row(block_row, position, head, K, pages) + column : 0;
+        cp_async_16(tile + i / PIECES * OWN_STRIDE + column, rows + from, valid);
+    }
+}
+
 // Begin to copy the keys and values of positions first_key ... into shared memory [KEYS, STRIDE] each; zeros from
 // `stop` on and past the row's end.
 __device__ __forceinline__ void begin_tile(storage_t* key_tile, storage_t* value_tile, const storage_t* keys,
                                            const storage_t* values, const int* block_row, int first_key, int stop,
                                            int head, int K, int pages) {
+    if (COLUMNS != HEAD_DIM) {
+        begin_rows<HEAD_DIM, DEPTH, STRIDE>(key_tile, keys, block_row, first_key, stop, head, K, pages);
+        begin_rows<COLUMNS, VALUE_DEPTH, VALUE_STRIDE>(value_tile, values, block_row, first_key, stop, head, K, pages);
+        cp_async_commit();
+        return;
+    }
     constexpr int PIECES = DEPTH / VECTOR;
     for (int i = threadIdx.x; i < KEYS * PIECES; i += THREADS) {
         int position = first_key + i / PIECES, column = i % PIECES * VECTOR;
@@ -80,15 +109,18 @@ __device__ __forceinline__ void begin_tile(storage_t* key_tile, storage_t* value
     cp_async_commit();
 }
 
-// q, out: [T, H, D], rows q_stride and out_stride apart. keys, values: [pages, K, P, D]. query_starts: [N + 1].
-// context_lens: [N]. block_table: [N, table_width]. slopes: [H], or null where nothing is biased.
+// q: [T, H, D], out: [T, H, V], rows q_stride and out_stride apart. keys, values: [pages, K, P, D], or V numbers of each
+// row of the keys. query_starts: [N + 1].
+// context_lens: [N]. block_table: [N, table_width]. slopes, sinks: [H], or null where there are none.
 extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_prefill(
     storage_t* out, const storage_t* q, const storage_t* keys, const storage_t* values, const int* query_starts,
-    const int* context_lens, const int* block_table, const float* slopes, int N, int H, int K, int pages,
-    int table_width, int q_stride, int out_stride, int window, float scale, float cap) {
+    const int* context_lens, const int* block_table, const float* slopes, const float* sinks, int N, int H, int K,
+    int pages, int table_width, int q_stride, int out_stride, int window, float scale, float cap) {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
-    constexpr int TILE = KEYS * STRIDE;
+    constexpr int TILE = KEYS * STRIDE, BOTH = TILE + KEYS * VALUE_STRIDE;
     storage_t* tiles = reinterpret_cast<storage_t*>(dynamic_shared);  // [2][keys, values][KEYS, STRIDE]
+    int column = blockIdx.z * COLUMNS;
+    values += column;
 
     int tile = gridDim.x - 1 - blockIdx.x;
     int n = sequence_of(query_starts, N, tile);
@@ -98,26 +130,27 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_prefil
     int rows = min(QUERIES, count - first), head = blockIdx.y;
     int position = context_lens[n] - count + first;  // of the first query
     int stop = position + rows;                      // no query here sees a key from there on
-    out += (long long)(start + first) * out_stride + head * HEAD_DIM;
+    out += (long long)(start + first) * out_stride + head * VALUE_DIM + column;
     if (context_lens[n] == 0) {
-        for (int i = threadIdx.x; i < rows * HEAD_DIM; i += THREADS)
-            out[(long long)(i / HEAD_DIM) * out_stride + i % HEAD_DIM] = from_float(0.0f);
+        for (int i = threadIdx.x; i < rows * COLUMNS; i += THREADS)
+            out[(long long)(i / COLUMNS) * out_stride + i % COLUMNS] = from_float(0.0f);
         return;
     }
 
     const int* block_row = block_table + (long long)n * table_width;
     int kv_head = head / (H / K);
     int begin = first_seen(position, window) / KEYS * KEYS;
-    storage_t* first_tile = tiles + begin / KEYS % 2 * 2 * TILE;
+    storage_t* first_tile = tiles + begin / KEYS % 2 * BOTH;
     begin_tile(first_tile, first_tile + TILE, keys, values, block_row, begin, stop, kv_head, K, pages);
-    QueryTile queries(q + (long long)(start + first) * q_stride + head * HEAD_DIM, q_stride, rows, tiles + 4 * TILE);
+    QueryTile queries(q + (long long)(start + first) * q_stride + head * HEAD_DIM, q_stride, rows, tiles + 2 * BOTH);
+    if (SUNK) queries.sink(sinks[head] / scale);
     Mask mask{window, BIASED ? slopes[head] / scale : 0.0f, cap / scale};
     for (int first_key = begin; first_key < stop; first_key += KEYS) {
-        storage_t* key_tile = tiles + first_key / KEYS % 2 * 2 * TILE;
+        storage_t* key_tile = tiles + first_key / KEYS % 2 * BOTH;
         cp_async_wait<0>();
         __syncthreads();  // this tile is there for all, and nobody reads the one before any more
         if (first_key + KEYS < stop) {
-            storage_t* next = tiles + (first_key / KEYS + 1) % 2 * 2 * TILE;
+            storage_t* next = tiles + (first_key / KEYS + 1) % 2 * BOTH;
             begin_tile(next, next + TILE, keys, values, block_row, first_key + KEYS, stop, kv_head, K, pages);
         }
         queries.attend(key_tile, key_tile + TILE, first_key, position, mask, scale * LOG2_E);

@@ -2,8 +2,8 @@
 // products between them are experts_fma and experts_mma in gemv.cu.
 //
 //     scores = softmax(logits), or sigmoid(logits)                  # route, [T, X] -> [T, k]
-//     experts = top_k(scores + bias, k), of the groups whose best two have the largest sums
-//     weights = scores[experts], / their sum if normalised, * scale
+//     experts = top_k(scores + bias, k), of the groups whose best two have the largest sums, or whose best one is
+//     weights = scores[experts], / their sum if normalised, * scale, * factors[experts]
 //     rows, tokens, starts = places in a stable sort by expert      # sort_rows
 //     out[t] = sum_j weights[t, j] * y[rows[t, j]] + r[t]           # combine, [T k, E] -> [T, E]
 //
@@ -31,11 +31,13 @@ __device__ __forceinline__ bool precedes(float value, int place, float other, in
 }
 
 // Grid: T / 4; block: 4 warps, a token each. Constant: VALUES, the logits of a lane, X / 32 or more (32 at most).
-// experts, weights: [T, k]; logits: [T, X], contiguous; bias: [X] or null; groups: up to 32.
+// experts, weights: [T, k]; logits: [T, X], contiguous; bias, factors: [X] or null; up to
+// 32 groups.
 #ifdef VALUES
 // The groups whose best two numbers have the largest sums, a bit for each. ranked: a lane's numbers, of a group of `size`
 // experts after the other.
-__device__ __forceinline__ unsigned best_groups(const float* ranked, int X, int groups, int chosen_groups, int lane) {
+__device__ __forceinline__ unsigned best_groups(const float* ranked, int X, int groups, int chosen_groups, int group_best,
+                                                int lane) {
     int size = X / groups;
     float sum = minus_infinity();  // lane g has that of group g
     for (int g = 0; g < groups; ++g) {
@@ -54,7 +56,7 @@ __device__ __forceinline__ unsigned best_groups(const float* ranked, int X, int 
             second = fmaxf(fminf(first, other), fmaxf(second, other_second));
             first = fmaxf(first, other);
         }
-        if (lane == g) sum = first + second;
+        if (lane == g) sum = group_best == 1 ? first : first + second;
     }
     unsigned chosen = 0;
     for (int j = 0; j < chosen_groups; ++j) {
@@ -72,8 +74,9 @@ __device__ __forceinline__ unsigned best_groups(const float* ranked, int X, int 
 }
 
 extern "C" __global__ __launch_bounds__(128) void route(int* experts, float* weights, const float* logits,
-                                                        const float* bias, int T, int X, int k, int normalised,
-                                                        int sigmoid, int groups, int chosen_groups, float scale) {
+                                                        const float* bias, const float* factors, int T, int X, int k,
+                                                        int normalised, int sigmoid, int groups, int chosen_groups, int group_best,
+                                                        float scale) {
     follow();
     int t = blockIdx.x * 4 + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (t >= T) return;
@@ -100,7 +103,7 @@ extern "C" __global__ __launch_bounds__(128) void route(int* experts, float* wei
         }
     }
     if (groups > 1) {
-        unsigned counted = best_groups(values, X, groups, chosen_groups, lane);
+        unsigned counted = best_groups(values, X, groups, chosen_groups, group_best, lane);
 #pragma unroll
         for (int i = 0; i < VALUES; ++i) {
             int expert = i * WARP + lane;
@@ -133,9 +136,12 @@ extern "C" __global__ __launch_bounds__(128) void route(int* experts, float* wei
             weights[(size_t)t * k + j] = weight;
         }
     }
-    if ((normalised || scale != 1.0f) && lane == 0) {
+    if ((normalised || scale != 1.0f || factors != nullptr) && lane == 0) {
         float divisor = normalised ? chosen_sum + (sigmoid ? 1e-20f : 0.0f) : 1.0f;
-        for (int j = 0; j < k; ++j) weights[(size_t)t * k + j] = weights[(size_t)t * k + j] / divisor * scale;
+        for (int j = 0; j < k; ++j) {
+            size_t at = (size_t)t * k + j;
+            weights[at] = weights[at] / divisor * scale * (factors == nullptr ? 1.0f : factors[experts[at]]);
+        }
     }
 }
 #else

@@ -173,18 +173,19 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_fma(
 #else
 
 // weight: [X, outputs, inputs]; starts: [X + 1], expert e has the rows starts[e] : starts[e + 1] of x and out; present:
-// the experts that have rows, then -1.
+// the experts that have rows, then -1; biases: [X, outputs], or null.
 // Grid: (as of gemv_fma, length of `present`); block: WARPS warps.
 extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void experts_fma(
-    out_t* out, const storage_t* x, const storage_t* weight, const int* starts, const int* present, int inputs,
-    int outputs, int x_stride, int out_stride, int splits) {
+    out_t* out, const storage_t* x, const storage_t* weight, const int* starts, const int* present, const float* biases,
+    int inputs, int outputs, int x_stride, int out_stride, int splits) {
     follow();
     int expert = present[blockIdx.y];
     if (expert < 0) return;
     weight += (size_t)expert * outputs * inputs;
+    const float* bias = biases ? biases + (size_t)expert * outputs : nullptr;
     int stop = starts[expert + 1];
     for (int row = starts[expert]; row < stop; row += ROWS) {
-        Epilogue e{out + (size_t)row * out_stride, nullptr, nullptr, outputs, out_stride, 0, 0};
+        Epilogue e{out + (size_t)row * out_stride, bias, nullptr, outputs, out_stride, 0, 0};
         fma_product(e, x + (size_t)row * x_stride, weight, min(ROWS, stop - row), inputs, x_stride, splits);
         __syncthreads();  // until then sums of these rows are read
     }
@@ -372,12 +373,13 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_mma(
 
 // Arguments as of experts_fma. Grid: (ceil(outputs / OUTS), length of `present`); block: WARPS warps.
 extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void experts_mma(
-    out_t* out, const storage_t* x, WEIGHT, const int* starts, const int* present, int inputs, int outputs,
-    int x_stride, int out_stride MORE_WEIGHT) {
+    out_t* out, const storage_t* x, WEIGHT, const int* starts, const int* present, const float* biases, int inputs,
+    int outputs, int x_stride, int out_stride MORE_WEIGHT) {
     follow();
     int expert = present[blockIdx.y];
     if (expert < 0) return;
     size_t skipped = (size_t)expert * outputs;  // rows of the experts before
+    const float* bias = biases ? biases + skipped : nullptr;
 #ifdef BITS
     Integers all = MATRIX;
     weight += skipped * all.row_bytes();
@@ -388,7 +390,7 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void experts_mma
 #endif
     int stop = starts[expert + 1];
     for (int row = starts[expert]; row < stop; row += ROWS) {
-        Epilogue e{out + (size_t)row * out_stride, nullptr, nullptr, outputs, out_stride, 0, 0};
+        Epilogue e{out + (size_t)row * out_stride, bias, nullptr, outputs, out_stride, 0, 0};
 #ifdef FEW
         Begun begun;
         begun.load(MATRIX, blockIdx.x * OUTS, outputs, threadIdx.x / WARP * STEPS * 4);

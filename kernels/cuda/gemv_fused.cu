@@ -108,7 +108,7 @@ struct Ending {
     __device__ __forceinline__ void finish_pair(const Epilogue& e, int row, int output, float gate, float up) const {
         int first = weight_row(output, e.outputs);
         float a = to_float(rounded(e, first, gate)), b = to_float(rounded(e, first + e.outputs / 2, up));
-        e.out[(size_t)row * e.out_stride + first] = from_float(activate(a, activation) * b);
+        e.out[(size_t)row * e.out_stride + first] = from_float(gated(a, b, activation));
     }
 };
 

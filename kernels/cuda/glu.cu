@@ -1,6 +1,6 @@
 // The gate of a gated MLP: one half of a projection, activated, times the other (Shazeer, arXiv 2002.05202).
 //
-//     out = activation(x[:, :F]) * x[:, F:]                   # [T, 2 F] -> [T, F]
+//     out = activation(x[:, :F]) * x[:, F:]                   # [T, 2 F] -> [T, F]; or gpt-oss's gate (activation.cuh)
 //
 // Grid: (T, vectors of a row / threads of a block); block: up to 256 threads, 16 bytes of the gate and of `up` each.
 // Moved: 3 T F numbers; an exponential and a division for each result.
@@ -25,7 +25,7 @@ extern "C" __global__ void glu(storage_t* out, const storage_t* x, int F, int x_
     load_vector(gate, row + at, left, wide);
     load_vector(up, row + F + at, left, wide);
 #pragma unroll
-    for (int i = 0; i < VECTOR; i++) gate[i] = activate(gate[i], activation) * up[i];
+    for (int i = 0; i < VECTOR; i++) gate[i] = gated(gate[i], up[i], activation);
     store_vector(out + (long long)blockIdx.x * F + at, gate, left, wide);
 }
 
@@ -46,5 +46,21 @@ extern "C" __global__ void gate(storage_t* out, const storage_t* x, const storag
         float logit = to_float(logits[(long long)blockIdx.x * logits_stride + (at + i) / width]);
         values[i] *= (silu ? logit : 1.0f) / (1.0f + expf(-logit));
     }
+    store_vector(out + (long long)blockIdx.x * F + at, values, left, wide);
+}
+
+// out = x * others * factor, of which one may be missing (null). [T, F], [T, F], [1] -> [T, F]
+// Grid and block as of glu. x, others: [T, F], rows x_stride and others_stride apart; factor: one number.
+extern "C" __global__ void multiply(storage_t* out, const storage_t* x, const storage_t* others, const float* factor,
+                                    int F, int x_stride, int others_stride) {
+    follow();
+    int at = (blockIdx.y * blockDim.x + threadIdx.x) * VECTOR, left = F - at;
+    if (left <= 0) return;
+    bool wide = rows_aligned(x, x_stride) && rows_aligned(others, others_stride) && rows_aligned(out, F);
+    float values[VECTOR], factors[VECTOR], number = factor ? *factor : 1.0f;
+    load_vector(values, x + (long long)blockIdx.x * x_stride + at, left, wide);
+    if (others) load_vector(factors, others + (long long)blockIdx.x * others_stride + at, left, wide);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) values[i] *= others ? factors[i] * number : number;
     store_vector(out + (long long)blockIdx.x * F + at, values, left, wide);
 }

@@ -3,6 +3,9 @@
 //   store_kv         keys[slots // P, :, slots % P] = k.reshape(T, K, D); likewise v. Slots below 0 are skipped.
 //   copy_positions   pages[:, target, :, first:stop] = pages[:, source, :, first:stop], for keys and values
 //
+// Of latent attention k has KEY_DIM and v VALUE_DIM numbers, which together are a row of the keys' HEAD_DIM: `values` then
+// points into the first row, and only keys are copied (grid (L K, 1)).
+//
 // Grid: (T, 2) for store_kv, a block per token and side (keys, values); (L K, 2) for copy_positions, one per layer and
 // head and side. Block: 256 threads that walk along the row, in pieces of 16 bytes where the addresses allow it, else
 // number by number.
@@ -15,20 +18,25 @@
 // of a recorded decode step stores K and V itself (gemv_fused.cu), which saves the launch.
 #include "paged.cuh"
 
+#ifndef KEY_DIM
+#define KEY_DIM HEAD_DIM
+#endif
+
 __device__ __forceinline__ bool aligned(const void* address) { return ((unsigned long long)address & 15) == 0; }
 
-// One token's row [K, D] to its place in the pages [pages, K, P, D].
+// One token's row [K, width] to its place in the pages [pages, K, P, D].
 template <typename piece_t>
-__device__ __forceinline__ void store_row(storage_t* cache, const storage_t* row, int page, int offset, int K) {
-    constexpr int PIECES = HEAD_DIM * sizeof(storage_t) / sizeof(piece_t);
+__device__ __forceinline__ void store_row(storage_t* cache, const storage_t* row, int page, int offset, int K,
+                                          int width) {
+    int pieces_of_row = width * sizeof(storage_t) / sizeof(piece_t);
     const piece_t* pieces = reinterpret_cast<const piece_t*>(row);
-    for (int i = threadIdx.x; i < K * PIECES; i += blockDim.x) {
-        piece_t* place = reinterpret_cast<piece_t*>(cache + page_row(page, offset, i / PIECES, K));
-        place[i % PIECES] = pieces[i];
+    for (int i = threadIdx.x; i < K * pieces_of_row; i += blockDim.x) {
+        piece_t* place = reinterpret_cast<piece_t*>(cache + page_row(page, offset, i / pieces_of_row, K));
+        place[i % pieces_of_row] = pieces[i];
     }
 }
 
-// k, v: [T, K, D] with rows k_stride and v_stride apart. slots: [T], page * P + offset, or -1
+// k, v: [T, K, D], or k [T, K, KEY_DIM] and v [T, K, VALUE_DIM], with rows k_stride and v_stride apart. slots: [T], page * P + offset, or -1
 extern "C" __global__ void store_kv(storage_t* keys, storage_t* values, const storage_t* k, const storage_t* v,
                                     const int* slots, int K, int pages, int k_stride, int v_stride) {
     follow();
@@ -39,10 +47,11 @@ extern "C" __global__ void store_kv(storage_t* keys, storage_t* values, const st
     const storage_t* row = is_value ? v + (long long)blockIdx.x * v_stride : k + (long long)blockIdx.x * k_stride;
     int page = slot / PAGE_SIZE, offset = slot % PAGE_SIZE;
     CHECK_INDEX(page, pages);
-    if (HEAD_DIM % VECTOR == 0 && aligned(row) && aligned(cache))
-        store_row<uint4>(cache, row, page, offset, K);
+    const int width = is_value ? VALUE_DIM : KEY_DIM;
+    if (HEAD_DIM % VECTOR == 0 && width % VECTOR == 0 && aligned(row) && aligned(cache))
+        store_row<uint4>(cache, row, page, offset, K, width);
     else
-        store_row<storage_t>(cache, row, page, offset, K);
+        store_row<storage_t>(cache, row, page, offset, K, width);
 }
 
 template <typename piece_t>

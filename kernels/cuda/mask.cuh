@@ -1,4 +1,4 @@
-// Soft cap, sliding window and ALiBi, in addition to the causal mask: compiled in only for models that have them.
+// Soft cap, sliding window, ALiBi and sinks, in addition to the causal mask: compiled in only for models that have them.
 #pragma once
 
 #include "softmax.cuh"
@@ -11,6 +11,9 @@
 #endif
 #ifndef CAPPED
 #define CAPPED 0  // a score s becomes c tanh(s / c) (Gemma Team, arXiv 2408.00118, section 2)
+#endif
+#ifndef SUNK
+#define SUNK 0  // sinks[h] is one more score of each query, of a key without a value (gpt-oss, arXiv 2508.10925)
 #endif
 static_assert(!(CAPPED && BIASED), "no model has both");
 

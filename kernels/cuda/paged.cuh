@@ -9,6 +9,11 @@
 #error "compile with -DHEAD_DIM=... and -DPAGE_SIZE=..."
 #endif
 
+// Numbers of a value, where they are a part of each key's row; `values` then points into the first row.
+#ifndef VALUE_DIM
+#define VALUE_DIM HEAD_DIM
+#endif
+
 // The first number of one head's row at `offset` in `page`.
 __device__ __forceinline__ long long page_row(int page, int offset, int head, int K) {
     return (((long long)page * K + head) * PAGE_SIZE + offset) * HEAD_DIM;

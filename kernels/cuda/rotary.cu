@@ -51,13 +51,13 @@ __device__ __forceinline__ void turn(storage_t* out, const storage_t* x, const f
     }
 }
 
-// q: [T, H, D] and k: [T, K, D], heads side by side, rows q_stride and k_stride apart; q_out, k_out: contiguous.
+// q: [T, H, D] and k: [T, K, key_dim], heads side by side, rows q_stride and k_stride apart; q_out, k_out: contiguous.
 // positions: [T]. frequencies: [half] or [2, half]. text_lens: [N] or null; query_starts: [N + 1]. Dynamic shared memory: 8 half.
 // Four blocks are to fit on a multiprocessor (the 4): without it ptxas saves registers for more until a number spills.
 extern "C" __global__ void __launch_bounds__(256, 4)
     rotary(storage_t* q_out, storage_t* k_out, const storage_t* q, const storage_t* k, const int* positions,
            const float* frequencies, const int* text_lens, const int* query_starts, int N, int H, int K, int D,
-           int half, int q_stride, int k_stride, float scale, double factor, int original) {
+           int key_dim, int half, int q_stride, int k_stride, float scale, double factor, int original) {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     float* cosines = reinterpret_cast<float*>(dynamic_shared);  // [half]
     float* sines = cosines + half;
@@ -69,6 +69,6 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     __syncthreads();
     bool wide = rows_aligned(q, q_stride) && rows_aligned(q_out, D);
     turn(q_out + (long long)t * H * D, q + (long long)t * q_stride, cosines, sines, H, D, half, wide);
-    wide = rows_aligned(k, k_stride) && rows_aligned(k_out, D);
-    turn(k_out + (long long)t * K * D, k + (long long)t * k_stride, cosines, sines, K, D, half, wide);
+    wide = rows_aligned(k, k_stride) && rows_aligned(k_out, key_dim);
+    turn(k_out + (long long)t * K * key_dim, k + (long long)t * k_stride, cosines, sines, K, key_dim, half, wide);
 }

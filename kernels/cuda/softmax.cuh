@@ -31,6 +31,12 @@ struct RunningSoftmax {
     float maximum = -0x1p100f;
     float total = 0.0f;  // of the weights so far, a lane's part of it
 
+    // Begin with a raw score whose key has no value; `counts` in the one lane of a row that adds its weight, 1.
+    __device__ __forceinline__ void begin(float score, bool counts) {
+        maximum = score;
+        total = counts ? 1.0f : 0.0f;
+    }
+
     // Update the maximum for a new tile. Returns the factor for all earlier sums.
     __device__ __forceinline__ float raise(float tile_maximum, float scale) {
         float raised = fmaxf(maximum, tile_maximum);

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..batch import Batch
-from ..reference.attention import AttentionSpec, attention_scores
-from ..reference.softmax import softmax
+from ..reference.attention import AttentionSpec, attention_scores, attention_weights
 from .observe import WrappedBackend
 from .operations import Backend
 from .weights import Weight
@@ -47,5 +46,5 @@ def attention_map(q: Any, keys: Any, batch: Batch, spec: AttentionSpec, xp: Any)
     for span in batch.spans:
         n, H, _ = q[span.start : span.stop].shape
         scores = attention_scores(q[span.start : span.stop], keys, span, span.stop, spec, xp)
-        maps.append(softmax(scores, xp).reshape(H, n, span.context_len))  # [K, G n, S] -> [H, n, S]
+        maps.append(attention_weights(scores, spec, xp).reshape(H, n, span.context_len))  # [K, G n, S] -> [H, n, S]
     return maps

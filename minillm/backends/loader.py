@@ -160,11 +160,37 @@ class Rearranged:
 
 
 @dataclass(frozen=True, eq=False)
+class Member(Rearranged):
+    """One expert's part of a tensor of all experts: `source` is what the expert has in it, with others' rows."""
+
+    whole: Tensor
+    """The tensor of all experts"""
+
+
+@dataclass(frozen=True, eq=False)
+class Regrouped(Rearranged):
+    """A part of `source` in another order of rows and columns, as float32 where the stored numbers share scales."""
+
+    name: str
+    """Its name where it is written by itself"""
+
+    @property
+    def dtype(self) -> str:
+        """The stored dtype, or float32."""
+        return self.source.dtype if self.source.dtype in ("float32", "float16", "bfloat16") else "float32"
+
+    def stored(self) -> Any:
+        """The stored data, reordered, or float32."""
+        return super().stored() if self.dtype == self.source.dtype else self.load()
+
+
+@dataclass(frozen=True, eq=False)
 class Shifted:
-    """A vector, `source` plus a constant, in float32 however `source` is stored."""
+    """A vector, `source` plus a constant, times a factor, in float32 however `source` is stored."""
 
     source: Tensor
     offset: float
+    factor: float = 1.0
     dtype = "float32"
 
     @property
@@ -174,7 +200,8 @@ class Shifted:
 
     def load(self) -> NDArray[np.float32]:
         """The values."""
-        return self.source.load() + np.float32(self.offset)
+        shifted = self.source.load() + np.float32(self.offset)
+        return shifted if self.factor == 1 else shifted * np.float32(self.factor)
 
     def stored(self) -> NDArray[np.float32]:
         """The values."""
@@ -193,7 +220,7 @@ class Shifted:
 
     def part(self, axis: int, first: int, stop: int) -> "Shifted":
         """Numbers `first` to `stop`."""
-        return Shifted(self.source.part(axis, first, stop), self.offset)
+        return Shifted(self.source.part(axis, first, stop), self.offset, self.factor)
 
 
 class Loader:
@@ -248,18 +275,21 @@ class Loader:
     def _keeps_blocks(self, tensors: Sequence[Tensor]) -> bool:
         return any(tensor.dtype in BLOCKS and BLOCKS[tensor.dtype] in self.kept for tensor in tensors)
 
-    def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
-        """Convert one projection of several experts, each by `prepare`; `experts`: each expert's tensors.
+    def prepare_experts(
+        self, name: str, experts: Sequence[Sequence[Tensor]], biases: Sequence[Sequence[Tensor]] = ()
+    ) -> Weight:
+        """Convert one projection of several experts, each by `prepare`; `experts`, `biases`: each expert's tensors.
 
         All get the same format, and each is one matrix: blocks of two tensors are copied below one another.
         """
         kinds = {kept_format(tensors, self.kept) for tensors in experts}
         blocks = any(self._keeps_blocks(tensors) for tensors in experts)
+        bias = np.stack([join(tensors) for tensors in biases]) if biases else None  # X x [out] -> [X, out]
         if self.formats.projection is None and (len(kinds) > 1 or blocks):
             same = kept_format((tensor for tensors in experts for tensor in tensors), self.kept)
-            return Weight(name, Experts(tuple(self._gathered(tensors, same) for tensors in experts)))
+            return Weight(name, Experts(tuple(self._gathered(tensors, same) for tensors in experts)), bias)
         matrices = tuple(self.prepare(f"{name}.{i}", tensors).data for i, tensors in enumerate(experts))
-        return Weight(name, Experts(matrices))
+        return Weight(name, Experts(matrices), bias)
 
     def _gathered(self, tensors: Sequence[Tensor], form: Format | None) -> Any:
         return gather(tensors, form, self.order, self.kept, self.empty)

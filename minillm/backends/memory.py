@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from .stored_vectors import reserve
 
 _Place = tuple[int, bool]
 """Number of the call since `turn`, and whether its usual buffer holds the last layer's result, so that a second one is
-used."""
+used; numbers below -1 are those of `for_pass`."""
 _NOWHERE: _Place = (-1, False)
 
 
@@ -45,8 +45,9 @@ class Arena:
 
     def restart(self) -> None:
         """Begin a step: free all arrays. The order of buffers does not depend on what ran before."""
-        self._next = 0
+        self._next = self._next_of_pass = 0
         self._last = self._kept = _NOWHERE
+        self._is_of_pass = False
 
     def turn(self) -> None:
         """Begin the next layer: free all arrays except the one taken last."""
@@ -57,11 +58,24 @@ class Arena:
         """Free the array taken last: the next one may have its memory."""
         self._next -= 1
 
+    @contextlib.contextmanager
+    def for_pass(self) -> Iterator[None]:
+        """Arrays taken inside the `with` block are valid until the next step, whatever layers begin."""
+        self._is_of_pass = True
+        try:
+            yield
+        finally:
+            self._is_of_pass = False
+
     def take(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
         """An uninitialised array, valid until the next `turn`; the last one of a layer until the turn after that."""
-        place = self._next, self._kept == (self._next, False)
-        self._next += 1
-        self._last = place
+        if self._is_of_pass:
+            self._next_of_pass += 1
+            place = -1 - self._next_of_pass, False
+        else:
+            place = self._next, self._kept == (self._next, False)
+            self._next += 1
+            self._last = place
         view = self._views.get(place)
         if view is not None and view.shape == shape and view.dtype == (dtype or self.dtype):
             return view
@@ -161,13 +175,13 @@ class Memory:
         self.cache = chosen(CACHE_FORMATS, cache)
         self.arena = Arena(xp, self.activations.dtype)
 
-    def position_bytes(self, K: int, D: int) -> int:
-        """Bytes that one position's keys and values take in one layer of the cache."""
-        return 2 * K * self.cache.row_bytes(D)
+    def position_bytes(self, K: int, D: int, value_dim: int = 0) -> int:
+        """Bytes that one position's keys and values take in one layer of the cache; `value_dim` as of `Pages`."""
+        return (1 if value_dim else 2) * K * self.cache.row_bytes(D)
 
-    def new_pages(self, shape: Shape) -> Pages:
-        """Memory for a K/V cache [L, pages, K, P, D]."""
-        return Pages(self.xp, shape, self.cache)
+    def new_pages(self, shape: Shape, value_dim: int = 0) -> Pages:
+        """Memory for a K/V cache [L, pages, K, P, D]; `value_dim` as of `Pages`."""
+        return Pages(self.xp, shape, self.cache, value_dim)
 
     def new_states(self, layers: Mapping[int, StateShapes], slots: int) -> States:
         """Memory for the states of some layers, by their numbers."""

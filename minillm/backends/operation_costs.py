@@ -6,12 +6,13 @@ The formulas stand in `reference/`, beside the mathematics; here the shapes and 
 from collections.abc import Callable
 from typing import Any
 
-from ..reference.activation import gate_cost, glu_cost, scale_logits_cost
+from ..reference.activation import gate_cost, glu_cost, multiply_cost, scale_logits_cost
 from ..reference.attention import attention_cost, kv_cost
 from ..reference.convolution import convolution_cost
 from ..reference.cost import Cost
+from ..reference.delta_rule import delta_rule_cost
 from ..reference.experts import combine_cost, linear_experts_cost, route_cost
-from ..reference.linear import embed_cost, linear_cost, reduce_cost
+from ..reference.linear import embed_cost, linear_cost, linear_heads_cost, reduce_cost
 from ..reference.low_rank import low_rank_cost
 from ..reference.norm import layer_norm_cost, rms_norm_cost
 from ..reference.rotary import rotary_cost
@@ -40,6 +41,12 @@ def _linear(call: Any) -> Cost:
     )
 
 
+def _linear_heads(call: Any) -> Cost:
+    (T, H, D), number_bytes = call.x.shape, call.x.itemsize
+    rows, inputs = call.weight.shape
+    return linear_heads_cost(T, H, inputs, rows // H, D - inputs, call.weight.nbytes, number_bytes)
+
+
 def _add_low_rank(call: Any) -> Cost:
     (T, inputs), outputs = call.x.shape, call.result.shape[1]
     parts = [(len(rows), change.down.shape[0]) for rows, change in call.parts]
@@ -66,8 +73,9 @@ def _rms_norm(call: Any) -> Cost:
 def _rotary(call: Any) -> Cost:
     (T, H, D), rotation = call.q.shape, call.rotation
     scaled, stretched = rotation.scale != 1, rotation.stretch is not None
-    heads, number_bytes = H + call.k.shape[1], call.q.itemsize
-    return rotary_cost(T, heads, D, rotation.pairs, scaled=scaled, stretched=stretched, number_bytes=number_bytes)
+    (_, K, key_dim), number_bytes = call.k.shape, call.q.itemsize
+    sizes: dict[str, int] = {"number_bytes": number_bytes, "row": H * D + K * key_dim}
+    return rotary_cost(T, H + K, D, rotation.pairs, scaled=scaled, stretched=stretched, **sizes)
 
 
 def _glu(call: Any) -> Cost:
@@ -80,15 +88,23 @@ def _gate(call: Any) -> Cost:
     return gate_cost(T, F, call.logits.shape[1], call.result.itemsize)
 
 
+def _multiply(call: Any) -> Cost:
+    T, F = call.result.shape
+    by = {"by_others": call.others is not None, "by_factor": call.factor is not None}
+    return multiply_cost(T, F, **by, number_bytes=call.result.itemsize)
+
+
 def _route(call: Any) -> Cost:
     T, X = call.logits.shape
-    return route_cost(T, X, call.k, normalised=call.normalised, biased=call.bias is not None, spec=call.spec)
+    weights = {"biased": call.bias is not None, "by_factors": call.factors is not None}
+    return route_cost(T, X, call.k, normalised=call.normalised, spec=call.spec, **weights)
 
 
 def _linear_experts(call: Any) -> Cost:
     experts, outputs, inputs = call.weight.shape
     expert_bytes, number_bytes = call.weight.nbytes // experts, call.result.itemsize
-    return linear_experts_cost(len(call.x), inputs, outputs, expert_bytes, call.routing.used, number_bytes)
+    rows, bias = len(call.x), call.weight.bias is not None
+    return linear_experts_cost(rows, inputs, outputs, expert_bytes, call.routing.used, number_bytes, bias=bias)
 
 
 def _combine(call: Any) -> Cost:
@@ -110,6 +126,11 @@ def _convolve(call: Any) -> Cost:
     )
 
 
+def _delta_rule(call: Any) -> Cost:
+    (T, width), V, (K, dk) = call.result.shape, call.weight.shape[0], call.keys
+    return delta_rule_cost(T, K, V, dk, width // V, len(call.batch.spans), call.result.itemsize)
+
+
 def _selective_scan(call: Any) -> Cost:
     (T, width), H = call.result.shape, call.steps.shape[1]
     G, N = call.groups
@@ -117,15 +138,18 @@ def _selective_scan(call: Any) -> Cost:
 
 
 def _store_kv(call: Any) -> Cost:
-    T, K, D = call.k.shape
-    return kv_cost(T, K, D, call.backend.memory.position_bytes(K, D), call.k.itemsize)
+    (T, K, D), V, memory = call.k.shape, call.v.shape[2], call.backend.memory
+    if call.cache.value_dim:  # k and v become one vector
+        return kv_cost(T, K, D, memory.position_bytes(K, D + V, V), call.k.itemsize, V)
+    return kv_cost(T, K, D, memory.position_bytes(K, D), call.k.itemsize)
 
 
 def _attend(call: Any) -> Cost:
     _, H, D = call.q.shape
     batch = call.batch.over_sources if call.spec.cross else call.batch
-    position_bytes = call.backend.memory.position_bytes(call.cache.heads, D)
-    return attention_cost(batch, H, D, position_bytes, call.spec, call.q.itemsize)
+    V = call.cache.value_dim
+    position_bytes = call.backend.memory.position_bytes(call.cache.heads, D, V)
+    return attention_cost(batch, H, D, position_bytes, call.spec, call.q.itemsize, V)
 
 
 def _take_rows(call: Any) -> Cost:
@@ -145,16 +169,19 @@ def _reduce(call: Any) -> Cost:
 COSTS: dict[str, Callable[[Any], Cost]] = {
     "embed": _embed,
     "linear": _linear,
+    "linear_heads": _linear_heads,
     "add_low_rank": _add_low_rank,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "rotary": _rotary,
     "glu": _glu,
     "gate": _gate,
+    "multiply": _multiply,
     "route": _route,
     "linear_experts": _linear_experts,
     "combine": _combine,
     "convolve": _convolve,
+    "delta_rule": _delta_rule,
     "selective_scan": _selective_scan,
     "store_kv": _store_kv,
     "attend": _attend,

@@ -84,6 +84,17 @@ class Backend:
         matrix = weight.data if weight.in_float32 else expand(weight.data)
         return reference.linear(x, matrix, weight.bias, self.xp, out, activation=activation, residual=residual)
 
+    def linear_heads(self, x: Any, weight: Weight) -> Any:
+        """The last numbers of each head times its own matrix, as `reference.linear_heads` has it.
+
+        [T, H, r + in] -> [T, H, r + out]
+
+        The weight has the heads' matrices below one another, [H out, in].
+        """
+        (T, H, D), (rows, inputs) = x.shape, weight.shape
+        out = self.memory.arena.take((T, H, D - inputs + rows // H))
+        return reference.linear_heads(x, expand(weight.data), self.xp, out)
+
     def add_low_rank(self, y: Any, x: Any, parts: Any, *, activation: str | None = None, residual: Any = None) -> Any:
         """activation(y + (x A^T) B^T) + residual, in y or not; `parts`: rows and `LowRankWeight`s. [T, out], [T, in]
 
@@ -105,7 +116,10 @@ class Backend:
         return reference.rms_norm(x, weight.data, epsilon, self.xp, self.memory.arena.take(x.shape), residual)
 
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
-        """Rotate queries and keys by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
+        """Rotate queries and keys by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]
+
+        Keys may be narrower than queries: of latent attention they are the rotated numbers alone.
+        """
         frequencies, growth = rotation.frequencies.data, rotation.growth(batch)
         turns = reference.cosines_and_sines(
             batch.positions, frequencies, growth, rotation.scale, self.xp
@@ -124,18 +138,30 @@ class Backend:
         """
         return reference.gate(x, logits, self.xp, self.memory.arena.take(x.shape), silu=silu)
 
+    def multiply(self, x: Any, others: Any = None, *, factor: Weight | None = None) -> Any:
+        """x * others, or times a weight's one number, or both. [T, F], [T, F] -> [T, F]"""
+        number = None if factor is None else factor.data
+        return reference.multiply(x, others, number, self.xp, self.memory.arena.take(x.shape))
+
     def route(
-        self, logits: Any, k: int, *, normalised: bool, bias: Weight | None = None, spec: RouterSpec = SOFTMAX
+        self,
+        logits: Any,
+        k: int,
+        *,
+        normalised: bool,
+        bias: Weight | None = None,
+        spec: RouterSpec = SOFTMAX,
+        factors: Weight | None = None,
     ) -> Routing:
         """The k experts of each token, and its rows sorted by expert: see `reference.route`. [T, X] -> [T, k]"""
-        added = None if bias is None else bias.data
-        return reference.route(logits, k, self.xp, normalised=normalised, bias=added, spec=spec)
+        added, times = (None if weight is None else weight.data for weight in (bias, factors))
+        return reference.route(logits, k, self.xp, normalised=normalised, bias=added, spec=spec, factors=times)
 
     def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
-        """Each row's product with its expert's matrix; the others are not read. [T k, in] -> [T k, out]"""
+        """Each row's product with its expert's matrix, + its bias; the others are not read. [T k, in] -> [T k, out]"""
         matrices, starts = weight.data.matrices, routing.starts.tolist()
         out = self.memory.arena.take((len(x), weight.shape[1]))
-        return reference.linear_experts(x, lambda expert: expand(matrices[expert]), starts, self.xp, out)
+        return reference.linear_experts(x, lambda expert: expand(matrices[expert]), starts, self.xp, out, weight.bias)
 
     def combine(self, y: Any, routing: Routing, residual: Any | None = None) -> Any:
         """Each token's weighted sum of its experts' results, + residual. [T k, E] -> [T, E]"""
@@ -166,6 +192,21 @@ class Backend:
             x, taps, weight.bias, states, *places, self.xp, out, gated=gated, activation=activation
         )
 
+    def delta_rule(
+        self, x: Any, gates: Any, weight: Weight, cache: Pages, layer: int, batch: Batch, *, keys: tuple[int, int]
+    ) -> Any:
+        """The gated delta rule, its states in the cache: `reference.delta_rule`. [T, 2 K dk + V dv] -> [T, V dv]
+
+        `keys` are K and dk, the gates [T, 2 V]; the weight has the rates of decay [V], and as bias the step's. The
+        matrices are the second of a layer's states, beside a convolution's.
+        """
+        _, states = cache.states_of(layer)
+        out = self.memory.arena.take((len(x), states.shape[1] * states.shape[3]))
+        places = batch.state_before, batch.state_after
+        return reference.delta_rule(
+            x, gates, weight.data, weight.bias, states, *places, self.xp, out, key_heads=keys[0]
+        )
+
     def selective_scan(
         self,
         x: Any,
@@ -193,13 +234,22 @@ class Backend:
         )
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
-        """Write the new tokens' keys and values to their slots of the cache. k, v: [T, K, D]"""
-        reference.store_kv(k, v, *cache.layer(layer), batch)
+        """Write the new tokens' keys and values to their slots of the cache. k, v: [T, K, D]
+
+        Where values are the last numbers of the keys, k has those before them. [T, K, D - V], [T, K, V]
+        """
+        keys, values = cache.layer(layer)
+        if cache.value_dim:
+            reference.store_joined(k, v, keys, batch, self.xp)
+        else:
+            reference.store_kv(k, v, keys, values, batch)
 
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
-        """Attention over the cache, or over each sequence's source: `reference.attend`. [T, H, D] -> [T, H, D]"""
+        """Attention over the cache, or over each sequence's source: `reference.attend`. [T, H, D] -> [T, H, V]"""
         batch, spec = batch.over_sources if spec.cross else batch, spec.with_arrays(attrgetter("data"))
-        return reference.attend(q, *cache.layer(layer), batch, spec, self.xp, self.memory.arena.take(q.shape))
+        keys, values = cache.layer(layer)
+        out = self.memory.arena.take((*q.shape[:2], values.shape[3]))
+        return reference.attend(q, keys, values, batch, spec, self.xp, out)
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""
@@ -232,7 +282,7 @@ class Backend:
         return self.reduce(self.linear(x, weight, residual=residual if self.rank == 0 else None))
 
     @composed
-    def combine_reduced(self, y: Any, routing: Routing, residual: Any) -> Any:
+    def combine_reduced(self, y: Any, routing: Routing, residual: Any | None) -> Any:
         """As `combine`, where y is a part of a sum over ranks. [T k, E] -> [T, E]"""
         if self.ranks == 1:
             return self.combine(y, routing, residual)

@@ -23,21 +23,39 @@ class Pages:
     """Number of each layer that is held -> its place in the arrays; None: the layers are numbered by their places.
     All layers may take turns in the memory of one where a pass computes whole texts: each layer then reads only what
     it has just written"""
-    groups: "tuple[Pages, ...]" = ()
-    """In the first group of `ModelConfig.kv_groups`, the memory of each, this one's first; empty if there is one"""
+    others: "tuple[Pages, ...]" = ()
+    """In the first group of `ModelConfig.kv_groups`, the memory of the others. This one's own is not among them: in a
+    circle of references a cache would keep its memory until Python's collector finds it"""
     alike: "tuple[Pages, ...]" = ()
     """Those of them that have the same page numbers: a page is copied, read and written in all of them"""
+    value_dim = 0
+    """Values are the last numbers of the keys, so many (latent attention); 0: values of their own"""
     states: States | None = None
     """The states of sequences, of layers without keys and values"""
     threads_may_read = True
     """Whether other threads may call `read` while a pass runs"""
 
-    def __init__(self, xp: Any, shape: Shape, form: Format = FLOAT32) -> None:
+    def __init__(self, xp: Any, shape: Shape, form: Format = FLOAT32, value_dim: int = 0) -> None:
         """Reserve the memory; on a CPU the system provides it as pages are first used."""
         empty = reserve if xp is np else xp.empty
-        self.keys, self.values = (
-            empty(shape, xp.float32) if form == FLOAT32 else StoredVectors.empty(shape, form) for _ in range(2)
-        )
+
+        def vectors() -> Any:
+            return empty(shape, xp.float32) if form == FLOAT32 else StoredVectors.empty(shape, form)
+
+        self.keys = vectors()
+        self.values = self._values_in_keys(value_dim) if value_dim else vectors()
+
+    def _values_in_keys(self, value_dim: int) -> Any:
+        """The values as a view of the keys. [L, pages, K, P, value_dim]"""
+        self.value_dim = value_dim
+        if isinstance(self.keys, StoredVectors):
+            return StoredVectors(self.keys.data[..., -value_dim:], self.keys.scales)
+        return self.keys[..., -value_dim:]
+
+    @property
+    def groups(self) -> "tuple[Pages, ...]":
+        """In the first group of `ModelConfig.kv_groups`, the memory of each, this one's first; empty if it is alone."""
+        return (self, *self.others) if self.others else ()
 
     @property
     def heads(self) -> int:
@@ -47,7 +65,8 @@ class Pages:
     @property
     def nbytes(self) -> int:
         """Bytes reserved."""
-        return int(self.keys.nbytes + self.values.nbytes) + (0 if self.states is None else self.states.nbytes)
+        values = 0 if self.value_dim else self.values.nbytes
+        return int(self.keys.nbytes + values) + (0 if self.states is None else self.states.nbytes)
 
     def layer(self, layer: int) -> tuple[Any, Any]:
         """One layer's keys and values, in a form that kernels and the reference take. 2 x [pages, K, P, D]"""
@@ -65,12 +84,13 @@ class Pages:
     def arrays(self) -> dict[str, Any]:
         """The arrays as they are stored, [L, pages, K, P, ...] each, by name; int8 has scales besides.
 
-        Those of other groups with the same pages have the group's number in their names: "keys.1".
+        Values that are in the keys are not listed. Arrays of other groups with the same pages have the group's number
+        in their names: "keys.1".
         """
         arrays: dict[str, Any] = {}
         for i, pages in enumerate(self.alike, 1):
             arrays |= {f"{name}.{i}": array for name, array in pages.arrays.items()}
-        for name, stored in (("keys", self.keys), ("values", self.values)):
+        for name, stored in (("keys", self.keys), *(() if self.value_dim else (("values", self.values),))):
             if isinstance(stored, StoredVectors):
                 arrays |= {name: stored.data} | ({} if stored.scales is None else {f"{name}.scales": stored.scales})
             else:

@@ -71,11 +71,14 @@ class ShapeLoader(Loader):
         self.prepared[name] = Weight(name, data, bias, role)
         return self.prepared[name]
 
-    def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
+    def prepare_experts(
+        self, name: str, experts: Sequence[Sequence[Tensor]], biases: Sequence[Sequence[Tensor]] = ()
+    ) -> Weight:
         """The same matrix without numbers for each expert."""
         rows = sum(tensor.shape[0] for tensor in experts[0])
         matrix = self._matrix(rows, experts[0][0].shape[1], "projection")
-        self.prepared[name] = Weight(name, Experts((matrix,) * len(experts)))
+        bias = without_numbers((len(biases), rows)) if biases else None
+        self.prepared[name] = Weight(name, Experts((matrix,) * len(experts)), bias)
         return self.prepared[name]
 
     def _matrix(self, rows: int, columns: int, role: Role) -> Any:
@@ -128,6 +131,11 @@ class ShapeBackend(Backend):
         dtype = np.float32 if weight.makes_logits else None
         return self.memory.arena.take((len(x), weight.shape[0]), dtype)
 
+    def linear_heads(self, x: Any, weight: Weight) -> Any:
+        """[T, H, r + in] -> [T, H, r + out]"""
+        (T, H, D), (rows, inputs) = x.shape, weight.shape
+        return self.memory.arena.take((T, H, D - inputs + rows // H))
+
     def add_low_rank(self, y: Any, x: Any, parts: Any, **variant: Any) -> Any:
         """[T, out] -> [T, out]"""
         return y
@@ -152,6 +160,10 @@ class ShapeBackend(Backend):
         """[T, F], [T, n] -> [T, F]"""
         return self.memory.arena.take(x.shape)
 
+    def multiply(self, x: Any, others: Any = None, *, factor: Weight | None = None) -> Any:
+        """[T, F] -> [T, F]"""
+        return self.memory.arena.take(x.shape)
+
     def route(self, logits: Any, k: int, **variant: Any) -> Routing:
         """[T, X] -> [T, k]"""
         T, X = logits.shape
@@ -169,6 +181,12 @@ class ShapeBackend(Backend):
     def convolve(self, x: Any, weight: Weight, cache: Any, layer: int, batch: Batch, **variant: Any) -> Any:
         """[T, C] -> [T, C], gated [T, 3 C] -> [T, C]"""
         return self.memory.arena.take((len(x), x.shape[1] // (3 if variant.get("gated") else 1)))
+
+    def delta_rule(
+        self, x: Any, gates: Any, weight: Weight, cache: Any, layer: int, batch: Batch, *, keys: tuple[int, int]
+    ) -> Any:
+        """[T, 2 K dk + V dv] -> [T, V dv]"""
+        return self.memory.arena.take((len(x), x.shape[1] - 2 * keys[0] * keys[1]))
 
     def selective_scan(
         self,
@@ -189,8 +207,8 @@ class ShapeBackend(Backend):
         """Nothing to store. k, v: [T, K, D]"""
 
     def attend(self, q: Any, cache: Any, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
-        """[T, H, D] -> [T, H, D]"""
-        return self.memory.arena.take(q.shape)
+        """[T, H, D] -> [T, H, V]"""
+        return self.memory.arena.take((*q.shape[:2], cache.value_dim or q.shape[2]))
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """[T, E], [R] -> [R, E]"""

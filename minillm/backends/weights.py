@@ -32,7 +32,7 @@ class Weight:
     data: Any
     """[out, in] of a projection, [V, E] of an embedding, [E] of a norm's gain; None for one without; or `Experts`"""
     bias: Any | None = None
-    """[out]"""
+    """[out]; of `Experts` [X, out]"""
     role: Role = "projection"
     first: int = 0
     """Row of the whole table that is this one's first, where ranks share a table"""
@@ -118,6 +118,11 @@ def expand(data: Any, rows: Any = slice(None)) -> Any:
     if picked.dtype == np.uint16:
         return np.left_shift(picked, 16, dtype=np.uint32).view(np.float32)
     return picked.astype(np.float32, copy=False)
+
+
+def some_rows(matrix: Any, rows: slice) -> Any:
+    """Some rows of a matrix in any format but `Joined`, as views."""
+    return matrix.each(lambda array: array[rows]) if isinstance(matrix, Quantized | BlockMatrix) else matrix[rows]
 
 
 def look_up(table: Weight, ids: Any, ranks: int, xp: Any) -> Any:

@@ -400,5 +400,5 @@ def snapshot_bytes(config: ModelConfig, backend: Backend) -> int:
 def page_bytes(config: ModelConfig, backend: Backend) -> int:
     """Bytes of the keys and values of a page."""
     memory = backend.memory
-    position = memory.position_bytes(config.num_kv_heads, config.head_dim)
+    position = memory.position_bytes(config.num_kv_heads, config.head_dim, config.value_dim)
     return len(config.layers_with_keys()) * position * memory.page_size

@@ -273,13 +273,13 @@ def reserve_groups(
             planned = concurrency.parts(group.window, *counts)
             pages = pages if memory.committed_late else planned
         shape = (len(set(places.values())), pages, group.num_kv_heads, counts.page_size, group.head_dim)
-        stored.append(memory.new_pages(shape))
+        stored.append(memory.new_pages(shape, group.value_dim))
         stored[-1].places = places
         if group.window is not None and slides:
             windows.append(WindowPages(len(windows), number, group.window, stored[-1], counts, planned, known))
     if len(stored) > 1:
         apart = {window.group for window in windows}
-        stored[0].groups = tuple(stored)
+        stored[0].others = tuple(stored[1:])
         stored[0].alike = tuple(pages for number, pages in enumerate(stored) if number and number not in apart)
     return stored[0], windows
 

@@ -332,15 +332,21 @@ def _parameters(analysis: "Analysis") -> Table:
 
 def _memory(analysis: "Analysis") -> Table:
     """Weights and cache in each format, and activations of both phases."""
-    from ..measure.accounting.memory import activation_bytes, cache_bytes, state_bytes_per_sequence
+    from ..measure.accounting.memory import (
+        activation_bytes,
+        cache_bytes,
+        expanded_bytes_per_token,
+        state_bytes_per_sequence,
+    )
 
     work, (weights, cache) = analysis.workload, bytes_by_format(analysis)
-    of_text = [
-        cache_bytes(analysis.config, replace(analysis.storage, cache=name), work.decode_context) for name in cache
-    ]
+    storages = [replace(analysis.storage, cache=name) for name in cache]
+    of_text = [cache_bytes(analysis.config, storage, work.decode_context) for storage in storages]
+    expanded = [size for storage in storages if (size := expanded_bytes_per_token(analysis.config, storage))]
     rows = [
         ["weights", *map(bytes_text, weights.values())],
         ["cache, a token", *map(bytes_text, cache.values())],
+        *([["expanded heads", *map(bytes_text, expanded)]] if expanded else []),
         [f"cache, {work.batch} x {work.decode_context}", *(bytes_text(work.batch * size) for size in of_text)],
     ]
     activations = [

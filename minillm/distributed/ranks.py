@@ -82,7 +82,7 @@ class Ranks:
             ParameterError: the ranks cannot share the model.
         """
         config.sharded(self.parallel.tensor)
-        self.parallel.check_layers(config.num_layers, config.encoder_layers)
+        self.parallel.check_layers(config.num_layers, config.encoder_layers, config.per_layer_width)
         model = shape_model(config, ShapeBackend())
         self.width = model.embedding.tokens.shape[1]
         used = config.experts_per_token / config.num_experts if config.num_experts else 1.0

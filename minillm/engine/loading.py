@@ -194,6 +194,6 @@ def _cache_bytes(config: ModelConfig, memory: Memory, pages: int, concurrency: C
         held = pages
         if group.window is not None and concurrency is not None:
             held = concurrency.parts(group.window, pages, memory.page_size)
-        position = len(group.layers) * memory.position_bytes(group.num_kv_heads, group.head_dim)
+        position = len(group.layers) * memory.position_bytes(group.num_kv_heads, group.head_dim, group.value_dim)
         total += held * memory.page_size * position
     return total

@@ -12,6 +12,7 @@ from ..config import ModelConfig
 from ..errors import listed
 from ..models import build_of, family_named, parameters, tensor_shapes
 from .schemes.matrix import MatrixTensor
+from .stacked_experts import each_expert
 
 logger = logging.getLogger("minillm")
 
@@ -29,9 +30,20 @@ def canonical_names(
     the model's own tensors, if they are known already.
     """
     names: parameters.Names = family_named(config.model_type).NAMES
-    tensors = names.canonical(stored, tied_head=config.tied_head)
+    tensors = each_expert(names.canonical(stored, tied_head=config.tied_head), names.stacked)
     further = tuple(f"layers.{config.num_layers + i}." for i in range(config.further_layers))
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(further)} if further else tensors
+    if further and any(name.startswith(further) for name in tensors):
+        logger.warning(
+            "left out: %s, which predicts further tokens", " and ".join(name.rstrip(".") for name in further)
+        )
+    not_read = [
+        f"layers.{i}.self_attn.{name}."  # which Gemma 4's checkpoints have, as they were trained
+        for i in range(config.num_layers)
+        if config.kv_source(i) != i
+        for name in ("k_proj", "v_proj", "k_norm", "v_norm")
+    ]
+    if left_out := (*further, *not_read):
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(left_out)}
     if config.output == "tokens":
         return tensors
     own = tensor_shapes(config) if shapes is None else shapes

@@ -419,4 +419,4 @@ def _as_built(tensor: Tensor, modules: Mapping[str, Parameter], name: str) -> Te
         return tensor
     if module.transposed and name.endswith(".weight"):
         return Rearranged(tensor, np.transpose)
-    return tensor if module.heads is None and module.paired is None else Rearranged(tensor, module.arranged)
+    return tensor if module.heads is None and module.order is None else Rearranged(tensor, module.arranged)

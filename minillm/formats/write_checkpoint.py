@@ -9,8 +9,9 @@ other.
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.formats import FLOAT16, FORMATS, STORED_FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats
-from ..backends.loader import Loader, Tensor
+from ..backends.loader import Loader, Member, Regrouped, Tensor
 from ..backends.operations import Backend
-from ..backends.weights import Weight, expand, narrow
+from ..backends.weights import Experts, Weight, expand, narrow
 from ..errors import ParameterError, UnsupportedModelError
-from ..models import build_model
-from ..models.parameters import ExpertMatrix, source_of
+from ..models import build_model, family_named
+from ..models.parameters import Names, source_of
 from ..output_files import check_absent, new_folder
 from ..progress import showing, work
 from ..reference.quantize import GROUPS, Quantized, quantize
@@ -139,6 +140,13 @@ class _Plan(Loader):
         rows = sum(tensor.shape[0] for tensor in tensors)
         return Weight(name, np.broadcast_to(np.float32(0), (rows, *tensors[0].shape[1:])))
 
+    def prepare_experts(
+        self, name: str, experts: Sequence[Sequence[Tensor]], biases: Sequence[Sequence[Tensor]] = ()
+    ) -> Weight:
+        """A placeholder for each expert."""
+        each = zip_longest(experts, biases, fillvalue=())
+        return Weight(name, Experts(tuple(self.prepare(name, *parts).data for parts in each)))
+
 
 def write_checkpoint(
     source: Path,
@@ -243,25 +251,43 @@ def plan(files: ModelFiles, formats: WeightFormats, *, as_built: bool) -> list[l
     with showing(False):  # nothing is loaded yet
         build_model(config, tensors, Backend(recorded), as_built=files.as_built)
     named = [*tensors.items(), *(() if as_built else files.stored.items())]  # published names come last, and count
-
-    def place(tensor: Tensor) -> int:
-        """The key of a tensor's name: its source, or the matrix of an expert itself if it is written alone."""
-        return id(tensor if as_built and isinstance(tensor, ExpertMatrix) else source_of(tensor))
-
-    names = {place(tensor): name for name, tensor in named}
+    names = {id(source_of(tensor)): name for name, tensor in named}
 
     def part(tensor: Tensor, form: Format | None) -> Part:
-        written = tensor if as_built else source_of(tensor)
+        source = source_of(tensor)
+        if isinstance(source, Member) and not as_built:
+            source = source.whole
+        written = tensor if as_built else source
         stored_as = STORED_FORMATS[written.dtype]
         rounded = stored_as.offset_bits or stored_as.block  # what safetensors has no name for
-        return Part(names[place(tensor)], written, form or (FLOAT16 if rounded else stored_as))
+        name = tensor.name if as_built and isinstance(tensor, Regrouped) else names[id(source)]
+        return Part(name, written, form or (FLOAT16 if rounded else stored_as))
 
-    parts, known = list[list[Part]](), set[str]()
-    for fused in recorded.fused:  # a tensor of all experts is met for each of them
-        fresh = {entry.name: entry for entry in (part(*weight) for weight in fused) if entry.name not in known}
-        known |= fresh.keys()
-        parts.append([*fresh.values()])
-    return parts
+    parts, planned = [], set[str]()
+    for fused in recorded.fused:
+        unwritten = {part.name: part for part in (part(*weight) for weight in fused) if part.name not in planned}
+        planned |= unwritten.keys()  # all experts in one tensor are written once
+        parts.append([*unwritten.values()])
+    if not as_built:
+        parts = _whole(parts, files.stored, family_named(config.model_type).NAMES)
+    return [part for part in parts if part]
+
+
+def _whole(parts: list[list[Part]], stored: Mapping[str, Tensor], names: Names) -> list[list[Part]]:
+    """The same parts, but matrices of experts that are stored as one tensor of all experts are written as that one."""
+    whole: dict[str, str] = {}
+    for name, tensor in stored.items() if names.expert_tensors else ():
+        short = names.short(name)
+        whole |= {matrix: name for matrix in names.unstacked(short, tensor) if matrix != short}
+    left, result = set(whole.values()), list[list[Part]]()
+    for fused in parts:
+        own = [part for part in fused if part.name not in whole]
+        for part in fused:
+            if part.name in whole and whole[part.name] in left:
+                own.append(Part(whole[part.name], stored[whole[part.name]], part.format))
+                left.remove(whole[part.name])
+        result.append(own)
+    return result
 
 
 def _write_weights(

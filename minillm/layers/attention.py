@@ -90,7 +90,7 @@ class Attention:
     spec: AttentionSpec
     """Scale, mask, and what else changes a score"""
     qkv: Weight
-    """[(H + 2 K) D, E]"""
+    """[(H + 2 K) D, E], gated [(2 H + 2 K) D, E]"""
     out: Weight
     """[E, H D]"""
     rotation: Rotation | None = None
@@ -99,6 +99,9 @@ class Attention:
     projection_norms: ProjectionNorms | None = None
     norms_follow_rotation: bool = False
     """Queries and keys are rotated before `head_norms`, not after (Hunyuan)"""
+    gated: bool = False
+    """The heads' results are multiplied by sigmoids, whose logits are projected with the queries: rows of `qkv` after
+    them (Qiu et al., arXiv 2505.06708)"""
     group: int = 0
     """Number of the layers with such keys and values (`ModelConfig.kv_groups`)"""
 
@@ -107,7 +110,9 @@ class Attention:
         projected = (
             (self.num_heads, self.num_kv_heads) if self.projection_norms is None else self.projection_norms.heads
         )
-        q, k, v = project_qkv(backend, x, self.qkv, *projected)  # [T, E] -> [T, H D], 2 x [T, K D]
+        queries = 2 * projected[0] if self.gated else projected[0]
+        q, k, v = project_qkv(backend, x, self.qkv, queries, projected[1])  # [T, E] -> [T, H D], 2 x [T, K D]
+        q, gate = (q[:, : q.shape[1] // 2], q[:, q.shape[1] // 2 :]) if self.gated else (q, None)
         if self.projection_norms is not None:
             q, k, v = self.projection_norms(backend, q, k, v)
         q = partition_heads(q, self.num_heads)  # [T, H D] -> [T, H, D]
@@ -124,4 +129,6 @@ class Attention:
         backend.store_kv(k, v, cache, self.layer, batch)
         z = backend.attend(q, cache, self.layer, batch, self.spec)
         z = merge_heads(z)  # [T, H, D] -> [T, H D]
+        if gate is not None:
+            z = backend.gate(z, gate)
         return backend.linear_reduced(z, self.out, residual)  # [T, H D] -> [T, E]

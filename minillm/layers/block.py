@@ -8,6 +8,7 @@ from ..backends.pages import Pages
 from ..batch import Batch
 from .attention import Attention
 from .convolution import ConvolutionBlock
+from .delta_net import DeltaNetBlock
 from .experts import ExpertMLP
 from .mamba import Mamba2, MambaBlock
 from .mlp import MLP, GatedMLP
@@ -109,4 +110,4 @@ class Sublayer:
         return self.part(backend, normed, cache, batch, residual=x)
 
 
-Block = PreNorm | PostNorm | Parallel | Sandwich | OutputNorm | ConvolutionBlock | MambaBlock | Sublayer
+Block = PreNorm | PostNorm | Parallel | Sandwich | OutputNorm | ConvolutionBlock | DeltaNetBlock | MambaBlock | Sublayer

@@ -7,6 +7,7 @@ from ..backends.operations import Backend
 from ..backends.weights import Weight
 from ..reference.experts import SOFTMAX, RouterSpec, Routing
 from .mlp import GatedMLP
+from .norm import RMSNorm
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +34,15 @@ class ExpertMLP:
     shared_gate: Weight | None = None
     """The sigmoid of its product is the factor of the shared MLP's result, [1, E] (Qwen2-MoE)"""
 
-    def __call__(self, backend: Backend, x: Any, residual: Any) -> Any:
-        """residual + the weighted sum of each token's k experts, + the shared MLP's result. [T, E] -> [T, E]"""
-        logits = backend.linear(x, self.router)  # [T, E] -> [T, X]
+    factors: Weight | None = None
+    """Factor of each expert's weight once it is chosen, [X] (Gemma 4)"""
+
+    def __call__(self, backend: Backend, x: Any, residual: Any | None, *, routed: Any = None) -> Any:
+        """residual + the weighted sum of each token's k experts, + the shared MLP's result. [T, E] -> [T, E]
+
+        The router reads `routed` [T, E] if it is given, else x.
+        """
+        logits = backend.linear(x if routed is None else routed, self.router)  # [T, E] -> [T, X]
         routing = self.route(backend, logits)  # [T, X] -> [T, k]
         if self.shared is not None:
             residual = self._add_shared(backend, self.shared, x, residual)
@@ -47,6 +54,8 @@ class ExpertMLP:
 
     def route(self, backend: Backend, logits: Any) -> Routing:
         """Each token's experts. [T, X] -> [T, k]"""
+        if self.factors is not None:
+            return backend.route(logits, self.top_k, normalised=self.normalised, factors=self.factors)
         if self.correction is None and self.spec == SOFTMAX:
             return backend.route(logits, self.top_k, normalised=self.normalised)
         return backend.route(logits, self.top_k, normalised=self.normalised, bias=self.correction, spec=self.spec)
@@ -61,3 +70,20 @@ class ExpertMLP:
         hidden = backend.glu(backend.linear(x, shared.gate_up), shared.activation)  # [T, E] -> [T, 2 F] -> [T, F]
         hidden = backend.gate(hidden, backend.linear(x, self.shared_gate))  # [T, F], [T, 1] -> [T, F]
         return backend.linear_reduced(hidden, shared.down, residual)  # [T, F] -> [T, E]
+
+
+@dataclass(frozen=True, eq=False)
+class SideExperts:
+    """Experts beside a layer's MLP, with norms of their own and of the MLP's result (Gemma 4)."""
+
+    experts: ExpertMLP
+    router_norm: RMSNorm
+    norm: RMSNorm
+    out_norm: RMSNorm
+    mlp_out_norm: RMSNorm
+
+    def __call__(self, backend: Backend, x: Any, y: Any) -> Any:
+        """norm(y) + norm(experts(norm(x))), y being the MLP's result of x. 2 x [T, E] -> [T, E]"""
+        y = self.mlp_out_norm(backend, y)
+        chosen = self.experts(backend, self.norm(backend, x), None, routed=self.router_norm(backend, x))
+        return self.out_norm(backend, chosen, residual=y)

@@ -52,8 +52,12 @@ def read_config(raw: Mapping[str, Any]) -> ExpertConfig:
     )
 
 
-def read_shared_experts(fields: Fields, *, experts: int | None, default_width: int) -> dict[str, Any]:
+def read_shared_experts(
+    fields: Fields, *, experts: int | None, default_width: int, sparse: tuple[bool, ...] | None = None
+) -> dict[str, Any]:
     """Experts chosen by sigmoids, with shared ones, after `first_k_dense_replace` layers: fields of `ExpertConfig`.
+
+    `sparse`: whether each layer has experts, where the family says it otherwise.
 
     Raises:
         As `mixtral.read_experts`; CheckpointError also if no layer has experts.
@@ -71,7 +75,7 @@ def read_shared_experts(fields: Fields, *, experts: int | None, default_width: i
         chosen=8,
         width="moe_intermediate_size",
         default_width=default_width,
-        sparse=tuple(i >= dense for i in range(layers)),
+        sparse=sparse or tuple(i >= dense for i in range(layers)),
         shared=True,
     )
     shared = fields.get("n_shared_experts", 0)

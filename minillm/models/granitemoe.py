@@ -26,10 +26,13 @@ NAMES = Names(
     prefixes=("model.",),
     left_out=("rotary_emb.inv_freq",),
     renamed=(("block_sparse_moe.router.layer.weight", "block_sparse_moe.gate.weight"),),
-    stacked=(
-        ("input_linear.weight", ("experts.*.gate_proj.weight", "experts.*.up_proj.weight")),
-        ("output_linear.weight", ("experts.*.down_proj.weight",)),
-    ),
+    expert_tensors={
+        "block_sparse_moe.input_linear.weight": (
+            "block_sparse_moe.experts.*.gate_proj.weight",
+            "block_sparse_moe.experts.*.up_proj.weight",
+        ),
+        "block_sparse_moe.output_linear.weight": ("block_sparse_moe.experts.*.down_proj.weight",),
+    },
 )
 """Tensors of checkpoints: (model.)layers.0.block_sparse_moe.input_linear.weight, [X, 2 F, E]."""
 

@@ -66,6 +66,8 @@ class LlamaConfig(ModelConfig):
     """Checkpoints have the numbers of each rotated pair side by side (GLM-4, ERNIE 4.5, Helium)"""
     output_norms: bool = False
     """Norms after attention and MLP too, before the sums (GLM-4-0414)"""
+    sinks: bool = False
+    """Each head has a sink (gpt-oss)"""
     norms_follow_rotation: bool = False
     """Queries and keys are rotated before the norms of each head (Hunyuan)"""
 
@@ -186,10 +188,11 @@ def _build_layer(
     recurrence = mamba(config, weights, i)
     if recurrence is not None:
         return MambaBlock(attention_norm, recurrence, norm("post_attention_layernorm"), mlp(config, weights, i))
+    sinks = weights.vector("self_attn.sinks", config.num_heads, split="outputs") if config.sinks else None
     attention = weights.attention(
         config,
         i,
-        AttentionSpec(scale, window=config.windows[i]),
+        AttentionSpec(scale, window=config.windows[i], sinks=sinks),
         qkv=weights.qkv_proj(
             config,
             bias=config.qkv_bias,

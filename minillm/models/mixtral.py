@@ -43,6 +43,8 @@ class ExpertConfig(LlamaConfig):
     """Whether each layer has experts"""
     router: RouterSpec = SOFTMAX
     """How logits become scores, and scores a choice"""
+    expert_bias: bool = False
+    """The router and each expert's projections have biases (gpt-oss)"""
     corrected: bool = False
     """A bias of each expert is added to its score for the choice"""
     shared_size: int = 0
@@ -155,6 +157,7 @@ def expert_mlp(
     config: ExpertConfig,
     weights: Weights,
     *,
+    router: str = "gate",
     gate: str,
     up: str,
     down: str,
@@ -162,11 +165,12 @@ def expert_mlp(
     published: tuple[int, ...] | None = None,
     shared: str | None = "shared_experts",
 ) -> ExpertMLP:
-    """A layer's experts: "gate.weight" of the router, and of each expert "experts.3.NAME.weight" of these names.
+    """A layer's experts: the router, and of each expert "experts.3.NAME.weight" of these names.
 
     Args:
         config: the model's
         weights: of the layer's experts
+        router: its name
         gate: of an expert, its name
         up: another
         down: another
@@ -175,11 +179,12 @@ def expert_mlp(
         shared: name of the expert that all tokens share, whose tensors have Llama's names; None: the family adds it
     """
     E, F, X = config.hidden_size, config.expert_size, config.num_experts
-    gate_up = {f"experts.*.{gate}": F, f"experts.*.{up}": F}
+    gate_up, bias = {f"experts.*.{gate}": F, f"experts.*.{up}": F}, config.expert_bias
+    stacked: dict[str, Any] = {"count": X, "bias": bias}
     return ExpertMLP(
-        router=weights.table("gate", X, E, "router"),
-        gate_up=weights.experts("experts.gate_up", gate_up, inputs=E, count=X, split="outputs"),
-        down=weights.experts("experts.down", {f"experts.*.{down}": E}, inputs=F, count=X, split="inputs"),
+        router=weights.table(router, X, E, "router", bias=f"{router}.bias" if bias else None, published=(X,)),
+        gate_up=weights.experts("experts.gate_up", gate_up, inputs=E, split="outputs", **stacked),
+        down=weights.experts("experts.down", {f"experts.*.{down}": E}, inputs=F, split="inputs", **stacked),
         top_k=config.experts_per_token,
         normalised=config.normalised,
         activation=config.activation,

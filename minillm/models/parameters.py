@@ -11,17 +11,16 @@ checkpoint, their shapes and order, its role, and how several devices share it. 
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.formats import Role
-from ..backends.loader import RandomTensor, Rearranged, Shifted, Tensor
+from ..backends.loader import Member, RandomTensor, Rearranged, Regrouped, Shifted, Tensor
 from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
 from ..backends.weights import Weight
@@ -45,6 +44,28 @@ Split = Literal["outputs", "inputs"]
 the product)."""
 
 
+class HeadOrder(NamedTuple):
+    """A checkpoint's order of each head's rows; the model has the rotated ones first, a half after the other."""
+
+    width: int
+    """D"""
+    rotated: int
+    """Rotated numbers of each head, which come first in the model"""
+    last: bool = False
+    """They are the head's last, not its first"""
+    paired: bool = True
+    """The numbers of each rotated pair are side by side"""
+
+    def arranged(self, stored: NDArray[Any]) -> NDArray[Any]:
+        """Rows [H D, ...] in the model's order."""
+        first = self.width - self.rotated if self.last else 0
+        turned = range(first, first + self.rotated)
+        order = [*turned[::2], *turned[1::2]] if self.paired else [*turned]
+        order += [i for i in range(self.width) if i not in turned]
+        by_head = stored.reshape(-1, self.width, *stored.shape[1:])  # [H D, ...] -> [H, D, ...]
+        return by_head[:, order].reshape(stored.shape)  # [H, D, ...] -> [H D, ...]
+
+
 @dataclass(frozen=True)
 class Parameter:
     """A matrix for which `build` asks, as the checkpoint has it, and its place in the model's own weight."""
@@ -58,11 +79,11 @@ class Parameter:
     first: int = 0
     """Its first row in the weight"""
     role: Role = "projection"
-    blocks: int = 1
+    blocks: int | tuple[int, ...] = 1
     heads: int | None = None
     """Rows are stored head by head (`Weights.linear`)"""
-    paired: tuple[int, int] | None = None
-    """Rows are stored with rotated pairs side by side (`Weights.linear`)"""
+    order: HeadOrder | None = None
+    """Rows of each head are stored in another order (`Weights.linear`)"""
     transposed: bool = False
     """Published as [inputs, outputs]"""
     is_expert: bool = False
@@ -70,8 +91,8 @@ class Parameter:
 
     def arranged(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Rows in the checkpoint's order as the model has them. [outputs, ...]"""
-        if self.paired is not None:
-            return rows_in_halves(rows, *self.paired)
+        if self.order is not None:
+            return self.order.arranged(rows)
         return rows if self.heads is None else rows_by_block(rows, self.heads, self.blocks)
 
 
@@ -142,10 +163,10 @@ class Weights:
         inputs: int,
         bias: bool = False,
         split: Split | None = None,
-        blocks: int | tuple[int, ...] = 1,
-        heads: int | None = None,
+        blocks: int | tuple[int, ...] | Mapping[str, int | tuple[int, ...]] = 1,
+        heads: int | Mapping[str, int] | None = None,
         units: Sequence[int] | None = None,
-        paired: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+        orders: Mapping[str, HeadOrder] = MappingProxyType({}),
         transposed: bool = False,
         role: Role = "projection",
     ) -> Weight:
@@ -158,35 +179,76 @@ class Weights:
             bias: whether it has one
             split: how ranks share it; None: each has all of it. The bias goes with the outputs; with "inputs" rank 0
                 alone has it, since the ranks' results are added
-            blocks: blocks of rows (Q, K, V) that one tensor holds, their number if they are equal, or the rows of each:
-                a rank takes its share of each
-            heads: the checkpoint has the blocks' rows head by head (each head's Q, K, V), of so many heads
+            blocks: blocks of rows (Q, K, V) that one tensor holds, their number if they are equal, or the rows of each,
+                by name if tensors differ: a rank takes its share of each
+            heads: the checkpoint has the blocks' rows head by head (each head's Q, K, V), of so many heads; by name if
+                not all tensors have blocks, which are then no others
             units: the heads in each tensor, or in each block of one: ranks take whole ones, and several have the same
                 where there are fewer than ranks (key/value heads)
-            paired: tensors with the numbers of each rotated pair side by side, where the model has them half of the
-                rotated numbers apart: name -> (D, rotated numbers of each head)
+            orders: how checkpoints have each head's rows, of tensors by name, if not as the model
             transposed: the checkpoint has it as [inputs, outputs]
             role: "labels" of a classification head
         """
         tensors: list[Tensor] = []
         biases: list[Tensor] = []
         parts, first = outputs if isinstance(outputs, Mapping) else {name: outputs}, 0
-        place = {"blocks": blocks if isinstance(blocks, int) else 1, "heads": heads, "transposed": transposed}
         for i, (stem, rows) in enumerate(parts.items()):
-            within = units if units is None or len(parts) == 1 else units[i : i + 1]
-            pairs = paired.get(stem)
-            order: dict[str, Any] = {"split": split, "blocks": blocks, "heads": heads, "units": within, "paired": pairs}
-            matrix = self._tensors(f"{stem}.weight", (rows, inputs), **order, transposed=transposed)
-            self._listen(stem, name, matrix, outputs=rows, inputs=inputs, first=first, paired=pairs, **place)
+            own = blocks.get(stem, 1) if isinstance(blocks, Mapping) else blocks
+            by_head = heads.get(stem) if isinstance(heads, Mapping) else heads
+            count = own if isinstance(own, int) else len(own)
+            within = units if units is None or len(parts) == 1 else (units[i],) * count
+            order = orders.get(stem)
+            asked: dict[str, Any] = {"split": split, "blocks": own, "heads": by_head, "units": within, "order": order}
+            place = {"blocks": own if by_head or isinstance(own, int) else 1, "heads": by_head, "order": order}
+            matrix = self._tensors(f"{stem}.weight", (rows, inputs), **asked, transposed=transposed)
+            self._listen(stem, name, matrix, outputs=rows, inputs=inputs, first=first, transposed=transposed, **place)
             tensors += matrix
-            biases += self._tensors(f"{stem}.bias", (rows,), **order) if bias else []
+            biases += self._tensors(f"{stem}.bias", (rows,), **asked) if bias else []
             first += rows
         if split == "inputs" and self.rank:
             biases = []
         return self._prepare(name, tensors, biases, role)
 
+    def by_head(
+        self, name: str, published: str, heads: int, rows: range, *, of: int, inputs: int, transposed: bool = False
+    ) -> Weight:
+        """A matrix of each head, [heads out, in], some `rows` of each head's in a projection; ranks share the heads.
+
+        Args:
+            name: the weight's, and its tensor's in checkpoints that are written as the model is built
+            published: the projection's, [heads of, inputs]
+            heads: their number
+            rows: those of each head
+            of: rows of each head in the projection
+            inputs: its columns
+            transposed: whether each head's matrix is used the other way round: its `rows` are inputs, not outputs
+        """
+        place: dict[str, Any] = {"split": "outputs", "units": (heads,)}
+        if self._as_built:
+            outputs, columns = (inputs, len(rows)) if transposed else (len(rows), inputs)
+            return self._prepare(
+                name, self._tensors(f"{name}.weight", (heads * outputs, columns), **place), [], "projection"
+            )
+
+        def arrange(stored: NDArray[Any]) -> NDArray[Any]:
+            part = stored.reshape(-1, of, inputs)[:, rows.start : rows.stop]  # [heads of, in] -> [heads, rows, in]
+            return (part.transpose(0, 2, 1) if transposed else part).reshape(-1, len(rows) if transposed else inputs)
+
+        whole = self._tensors(f"{published}.weight", (heads * of, inputs), **place)
+        return self._prepare(
+            name, [Regrouped(tensor, arrange, f"{self._prefix}{name}.weight") for tensor in whole], [], "projection"
+        )
+
     def experts(
-        self, name: str, outputs: Mapping[str, int], *, inputs: int, count: int, split: Split | None = None
+        self,
+        name: str,
+        outputs: Mapping[str, int],
+        *,
+        inputs: int,
+        count: int,
+        bias: bool = False,
+        split: Split | None = None,
+        blocks: int = 1,
     ) -> Weight:
         """One projection [outputs, inputs] of each of `count` experts.
 
@@ -196,22 +258,29 @@ class Weights:
                 "mlp.experts.*.up_proj" is "mlp.experts.3.up_proj.weight" in the checkpoint
             inputs: its columns
             count: X
+            bias: whether each expert has one
             split: as of `linear`, within each expert
+            blocks: as of `linear`, of each tensor
         """
         experts: list[list[Tensor]] = [[] for _ in range(count)]
+        biases: list[list[Tensor]] = [[] for _ in range(count if bias else 0)]
         for expert, tensors in enumerate(experts):
             first = 0
             for pattern, rows in outputs.items():
                 stem = pattern.replace("*", str(expert))
-                matrix = self._tensors(f"{stem}.weight", (rows, inputs), split=split)
-                place = {"outputs": rows, "inputs": inputs, "first": first}
+                matrix = self._tensors(f"{stem}.weight", (rows, inputs), split=split, blocks=blocks)
+                place = {"outputs": rows, "inputs": inputs, "first": first, "blocks": blocks}
                 self._listen(stem, f"{name}.{expert}", matrix, **place, is_expert=True)
                 tensors += matrix
                 first += rows
+                if bias:
+                    biases[expert] += self._tensors(f"{stem}.bias", (rows,), split=split)
+        if split == "inputs" and self.rank:
+            biases = []
         if not self._holds(self._prefix + name):
             return Weight(self._prefix + name, None)
-        weight = self._backend.loader.prepare_experts(self._prefix + name, experts)
-        self._prepared([tensor for tensors in experts for tensor in tensors])
+        weight = self._backend.loader.prepare_experts(self._prefix + name, experts, biases)
+        self._prepared([tensor for tensors in (*experts, *biases) for tensor in tensors])
         return weight
 
     def table(
@@ -253,26 +322,40 @@ class Weights:
         bias: bool = False,
         gain: bool = True,
         offset: float = 0.0,
+        factor: float = 1.0,
         split: Split | None = None,
     ) -> Weight:
         """The gain of a norm [width], and its bias, or neither.
 
-        Published checkpoints of some families have the gain less an `offset`: Gemma's of 1 is stored as 0. `split`
-        "outputs": a rank has its share of the gain.
+        Published checkpoints of some families have the gain less an `offset`: Gemma's of 1 is stored as 0; or what is
+        the gain times a `factor`. `split` "outputs": a rank has its share of the gain.
         """
         if not gain:
             return Weight(self._prefix + name, None)
         gains, biases = self._tensors(f"{name}.weight", (width,), split=split), []
-        if offset and not self._as_built:
-            gains = [Shifted(tensor, offset) for tensor in gains]
+        if (offset or factor != 1) and not self._as_built:
+            gains = [Shifted(tensor, offset, factor) for tensor in gains]
         if bias:
             biases = self._tensors(f"{name}.bias", (width,))
         return self._prepare(name, gains, biases, "projection")
 
-    def vector(self, name: str, width: int, *, published: tuple[int, ...] | None = None) -> Weight:
-        """A vector [width] that is neither a gain nor a projection's bias; checkpoints have it in another shape."""
-        whole = self._tensors(name, published if published is not None and not self._as_built else (width,))
-        return self._prepare(name, [Rearranged(t, np.ravel) if len(t.shape) > 1 else t for t in whole], [], "router")
+    def vector(
+        self,
+        name: str,
+        width: int,
+        *,
+        published: tuple[int, ...] | None = None,
+        beside: str | None = None,
+        split: Split | None = None,
+    ) -> Weight:
+        """A vector [width] that is neither a gain nor a projection's bias; checkpoints have it in another shape.
+
+        `beside` is the name of another that goes with it, as its bias; `split`: ranks share both.
+        """
+        published = published if published is not None and not self._as_built else (width,)
+        whole = self._tensors(name, published, split=split)
+        other = self._tensors(beside, (width,), split=split) if beside is not None else []
+        return self._prepare(name, [Rearranged(t, np.ravel) if len(t.shape) > 1 else t for t in whole], other, "router")
 
     def taps(
         self, name: str, channels: int, width: int, *, bias: bool = False, blocks: tuple[int, ...] | None = None
@@ -363,7 +446,7 @@ class Weights:
         place: dict[str, Any] = {"split": split, "blocks": blocks or 1, "units": (H, K, K)}
         if pairs is not None:
             assert not fused
-            place["paired"] = {f"self_attn.{name}_proj": (config.head_dim, 2 * pairs) for name in "qk"}
+            place["orders"] = {f"self_attn.{name}_proj": HeadOrder(config.head_dim, 2 * pairs) for name in "qk"}
         return self.linear("self_attn.qkv", outputs, inputs=config.hidden_size, bias=bias, **place)
 
     def o_proj(self, config: ModelConfig, *, bias: bool = False) -> Weight:
@@ -402,12 +485,12 @@ class Weights:
         blocks: int | tuple[int, ...] = 1,
         heads: int | None = None,
         units: Sequence[int] | None = None,
-        paired: tuple[int, int] | None = None,
+        order: HeadOrder | None = None,
         transposed: bool = False,
     ) -> list[Tensor]:
         """A tensor in the order in which the model uses it, or this rank's parts of it; arguments as of `linear`."""
         if self._as_built:
-            heads, paired, transposed = None, None, False
+            heads, order, transposed = None, None, False
         tensor = self._find(self._prefix + name, shape[::-1] if transposed else shape)
         axis = 0 if split == "outputs" else 1
         parts = [tensor]
@@ -422,10 +505,9 @@ class Weights:
                 at += size
             heads = heads and heads // self.ranks
         if heads is not None:
-            assert isinstance(blocks, int)
             return [by_block(piece, heads, blocks) for piece in parts]
-        if paired is not None:
-            return [in_halves(piece, *paired) for piece in parts]
+        if order is not None:
+            return [Rearranged(piece, order.arranged) for piece in parts]
         return [transpose(piece) for piece in parts] if transposed else parts
 
     def _listen(self, name: str, weight: str, tensors: Sequence[Tensor], **place: Any) -> None:
@@ -541,14 +623,6 @@ def _some(names: Sequence[str]) -> str:
 # --- published checkpoints -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class ExpertMatrix(Rearranged):
-    """Some rows of an expert's matrix, of a tensor that has those of all experts; `source` is the expert's."""
-
-    whole: Tensor
-    """[X, rows, columns]"""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Names:
     """How a family's published checkpoints name the tensors that its `build` asks for."""
@@ -561,9 +635,9 @@ class Names:
     """Prefixes of heads' tensors; some checkpoints have more heads than are run"""
     renamed: tuple[tuple[str, str], ...] = ()
     """Older names of tensors: an ending, and what stands for it today"""
-    stacked: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Endings of tensors [X, rows, columns] that have a matrix of each expert, and the endings that stand for equal
-    parts of its rows, with * for the expert's number"""
+    expert_tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Endings of tensors that hold one matrix of each expert [X, rows, columns] -> those of equal parts of an expert's
+    rows, with * for its number"""
     other_parts: tuple[str, ...] = ()
     """Prefixes of tensors that are no part of the text model, such as a vision tower's"""
     embedding: str = "embed_tokens.weight"
@@ -573,6 +647,8 @@ class Names:
     """Other names of the embedding: copies in an encoder and a decoder that share it"""
     zeros: str | None = None
     """A bias of logits, [1, V], which is zeros where a checkpoint lacks it"""
+    stacked: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Tensors of all experts of a layer, and the projections whose outputs alternate in them (`stacked_experts.py`)"""
     head_decides: bool = False
     """The head is tied unless a checkpoint stores another, as transformers has it in the T5 families, whatever
     config.json says"""
@@ -585,20 +661,19 @@ class Names:
             name = f"{name.removesuffix(older)}{today}" if name.endswith(older) else name
         return self.head if name == "lm_head.weight" else name
 
-    def _unstacked(self, stored: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Stored tensors, in place of stacked ones the matrices of single experts."""
-        for name, tensor in stored.items():
-            parts = next((parts for ending, parts in self.stacked if name.endswith(ending)), ())
-            if not parts or len(tensor.shape) != 3 or tensor.shape[1] % len(parts):
-                yield name, tensor
-                continue
-            stem = next(name.removesuffix(ending) for ending, _ in self.stacked if name.endswith(ending))
-            X, rows = tensor.shape[0], tensor.shape[1] // len(parts)
-            for expert in range(X):
-                for i, part in enumerate(parts):
-                    arrange = partial(_expert_rows, slice(i * rows, (i + 1) * rows))
-                    matrix = ExpertMatrix(tensor.part(0, expert, expert + 1), arrange, tensor)
-                    yield stem + part.replace("*", str(expert)), matrix
+    def unstacked(self, short: str, tensor: Tensor) -> dict[str, Tensor]:
+        """A tensor of this `short` name; or if it is one of `expert_tensors`, each expert's matrices by their names."""
+        ending = next((ending for ending in self.expert_tensors if short.endswith(ending)), None)
+        if ending is None or len(tensor.shape) != 3 or tensor.shape[1] % len(self.expert_tensors[ending]):
+            return {short: tensor}
+        stem, parts = short.removesuffix(ending), self.expert_tensors[ending]
+        rows, matrices = tensor.shape[1] // len(parts), dict[str, Tensor]()
+        for i in range(tensor.shape[0]):
+            matrix = _item(tensor, i)  # [X, rows, columns] -> [rows, columns]
+            for j, part in enumerate(parts):
+                own = matrix if len(parts) == 1 else matrix.part(0, j * rows, (j + 1) * rows)
+                matrices[stem + part.replace("*", str(i))] = own
+        return matrices
 
     def ties_head(self, stored: Mapping[str, Tensor], configured: bool) -> bool:
         """Whether the head is the embedding, where config.json says `configured`."""
@@ -620,13 +695,14 @@ class Names:
                 a copy of the embedding differs.
         """
         tensors: dict[str, Tensor] = {}
-        for name, tensor in self._unstacked(stored):
+        for name, tensor in stored.items():
             short = self.short(name)
             if short.endswith(self.left_out) or short.startswith(self.other_parts):
                 continue
-            if short in tensors:
-                raise CheckpointError(f"the checkpoint holds tensor {short} twice, once as {name}: leave one out")
-            tensors[short] = tensor
+            for own, matrix in self.unstacked(short, tensor).items():
+                if own in tensors:
+                    raise CheckpointError(f"the checkpoint holds tensor {own} twice, once as {name}: leave one out")
+                tensors[own] = matrix
         copied = tensors.pop(self.head, None) if tied_head else None
         if copied is not None and not _equal(tensors.setdefault(self.embedding, copied), copied):
             raise CheckpointError(
@@ -644,9 +720,9 @@ class Names:
         return tensors
 
 
-def _expert_rows(rows: slice, stored: NDArray[Any]) -> NDArray[Any]:
-    """Some rows of one expert's matrix. [1, out, in] -> [n, in]"""
-    return stored[0, rows]
+def _item(tensor: Any, index: int) -> Any:
+    """A tensor's number `index` along the first axis; of one in a file the rest is not read."""
+    return tensor.item(index) if hasattr(tensor, "item") else Rearranged(tensor, lambda whole: whole[index])
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -664,31 +740,20 @@ def transpose(tensor: Tensor) -> Rearranged:
     return Rearranged(tensor, np.transpose)
 
 
-def by_block(tensor: Tensor, heads: int, blocks: int = 3) -> Rearranged:
+def by_block(tensor: Tensor, heads: int, blocks: int | tuple[int, ...] = 3) -> Rearranged:
     """Rows stored head by head (each head's Q, K, V) as Q of all heads, then K, then V. [H 3 D, ...] -> [3 H D, ...]"""
     return Rearranged(tensor, lambda stored: rows_by_block(stored, heads, blocks))
 
 
-def rows_by_block(stored: NDArray[Any], heads: int, blocks: int) -> NDArray[Any]:
-    """The rows of an array in the order of `by_block`."""
-    by_head = stored.reshape(heads, blocks, -1, *stored.shape[1:])  # [H 3 D, ...] -> [H, 3, D, ...]
-    return by_head.swapaxes(0, 1).reshape(stored.shape)  # [H, 3, D, ...] -> [3, H, D, ...] -> [3 H D, ...]
-
-
-def in_halves(tensor: Tensor, D: int, rotated: int) -> Rearranged:
-    """Rows of each head with rotated pairs side by side, as one half of them after the other. [H D, ...] -> the same"""
-    return Rearranged(tensor, lambda stored: rows_in_halves(stored, D, rotated))
-
-
-def rows_in_halves(stored: NDArray[Any], D: int, rotated: int) -> NDArray[Any]:
-    """The rows of an array in the order of `in_halves`; those of a head after the first `rotated` stay."""
-    order = [*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, D)]
-    by_head = stored.reshape(-1, D, *stored.shape[1:])  # [H D, ...] -> [H, D, ...]
-    return by_head[:, order].reshape(stored.shape)  # [H, D, ...] -> [H D, ...]
+def rows_by_block(stored: NDArray[Any], heads: int, blocks: int | tuple[int, ...]) -> NDArray[Any]:
+    """The rows of an array in the order of `by_block`; `blocks` are equal, or in the proportion of these numbers."""
+    shares = (1,) * blocks if isinstance(blocks, int) else blocks
+    by_head = stored.reshape(heads, -1, *stored.shape[1:])  # [H 3 D, ...] -> [H, 3 D, ...]
+    stops = np.cumsum(shares) * by_head.shape[1] // sum(shares)
+    parts = np.split(by_head, stops[:-1], axis=1)  # -> 3 x [H, D, ...]
+    return np.concatenate([part.reshape(-1, *stored.shape[1:]) for part in parts])  # -> [3 H D, ...]
 
 
 def source_of(tensor: Tensor) -> Tensor:
-    """The underlying tensor, as the file has it."""
-    if isinstance(tensor, ExpertMatrix):
-        return tensor.whole
-    return tensor.source if isinstance(tensor, Rearranged | Shifted) else tensor
+    """The underlying tensor, as the file has it; of an expert's part of a tensor, that part."""
+    return tensor.source if isinstance(tensor, Rearranged | Shifted) and not isinstance(tensor, Member) else tensor

@@ -74,7 +74,7 @@ NAMES = Names(prefixes=("model.",), left_out=("rotary_emb.inv_freq",))
 def build(config: PhiConfig, weights: Weights, backend: Backend) -> Decoder:
     """Build the model."""
     E, V, rotation = config.hidden_size, config.vocab_size, config.rotary.rotation(backend)
-    bias: dict[str, Any] = {"bias": "lm_head.bias", "published": (V,)}
+    bias: dict[str, Any] = {"bias": "lm_head.bias", "published": (V,)} if config.output == "tokens" else {}
     tokens = weights.table("embed_tokens", V, E, "vocabulary", **bias if config.tied_head else {})  # `embed` adds none
     head = tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary", **bias)
     embedding = Embedding(tokens)

@@ -9,9 +9,10 @@ with experts has `experts.probabilities` in place of `mlp.hidden`.
     blocks.3.attention.q       [T, H, D]  queries, after norms and rotation
     blocks.3.attention.k, .v   [T, K, D]  keys (rotated) and values, before they are stored
     blocks.3.attention.pattern [T, H, S]  softmax(scores): the weight of each key for each query
-    blocks.3.attention.z       [T, H, D]  the heads' results, before the output product
+    blocks.3.attention.z       [T, H, D]  the heads' results, before their gates and the output product
     blocks.3.attention.out     [T, E]     their product with W^O, before any norm of it and the residual sum
     blocks.3.convolution.out   [T, E]     the same of a convolution, in a block that has one in place of attention
+    blocks.3.delta_net.out     [T, E]     the same of a linear attention by the delta rule
     blocks.3.mamba.out         [T, E]     the same of Mamba-2
     blocks.3.residual_mid      [T, E]     the residual stream between attention and MLP
     blocks.3.cross.*                      the same of cross-attention: q, pattern, z, out, residual
@@ -20,12 +21,17 @@ with experts has `experts.probabilities` in place of `mlp.hidden`.
     blocks.3.mlp.out           [T, E]     the MLP's result, before any norm of it and the residual sum
     blocks.3.experts.probabilities [T, X] softmax of the router's logits, or their sigmoids
     blocks.3.experts.shared    [T, E]     the result of the shared expert; `mlp.out` is that of the others
+    blocks.3.experts.out       [T, E]     the result of experts beside an MLP (Gemma 4), before any norm of it
     blocks.3.residual          [T, E]     the residual stream after the block
     final                      [T, E]     after the final norm
     logits                     [T, V]     the head's result, of rows that a strategy reads; where they are watched,
                                           of the others too, in a call of their own
 
-Granite's stream (`embedding`, `residual`, `residual_mid`) is computed without its factor m: times m it is the paper's.
+Of latent attention `k` is the rotated part of the key and `v` the normed latent, [T, 1, r] and [T, 1, C], as the cache
+keeps them; `q` [T, H, r + n] begins with the rotated numbers.
+
+Granite's and MiniCPM3's stream (`embedding`, `residual`, `residual_mid`) is computed without its factor m: times m it
+is the paper's.
 """
 
 import re
@@ -35,13 +41,17 @@ from typing import Any
 
 from ..errors import ParameterError, listed, shown
 from ..layers.block import OutputNorm, Parallel, PostNorm, Sublayer
-from ..layers.convolution import ConvolutionBlock
+from ..layers.convolution import ConvolutionBlock, ShortConvolution
 from ..layers.cross_attention import PostNormCross
+from ..layers.delta_net import DeltaNetBlock, GatedDeltaNet
 from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
+from ..layers.latent_attention import LatentAttention
 from ..layers.mamba import Mamba2, MambaBlock
 from ..layers.mlp import MLP
 
+RECURRENT: dict[type, str] = {ShortConvolution: "convolution", GatedDeltaNet: "delta_net", Mamba2: "mamba"}
+"""Layers in place of attention, and the names of their points"""
 Shape = tuple[int | str, ...]
 """Sizes of a point's array; "T" tokens and "S" positions of the context differ from call to call"""
 
@@ -109,22 +119,7 @@ def _points(stack: Any, prefix: str) -> Points:
 def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]:
     """The points of a block with their shapes, in order; notes in `points` the weights at which they are met."""
     mlp: Any = block.part if isinstance(block, Sublayer) else block.mlp
-    if isinstance(block, ConvolutionBlock):
-        yield "convolution.out", ("T", E)
-        points.summands[id(block.convolution.out)] = "convolution.out"
-    elif isinstance(operator_of(block), Mamba2):
-        yield "mamba.out", ("T", E)
-        points.summands[id(operator_of(block).out)] = "mamba.out"
-    elif not isinstance(operator_of(block), MLP):
-        attention = operator_of(block)
-        H, K, D = attention.num_heads, attention.num_kv_heads, attention.out.shape[1] // attention.num_heads
-        yield "attention.q", ("T", H, D)
-        yield "attention.k", ("T", K, D)
-        yield "attention.v", ("T", K, D)
-        yield "attention.pattern", ("T", H, "S")
-        yield "attention.z", ("T", H, D)
-        yield "attention.out", ("T", E)
-        points.summands[id(attention.out)] = "attention.out"
+    yield from _of_operator(operator_of(block), points, E)
     cross = getattr(block, "cross", None)
     normed_first = not isinstance(block, PostNorm | PostNormCross | OutputNorm)
     if not isinstance(block, Parallel | Sublayer):
@@ -133,6 +128,7 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
         norm, met = (following, points.before) if normed_first else (block.attention_norm, points.after)
         met[id(norm.weight)] = "residual_mid"
     if cross is not None:
+        H, D = cross.num_heads, cross.out.shape[1] // cross.num_heads
         yield "cross.q", ("T", H, D)
         yield "cross.pattern", ("T", H, "S")
         yield "cross.z", ("T", H, D)
@@ -157,15 +153,45 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
         points.inputs[id(mlp.down)] = "mlp.hidden"
         points.summands[id(mlp.down)] = "mlp.out"
     yield "mlp.out", ("T", E)
+    if (beside := getattr(block, "experts", None)) is not None:
+        yield "experts.probabilities", ("T", beside.experts.router.shape[0])
+        yield "experts.out", ("T", E)
     yield "residual", ("T", E)
 
 
+def _of_operator(operator: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]:
+    """The points of a block's attention, or of what is in its place; none of an MLP that is a layer's only part."""
+    if isinstance(operator, MLP):
+        return
+    if type(operator) in RECURRENT:
+        result = f"{RECURRENT[type(operator)]}.out"
+        yield result, ("T", E)
+        points.summands[id(operator.out)] = result
+        return
+    H, K, D = operator.num_heads, operator.num_kv_heads, operator.out.shape[1] // operator.num_heads
+    q, k, v = D, D, D
+    if isinstance(operator, LatentAttention):
+        q, k, v = operator.widths
+        points.inputs[id(operator.keys)] = "attention.q"
+        points.results[id(operator.values)] = "attention.z"
+    yield "attention.q", ("T", H, q)
+    if not getattr(operator, "only_reads", False):
+        yield "attention.k", ("T", K, k)
+        yield "attention.v", ("T", K, v)
+    yield "attention.pattern", ("T", H, "S")
+    yield "attention.z", ("T", H, D)
+    yield "attention.out", ("T", E)
+    points.summands[id(operator.out)] = "attention.out"
+
+
 def operator_of(block: Any) -> Any:
-    """The part of a block before its MLP: attention, a convolution, or Mamba-2; or its only part."""
+    """The part of a block before its MLP: attention, or what is in its place; or its only part."""
     if isinstance(block, Sublayer):
         return block.part
     if isinstance(block, MambaBlock):
         return block.mamba
+    if isinstance(block, DeltaNetBlock):
+        return block.delta_net
     return block.convolution if isinstance(block, ConvolutionBlock) else block.attention
 
 

@@ -11,6 +11,7 @@ kind under `rope_type` or, older still, `type`.
     longrope  f_j divided by a factor of its own: another one in texts beyond the original length (Ding et al., arXiv
               2402.13753). Such a text is computed anew when it outgrows that length, as transformers does in Phi-3; so
               minillm runs it in that family alone
+    proportional  the first share of all pairs turns, the others do not (Gemma 4)
 
 All numbers are float32, as in transformers: at position 4,000 an angle has four digits after the decimal point.
 """
@@ -281,6 +282,15 @@ def _longrope(scaling: Fields, plain: NDArray[np.float32], base: float, max_posi
     )
 
 
+def _proportional(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions: int) -> RotaryConfig:
+    """Only the first share of all pairs turns, at the frequencies that whole heads have; others stay as they are."""
+    share = scaling.number("partial_rotary_factor", 1.0, most=1.0)
+    turning = int(share * 2 * len(plain) // 2)
+    factor = _factor(scaling, 1.0)
+    frequencies = np.where(np.arange(len(plain)) < turning, plain, np.float32(0)) / np.float32(factor)
+    return RotaryConfig(frequencies=_numbers(frequencies), longest=max_positions)
+
+
 _FACTORS = ("short_factor", "long_factor")
 
 
@@ -299,6 +309,21 @@ def _factors(scaling: Fields, name: str, count: int) -> NDArray[np.float32]:
 def yarn_scale(factor: float, weight: float = 1.0) -> float:
     """YaRN's scale of cosines and sines for a context `factor` times as long: 0.1 ln(factor) + 1."""
     return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def score_factor(fields: Fields, max_positions: int) -> float:
+    """The factor of attention scores by which latent attention makes up for longer texts: YaRN's, squared.
+
+    `mscale_all_dim` of the table is its weight (DeepSeek-AI, arXiv 2405.04434, section 3.1.4); without one it is 1.
+    """
+    scaling = rope_table(fields)
+    weight = _weight(scaling, "mscale_all_dim")
+    if (
+        not weight
+        or scaling.get("type" if scaling.raw.get("rope_type") is None else "rope_type", "default") == "default"
+    ):
+        return 1.0
+    return yarn_scale(_factor(scaling, max_positions / scaling.size(_ORIGINAL, max_positions)), weight) ** 2
 
 
 def _attention_factor(scaling: Fields, factor: float) -> float:
@@ -320,6 +345,7 @@ _KINDS: dict[str, Callable[[Fields, NDArray[np.float32], float, int], RotaryConf
     "yarn": _yarn,
     "llama3": _llama3,
     "longrope": _longrope,
+    "proportional": _proportional,
 }
 
 

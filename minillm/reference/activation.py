@@ -1,22 +1,24 @@
-"""Activations of the MLP, by their names in config.json; the gate of a gated MLP; the scale and soft cap of logits.
+"""Activations of the MLP, by their names in config.json; gates and factors of rows; the scale and soft cap of logits.
 
 GELU is x * Phi(x) with the normal distribution's Phi (Hendrycks and Gimpel, arXiv 1606.08415): "gelu" is the exact
 form, "gelu_new" its approximation by tanh. SiLU is x * sigmoid(x) (section 2 of the same).
 
 A gated linear unit (GLU) multiplies the activated first half of a projection by the second (Shazeer, "GLU variants
-improve transformer", arXiv 2002.05202). With SiLU it is SwiGLU.
+improve transformer", arXiv 2002.05202). With SiLU it is SwiGLU. gpt-oss's, "swiglu_oai" as llama.cpp calls it, clamps
+both halves and adds 1 to the second: min(g, 7) sigmoid(1.702 min(g, 7)) (clamp(u, -7, 7) + 1) (OpenAI, arXiv
+2508.10925, section 2).
 """
 
 from typing import Any
 
 from .cost import Cost
 
-FLOPS_PER_ELEMENT = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1, "relu2": 2}
+FLOPS_PER_ELEMENT = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1, "swiglu_oai": 8, "relu2": 2}
 """ReLU is one comparison; its square ("relu2") takes a product more. GELU as computed here is 20: a scaling; in erf 3
 for t, 9 for the polynomial, 3 for the exponential (a square, exp, a product) and the subtraction from 1; then the
 addition of 1 and two products. Its approximation is 9: two products and a sum for 1 + c x^2, two products for the
 argument, tanh, the addition of 1 and two products. SiLU is 3: an exponential, a sum and a division. tanh alone counts
-as one."""
+as one. gpt-oss's gate is 8 beside its last product: three comparisons, a product, SiLU's 3 and a sum."""
 
 ALIASES = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 """Alternative names in config.json."""
@@ -81,6 +83,13 @@ def erf(x: Any, xp: Any) -> Any:
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_new": gelu_new, "silu": silu, "relu2": relu2}
 """Activation functions of an MLP by name."""
 
+CLAMPED = "swiglu_oai"
+"""gpt-oss's gate, whose other half changes too"""
+CLAMPED_SLOPE, CLAMPED_LIMIT = 1.702, 7.0
+"""Its factor in the sigmoid, and its bound on both halves, as kernels have them too"""
+GATES = (*ACTIVATIONS, CLAMPED)
+"""Names of the gates of a gated MLP."""
+
 LINEAR_ACTIVATIONS = ACTIVATIONS | {"tanh": tanh}
 """Activation functions of any projection: also the one before a classification's labels."""
 
@@ -90,13 +99,26 @@ def glu(x: Any, activation: str, xp: Any, out: Any) -> Any:
 
     Args:
         x: [T, 2 F]: gate and up concatenated; not modified
-        activation: a name in `ACTIVATIONS`
+        activation: a name in `GATES`
         xp: the array module
         out: [T, F], filled and returned
     """
     F = out.shape[1]
+    if activation == CLAMPED:
+        return _clamped_glu(x[:, :F], x[:, F:], xp, out)
     out[...] = x[:, :F]
     return xp.multiply(ACTIVATIONS[activation](out, xp), x[:, F:], out=out)  # [T, 2 F] -> [T, F]
+
+
+def _clamped_glu(gate: Any, up: Any, xp: Any, out: Any) -> Any:
+    """min(g, 7) sigmoid(1.702 min(g, 7)) (clamp(u, -7, 7) + 1). 2 x [T, F] -> [T, F]"""
+    xp.minimum(gate, CLAMPED_LIMIT, out=out)
+    y = xp.exp(out * -CLAMPED_SLOPE)
+    y += 1
+    out /= y
+    y = xp.maximum(xp.minimum(up, CLAMPED_LIMIT), -CLAMPED_LIMIT)
+    y += 1
+    return xp.multiply(out, y, out=out)
 
 
 def glu_cost(T: int, F: int, activation: str, number_bytes: int = 4) -> Cost:
@@ -142,3 +164,27 @@ def gate_cost(T: int, F: int, n: int, number_bytes: int = 4) -> Cost:
     """Three FLOPs for each sigmoid or SiLU (exponential, sum, division), and a product for each number."""
     numbers = number_bytes * T * F
     return Cost(3 * T * n + T * F, numbers + number_bytes * T * n, numbers)
+
+
+def multiply(x: Any, others: Any | None, factor: Any | None, xp: Any, out: Any) -> Any:
+    """x * others * factor, of which one or both are there.
+
+    The product of gated embeddings of single layers (Gemma 3n and 4), and the scalar of each layer (Gemma 4, as in
+    transformers; Touvron et al., arXiv 2103.17239, section 2 have a factor of each channel).
+
+    Args:
+        x: [T, F], not modified
+        others: [T, F] or None
+        factor: one number [1] or None
+        xp: the array module
+        out: [T, F], filled and returned
+    """
+    xp.multiply(x, factor if others is None else others, out=out)
+    return out if others is None or factor is None else xp.multiply(out, factor, out=out)
+
+
+def multiply_cost(T: int, F: int, *, by_others: bool, by_factor: bool, number_bytes: int = 4) -> Cost:
+    """A product for each number and each of both factors."""
+    numbers, products = number_bytes * T * F, by_others + by_factor
+    saved = (products - 1) * 2 * numbers
+    return Cost(products * T * F, numbers * (1 + by_others) + 4 * by_factor, numbers, saved)

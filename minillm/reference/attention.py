@@ -10,6 +10,12 @@ arXiv 2408.00118, section 2). A learned bias by the distance from query to key i
 1910.10683, section 2.1). With a sliding window W a query at position p sees the positions p - W + 1 to p (Jiang et al.,
 "Mistral 7B", arXiv 2310.06825, section 2), and up to p + W - 1 if it is not causal. With ALiBi each head subtracts its
 slope m times the distance between query and key (Press et al., arXiv 2108.12409, section 3).
+
+A head may have a sink, a learned logit that takes part in each softmax and has no value (OpenAI, "gpt-oss-120b and
+gpt-oss-20b model card", arXiv 2508.10925, section 2): the weights of its keys then sum to less than one.
+
+Values may be narrower than keys, V for D. In latent attention (DeepSeek-AI, arXiv 2405.04434, section 2.1) they are the
+last V numbers of each key, one head for all queries, and the cache has no more than the keys.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,6 +49,8 @@ class AttentionSpec:
     """[H, 2 M + 1], added to scores by distance: for a key d after its query column M + d, d at most M; or None"""
     softcap: float | None = None
     """c; None: no cap"""
+    sinks: Any | None = None
+    """[H], each head's sink, as `slopes`; None: none"""
     cross: bool = False
     """Attention over the source of each sequence, which is not causal; `attend` gets the batch of the sources then"""
 
@@ -51,10 +59,10 @@ class AttentionSpec:
 
     def with_arrays(self, array_of: Callable[[Any], Any]) -> "AttentionSpec":
         """The same variant, with an array in place of each weight."""
-        if self.slopes is None and self.bias is None:
+        if self.slopes is None and self.bias is None and self.sinks is None:
             return self
-        slopes, bias = (None if weight is None else array_of(weight) for weight in (self.slopes, self.bias))
-        return replace(self, slopes=slopes, bias=bias)
+        weights = {"slopes": self.slopes, "bias": self.bias, "sinks": self.sinks}
+        return replace(self, **{name: array_of(weight) for name, weight in weights.items() if weight is not None})
 
 
 def attend(q: Any, keys: Any, values: Any, batch: Batch, spec: AttentionSpec, xp: Any, out: Any) -> Any:
@@ -63,17 +71,17 @@ def attend(q: Any, keys: Any, values: Any, batch: Batch, spec: AttentionSpec, xp
     Args:
         q: queries [T, H, D]
         keys: this layer's pages [pages, K, P, D]
-        values: likewise
+        values: likewise, [pages, K, P, V]
         batch: which rows belong to which sequence, and its pages
         spec: the variant
         xp: the array module
-        out: [T, H, D], filled and returned
+        out: [T, H, V], filled and returned
     """
     for span in batch.spans if spec.window is None else seen_spans(batch, spec, keys.shape[2]):
         for first in range(span.start, span.stop, QUERY_TILE):
             last = min(first + QUERY_TILE, span.stop)
             scores = attention_scores(q[first:last], keys, span, last, spec, xp)  # [K, G n, S]
-            weights = softmax(scores, xp, out=scores)
+            weights = attention_weights(scores, spec, xp, out=scores)
             merge_values(weights, values, span, out[first:last], xp)
     return out
 
@@ -146,6 +154,19 @@ def attention_scores(q: Any, keys: Any, span: Span, last: int, spec: AttentionSp
     return scores
 
 
+def attention_weights(scores: Any, spec: AttentionSpec, xp: Any, out: Any | None = None) -> Any:
+    """Softmax of each query's scores, and of its head's sink. [K, G n, S] -> [K, G n, S]; `out` may be `scores`."""
+    if spec.sinks is None:
+        return softmax(scores, xp, out=out)
+    K, rows, S = scores.shape
+    sinks = spec.sinks.reshape(K, -1, 1, 1)  # [H] -> [K, G, 1, 1]
+    by_head = scores.reshape(K, sinks.shape[1], -1, S)  # [K, G n, S] -> [K, G, n, S]
+    best = xp.maximum(by_head.max(axis=-1, keepdims=True), sinks)  # -> [K, G, n, 1]
+    weights = xp.exp(xp.subtract(scores, best.reshape(K, rows, 1), out=out), out=out)
+    weights /= weights.sum(axis=-1, keepdims=True) + xp.exp(sinks - best).reshape(K, rows, 1)
+    return weights
+
+
 def _hide_other_branches(scores: Any, span: Span, last: int, xp: Any) -> None:
     """Set scores of tree tokens that are not ancestors of the query to -inf.
 
@@ -172,19 +193,19 @@ def merge_values(weights: Any, values: Any, span: Span, out: Any, xp: Any) -> No
 
     Args:
         weights: [K, G n, S]
-        values: [pages, K, P, D]
+        values: [pages, K, P, V]
         span: the sequence
-        out: [n, H, D], filled
+        out: [n, H, V], filled
         xp: the array module
     """
-    n, H, D = out.shape
+    n, H, V = out.shape
     _, K, P, _ = values.shape
     S = weights.shape[-1]
-    z = xp.matmul(weights[:, :, :P], values[span.pages[0], :, : min(P, S)])  # [K, G n, size] -> [K, G n, D]
+    z = xp.matmul(weights[:, :, :P], values[span.pages[0], :, : min(P, S)])  # [K, G n, size] -> [K, G n, V]
     for start, page in zip(range(P, S, P), span.pages[1:], strict=False):
         size = min(P, S - start)
         z += xp.matmul(weights[:, :, start : start + size], values[page, :, :size])
-    out.reshape(n, K, H // K, D)[...] = z.reshape(K, H // K, n, D).transpose(2, 0, 1, 3)
+    out.reshape(n, K, H // K, V)[...] = z.reshape(K, H // K, n, V).transpose(2, 0, 1, 3)
 
 
 def attention_cost(
@@ -194,25 +215,28 @@ def attention_cost(
     position_bytes: int,
     spec: AttentionSpec,
     number_bytes: int = 4,
+    value_dim: int = 0,
 ) -> Cost:
-    """FLOPs per visible pair and head: 2 D for the score, 4 for softmax, 2 D for the value; and one scaling of Q.
+    """FLOPs per visible pair and head: 2 D for the score, 4 for softmax, 2 V for the value; and one scaling of Q.
 
     Softmax's four: subtraction of the maximum, exponential, sum, division. A soft cap takes three more (division,
-    hyperbolic tangent, product), a bias one, ALiBi two (a product and a subtraction). Each sequence's visible keys and
-    values are read once, as are slopes, the bias of so many distances (float32) and the queries; the result is written
-    once.
+    hyperbolic tangent, product), a bias one, ALiBi two (a product and a subtraction). A sink takes three for each query
+    and head: subtraction, exponential, sum. Each sequence's visible keys and values are read once, as are slopes,
+    sinks, the bias of so many distances (float32) and the queries; the result is written once.
 
-    `position_bytes` is the size of one position's keys and values in one layer of the cache.
+    `position_bytes` is the size of one position's keys and values in one layer of the cache; `value_dim` V, 0 for D.
     """
-    capped, biased, sloped = (term is not None for term in (spec.softcap, spec.bias, spec.slopes))
+    V = value_dim or D
+    terms = (spec.softcap, spec.bias, spec.slopes, spec.sinks)
+    capped, biased, sloped, sunk = (term is not None for term in terms)
     distances = spec.bias.shape[1] if spec.bias is not None else 0
     scores = H * batch.visible_pairs(spec.window, causal=spec.causal)
     changes = 3 * capped + biased + 2 * sloped
-    flops = scores * (4 * D + 4 + changes) + batch.num_tokens * H * D
-    query_bytes = number_bytes * batch.num_tokens * H * D  # the result takes as many
+    flops = scores * (2 * (D + V) + 4 + changes) + batch.num_tokens * H * (D + 3 * sunk)
+    query_bytes, result_bytes = (number_bytes * batch.num_tokens * H * width for width in (D, V))
     saved = number_bytes * scores * (4 + changes)  # scores written, changed and normalised in place, read
-    read = query_bytes + batch.reach(spec.window) * position_bytes + 4 * H * (sloped + distances)
-    return Cost(flops, read, query_bytes, saved)
+    read = query_bytes + batch.reach(spec.window) * position_bytes + 4 * H * (sloped + sunk + distances)
+    return Cost(flops, read, result_bytes, saved)
 
 
 def store_kv(k: Any, v: Any, keys: Any, values: Any, batch: Batch) -> None:
@@ -229,6 +253,11 @@ def store_kv(k: Any, v: Any, keys: Any, values: Any, batch: Batch) -> None:
     values[batch.slot_pages, :, batch.slot_offsets] = v
 
 
-def kv_cost(T: int, K: int, D: int, position_bytes: int, number_bytes: int = 4) -> Cost:
-    """No arithmetic; 2 T K D numbers read, and T positions of the cache written."""
-    return Cost(0, 2 * number_bytes * T * K * D, T * position_bytes)
+def store_joined(k: Any, v: Any, keys: Any, batch: Batch, xp: Any) -> None:
+    """As `store_kv`, where values are the last numbers of keys: k [T, K, D - V] and v [T, K, V] become one vector."""
+    keys[batch.slot_pages, :, batch.slot_offsets] = xp.concatenate([k, v], axis=2)  # -> [T, K, D]
+
+
+def kv_cost(T: int, K: int, D: int, position_bytes: int, number_bytes: int = 4, value_dim: int = 0) -> Cost:
+    """No arithmetic; T K (D + V) numbers read, and T positions of the cache written; `value_dim` V, 0 for D."""
+    return Cost(0, number_bytes * T * K * (D + (value_dim or D)), T * position_bytes)

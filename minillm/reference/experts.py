@@ -2,7 +2,8 @@
 
     routing = route(x W_router, k)                     softmax over the experts; the k likeliest and their weights
     rows = x[routing.tokens]                           each token k times, sorted by expert
-    hidden = glu(linear_experts(rows, gate_up))        each used expert's matrix is read once, for all of its rows
+    hidden = glu(linear_experts(rows, gate_up))        each used expert's matrix is read once, for all of its rows; it
+                                                       may have a bias
     y = combine(linear_experts(hidden, down), routing) each token's weighted sum of its k results
 
 Shazeer et al., arXiv 1701.06538; with the softmax before the choice, as here, Fedus et al., arXiv 2101.03961. Scores
@@ -26,7 +27,7 @@ class RouterSpec:
     """How a router's logits become scores, and scores a choice (DeepSeek-AI, arXiv 2412.19437, 2.1.2 and 2.1.3).
 
     A bias of each expert, where there is one, is added to its score for the choice alone. With several groups of
-    experts, those count whose best two have the largest sum.
+    experts, those count whose best two have the largest sum, or the largest best one (arXiv 2405.04434, 2.2.2).
     """
 
     sigmoid: bool = False
@@ -35,6 +36,8 @@ class RouterSpec:
     """Groups of X / groups experts each, in their order"""
     chosen_groups: int = 1
     """Groups whose experts can be chosen"""
+    group_best: int = 2
+    """Experts of a group whose scores' sum ranks it: the best two, or the best one"""
     scale: float = 1.0
     """Factor of the weights"""
 
@@ -65,7 +68,14 @@ class Routing(NamedTuple):
 
 
 def route(
-    logits: Any, k: int, xp: Any, *, normalised: bool, bias: Any | None = None, spec: RouterSpec = SOFTMAX
+    logits: Any,
+    k: int,
+    xp: Any,
+    *,
+    normalised: bool,
+    bias: Any | None = None,
+    spec: RouterSpec = SOFTMAX,
+    factors: Any | None = None,
 ) -> Routing:
     """Choose the k likeliest experts of each token; the first among equals.
 
@@ -76,6 +86,7 @@ def route(
         normalised: the weights of a token's k experts sum to one; else they are their scores among all X
         bias: added to the scores for the choice, [X] float32, or None
         spec: scores, groups and the factor of the weights
+        factors: a factor of each expert's weight, [X] float32, or None (Gemma 4, after the weights are normalised)
     """
     T, X = logits.shape
     if spec.sigmoid:
@@ -92,6 +103,8 @@ def route(
         weights /= weights.sum(axis=1, keepdims=True) + LEAST_SUM
     if spec.scale != 1:
         weights *= xp.float32(spec.scale)
+    if factors is not None:
+        weights *= xp.take(factors, chosen)
     by_expert = chosen.ravel()  # [T, k] -> [T k]
     order = xp.argsort(by_expert, kind="stable")
     rows = xp.empty_like(order)
@@ -109,26 +122,38 @@ def _within_groups(ranked: Any, spec: RouterSpec, xp: Any) -> Any:
     """Minus infinity for experts outside of each token's best groups. [T, X] -> [T, X]"""
     T, X = ranked.shape
     by_group = ranked.reshape(T, spec.groups, -1)  # [T, X] -> [T, groups, X / groups]
-    sums = xp.sort(by_group, axis=2)[:, :, -2:].sum(axis=2)  # -> [T, groups]
+    sums = xp.sort(by_group, axis=2)[:, :, -spec.group_best :].sum(axis=2)  # -> [T, groups]
     best = xp.argsort(-sums, axis=1, kind="stable")[:, : spec.chosen_groups]
     counts = xp.zeros(sums.shape, bool)
     counts[xp.arange(T)[:, None], best] = True
     return xp.where(counts[:, :, None], by_group, -xp.inf).astype(ranked.dtype).reshape(T, X)
 
 
-def route_cost(T: int, X: int, k: int, *, normalised: bool, biased: bool = False, spec: RouterSpec = SOFTMAX) -> Cost:
+def route_cost(
+    T: int,
+    X: int,
+    k: int,
+    *,
+    normalised: bool,
+    biased: bool = False,
+    spec: RouterSpec = SOFTMAX,
+    by_factors: bool = False,
+) -> Cost:
     """Softmax's four FLOPs for each logit (difference, exponential, sum, division), or a sigmoid's three.
 
-    One for each bias, and one for each group's sum; two for each weight normalised, and one for its factor. It reads
-    the logits and biases; it writes each choice's expert, weight, row and token, and each expert's start.
+    One for each bias, and one for each group's sum; two for each weight normalised, and one for each factor. It reads
+    the logits, biases and experts' factors; it writes each choice's expert, weight, row and token, and each expert's
+    start.
     """
     flops = (3 if spec.sigmoid else 4) * T * X + T * X * biased + 2 * T * k * normalised
-    flops += T * spec.groups * (spec.groups > 1) + T * k * (spec.scale != 1)
-    return Cost(flops, 4 * (T * X + X * biased), T * k * (3 * INDEX_BYTES + 4) + INDEX_BYTES * (X + 1))
+    flops += T * spec.groups * (spec.groups > 1) + T * k * ((spec.scale != 1) + by_factors)
+    return Cost(flops, 4 * (T * X + X * (biased + by_factors)), T * k * (3 * INDEX_BYTES + 4) + INDEX_BYTES * (X + 1))
 
 
-def linear_experts(x: Any, matrix_of: Callable[[int], Any], starts: Any, xp: Any, out: Any) -> Any:
-    """Each row's product with its expert's matrix, y = x W_e^T.
+def linear_experts(
+    x: Any, matrix_of: Callable[[int], Any], starts: Any, xp: Any, out: Any, biases: Any | None = None
+) -> Any:
+    """Each row's product with its expert's matrix, y = x W_e^T + b_e.
 
     Args:
         x: [T k, in], sorted by expert
@@ -136,28 +161,34 @@ def linear_experts(x: Any, matrix_of: Callable[[int], Any], starts: Any, xp: Any
         starts: [X + 1], a `Routing`'s starts in the host's memory
         xp: the array module
         out: [T k, out], filled and returned
+        biases: [X, out], or None
     """
     for expert, (first, stop) in enumerate(pairwise(starts)):
         if first < stop:
             xp.matmul(x[first:stop], matrix_of(expert).T, out=out[first:stop])  # [n, in] x [in, out] -> [n, out]
+            if biases is not None:
+                out[first:stop] += biases[expert]
     return out
 
 
 def linear_experts_cost(
-    rows: int, inputs: int, outputs: int, expert_bytes: int, used: float, number_bytes: int = 4
+    rows: int, inputs: int, outputs: int, expert_bytes: int, used: float, number_bytes: int = 4, *, bias: bool = False
 ) -> Cost:
     """2 in out FLOPs for each row, whatever its expert; only the `used` experts' matrices are read, once each.
+
+    With a bias, out more for each row: it reads and writes each result once more if it is not fused.
 
     Args:
         rows: T k
         inputs: input width of each expert
         outputs: output width of each expert
-        expert_bytes: size of one expert's stored matrix
+        expert_bytes: size of one expert's stored matrix and bias
         used: experts that have rows, or their expected number
         number_bytes: size of an activation
+        bias: each expert has one
     """
-    read = number_bytes * rows * inputs + round(used * expert_bytes)
-    return Cost(2 * rows * inputs * outputs, read, number_bytes * rows * outputs)
+    read, result = number_bytes * rows * inputs + round(used * expert_bytes), number_bytes * rows * outputs
+    return Cost(rows * outputs * (2 * inputs + bias), read, result, 2 * result * bias)
 
 
 def combine(y: Any, routing: Routing, residual: Any | None, xp: Any, out: Any) -> Any:

@@ -121,12 +121,23 @@ def rotary(x: Any, cosines: Any, sines: Any, xp: Any, out: Any) -> Any:
     return out
 
 
-def rotary_cost(T: int, heads: int, D: int, half: int, *, scaled: bool, stretched: bool, number_bytes: int = 4) -> Cost:
+def rotary_cost(
+    T: int,
+    heads: int,
+    D: int,
+    half: int,
+    *,
+    scaled: bool,
+    stretched: bool,
+    number_bytes: int = 4,
+    row: int | None = None,
+) -> Cost:
     """Four products and two sums per pair and head; an angle, a cosine and a sine per pair and token.
 
     A scale takes two more per pair and token, a stretch two (a power and a division). Queries and keys of all `heads`
-    are read and written once, frequencies and positions read once.
+    are read and written once, frequencies and positions read once. `row`: a token's numbers in all heads, if not all
+    have width D.
     """
     flops = 6 * T * heads * half + T * half * (3 + 2 * scaled + 2 * stretched)
-    numbers = number_bytes * T * heads * D
+    numbers = number_bytes * T * (heads * D if row is None else row)
     return Cost(flops, numbers + (4 * half + 8 * T if T else 0), numbers)

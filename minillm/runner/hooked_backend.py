@@ -28,7 +28,7 @@ from ..decoding.functions import called
 from ..decoding.hooks import Hook, Hooks, Place, Watched, padded
 from ..errors import NumericalError, ParameterError
 from ..models.points import Points
-from ..reference.attention import AttentionSpec, attention_scores, merge_values
+from ..reference.attention import AttentionSpec, attention_scores, attention_weights, merge_values
 from ..reference.experts import SOFTMAX, RouterSpec, Routing
 from ..reference.softmax import softmax
 
@@ -251,6 +251,15 @@ class HookedBackend(WrappedBackend):
             return out
         return self.inner.linear(x, weight, activation=activation, residual=residual)
 
+    def linear_heads(self, x: Any, weight: Weight) -> Any:
+        """[T, H, r + in] -> [T, H, r + out]"""
+        if (point := self._points.inputs.get(id(weight))) is not None and self.looks_at(point):
+            x = self._looked_at(point, x)
+        out = self.inner.linear_heads(x, weight)
+        if (point := self._points.results.get(id(weight))) is not None:
+            self.look(point, out)
+        return out
+
     def linear_reduced(self, x: Any, weight: Weight, residual: Any | None) -> Any:
         """[T, in] -> [T, out]"""
         point = self._points.summands.get(id(weight))
@@ -306,13 +315,15 @@ class HookedBackend(WrappedBackend):
         self.inner.store_kv(k, v, cache, layer, batch)
 
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
-        """[T, H, D] -> [T, H, D]"""
+        """[T, H, D] -> [T, H, V]; queries and results of latents are looked at where they are not absorbed."""
         kind = "cross" if spec.cross else "attention"
-        self.look(f"{kind}.q", q)
+        if not cache.value_dim:
+            self.look(f"{kind}.q", q)
         z = self.inner.attend(q, cache, layer, batch, spec)
         if self.looks_at(f"{kind}.pattern"):
             self._look_at_patterns(f"{kind}.pattern", q, z, cache.layer(layer), batch, spec)
-        self.look(f"{kind}.z", z)
+        if not cache.value_dim:
+            self.look(f"{kind}.z", z)
         return z
 
     def _look_at_patterns(self, point: str, q: Any, z: Any, pages: Any, batch: Batch, spec: AttentionSpec) -> None:
@@ -325,18 +336,26 @@ class HookedBackend(WrappedBackend):
             if not view.functions(name) and not view.watches(name):
                 continue
             span, rows = spans[view.rows.start], host(q[view.rows])
-            weights = softmax(attention_scores(rows, keys, span, span.stop, spec, np), np)  # [K, G n, S]
+            scores = attention_scores(rows, keys, span, span.stop, spec, np)  # [K, G n, S]
+            weights = attention_weights(scores, spec, np)
             n, H, _ = rows.shape
             pattern = weights.reshape(H, n, -1).swapaxes(0, 1).copy()  # [K, G n, S] -> [n, H, S]
             if self.look(
                 point, pattern, [replace(view, rows=slice(None), keys=keys_seen(span) if spec.causal else None)]
             ):
-                weights, out = pattern.swapaxes(0, 1).reshape(weights.shape), np.empty_like(rows)
+                weights, out = pattern.swapaxes(0, 1).reshape(weights.shape), np.empty((n, H, z.shape[2]), rows.dtype)
                 merge_values(weights, values, span, out, np)
                 z[view.rows] = self.inner.xp.asarray(out)
 
     def route(
-        self, logits: Any, k: int, *, normalised: bool, bias: Weight | None = None, spec: RouterSpec = SOFTMAX
+        self,
+        logits: Any,
+        k: int,
+        *,
+        normalised: bool,
+        bias: Weight | None = None,
+        spec: RouterSpec = SOFTMAX,
+        factors: Weight | None = None,
     ) -> Routing:
         """[T, X] -> [T, k]"""
         if self.looks_at("experts.probabilities"):
@@ -345,13 +364,15 @@ class HookedBackend(WrappedBackend):
             for rows in self.look("experts.probabilities", probabilities):
                 changed = probabilities[rows]
                 logits[rows] = xp.log(changed / (1 - changed)) if spec.sigmoid else xp.log(changed)
-        return self.inner.route(logits, k, normalised=normalised, bias=bias, spec=spec)
+        return self.inner.route(logits, k, normalised=normalised, bias=bias, spec=spec, factors=factors)
 
     def combine_reduced(self, y: Any, routing: Routing, residual: Any) -> Any:
         """[T k, E] -> [T, E]"""
-        if not self.looks_at("mlp.out"):
+        beside = self._points.name(self.layer, "experts.out") in self._points.shapes
+        point = "experts.out" if beside else "mlp.out"
+        if not self.looks_at(point):
             return super().combine_reduced(y, routing, residual)
-        return self._sum("mlp.out", partial(self.inner.combine_reduced, y, routing), residual)
+        return self._sum(point, partial(self.inner.combine_reduced, y, routing), residual)
 
     def scale_logits(self, logits: Any, scale: float, cap: float | None) -> Any:
         """[R, V] -> [R, V]"""

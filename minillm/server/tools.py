@@ -18,8 +18,9 @@ from ..decoding.event import Event
 from ..decoding.fields import GUIDES
 from ..engine.results import Completion
 from ..errors import listed, shown
-from ..text.chat import FORMATS, Answer, AnswerParser, CallFormat, CallParser, call_grammar, read_tools
+from ..text.chat import FORMATS, Answer, AnswerParser, CallFormat, CallParser, call_grammar, parser_of, read_tools
 from ..text.chat.calls import AnswerDelta, ArgumentsDelta, CallBegin, ReasoningDelta
+from ..text.chat.harmony import HarmonyParser
 from .generation_request import Translated
 from .http_json import ApiError
 from .served_model import ServedModel
@@ -45,9 +46,9 @@ class ToolUse:
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Schemas of the functions' parameters"""
 
-    def parser(self) -> CallParser:
+    def parser(self) -> CallParser | HarmonyParser:
         """A parser for one answer."""
-        return CallParser(self.form, self.names, single=self.single, schemas=self.schemas)
+        return parser_of(self.form, self.names, single=self.single, schemas=self.schemas)
 
 
 class FirstCalls:
@@ -110,7 +111,14 @@ def tool_use(asked: Translated[Any], model: ServedModel) -> ToolUse | None:
     strict = any(tool["function"].get("strict") for tool in callable_)
     tokenizer, required = model.engine.tokenizer, mode == "required"
     guided = required or strict or len(callable_) < len(tools)
-    content = _content_schema(asked, required=required, guided=guided)
+    if guided and not form.guides:
+        what = "a call required" if required else "a strict function" if strict else "some of the functions alone"
+        raise ApiError(
+            f"tools: this model's calls are held by no grammar, so {what} cannot be granted: leave that out",
+            param="tools",
+        )
+    # a form of the content holds its final message alone, after the calls that no grammar sees
+    content = _content_schema(asked, required=required, guided=guided) if form.guides else None
     if guided or content is not None:
         asked.fields["guided_grammar"] = call_grammar(
             form,

@@ -95,3 +95,20 @@ def test_a_type_of_its_own_takes_its_own_size() -> None:
     assert arena.take((3, 5)).dtype == np.float16
     logits = arena.take((3, 5), np.float32)
     assert (logits.dtype, arena.nbytes) == (np.float32, 30 + 60)
+
+
+def test_what_is_for_the_pass_outlives_all_turns_and_leaves_the_last_result_alone() -> None:
+    arena = Arena(np)
+    for _ in range(2):  # each step in the memory of the one before
+        arena.restart()
+        x = arena.take((3,))
+        with arena.for_pass():
+            stay = [arena.take((3,)), arena.take((5,))]
+        assert not np.shares_memory(*stay)
+        arena.turn()
+        assert not np.shares_memory(arena.take((3,)), x)
+        for _ in range(3):
+            arena.turn()
+            taken = [arena.take((5,)) for _ in range(4)]
+            assert not any(np.shares_memory(each, kept) for each in taken for kept in stay)
+    assert arena.nbytes == 4 * (3 + 5 + 3 + 5 + 4 * 5)

@@ -24,23 +24,16 @@ from ..tiny import logits_of, loop_of, model_of, request_for, run, runner_of
 from .books import check_books
 
 P = 4
-MODELS = {
-    "lfm2": CONFIGS["lfm2"]["grouped"] | {"max_position_embeddings": 128},
-    "granitemoehybrid": CONFIGS["granitemoehybrid"]["two groups"] | {"max_position_embeddings": 128},
-}
-RAW = MODELS["lfm2"]
+RAW = CONFIGS["lfm2"]["grouped"] | {"max_position_embeddings": 128}
+DELTA_NETS = CONFIGS["qwen3_5_text"]["grouped"] | {"max_position_embeddings": 128}
+MAMBAS = CONFIGS["granitemoehybrid"]["two groups"] | {"max_position_embeddings": 128}
+"""Both have layers that keep two arrays each"""
 LINE = np.random.default_rng(0).integers(3, 96, 60).tolist()
 
 
-@pytest.fixture(autouse=True, params=["lfm2", pytest.param("granitemoehybrid", marks=pytest.mark.slow)])
-def raw(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Convolutions alone, or also the states of a recurrence."""
-    monkeypatch.setitem(globals(), "RAW", MODELS[request.param])
-
-
-def state_runner(pages: int = 24, slots: int | None = None, **fields: Any) -> Runner:
+def state_runner(pages: int = 24, slots: int | None = None, raw: dict[str, Any] = RAW, **fields: Any) -> Runner:
     """Pages of four positions, and a snapshot at each border."""
-    runner = runner_of(model_of(RAW | fields, seed=2), pages=pages, page_size=P)
+    runner = runner_of(model_of(raw | fields, seed=2), pages=pages, page_size=P)
     cache = StatePrefixCache(runner.model.config, runner.backend, pages, P, slots=slots)
     cache.whole_positions = P
     runner.cache = cache
@@ -249,13 +242,24 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("prefix_cache", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_every_strategy_has_the_tokens_of_a_run_alone_also_when_preempted(prefix_cache: bool) -> None:
+@pytest.mark.parametrize(
+    ("prefix_cache", "raw"),
+    [
+        (True, RAW),
+        pytest.param(False, RAW, marks=pytest.mark.slow),
+        pytest.param(True, DELTA_NETS, marks=pytest.mark.slow),
+        pytest.param(True, MAMBAS, marks=pytest.mark.slow),
+    ],
+    ids=["found", "computed", "delta nets", "Mamba-2"],
+)
+def test_every_strategy_has_the_tokens_of_a_run_alone_also_when_preempted(
+    prefix_cache: bool, raw: dict[str, Any]
+) -> None:
     rng = Random(3)
     requests = [request_for([*LINE[: 17 + i], 5 + i], max_new_tokens=8, **way) for i, way in enumerate(WAYS)]
 
     def new_loop() -> Any:
-        runners = {"target": state_runner(pages=200), "draft": state_runner(pages=200, hidden_size=40)}
+        runners = {"target": state_runner(200, raw=raw), "draft": state_runner(200, raw=raw, hidden_size=40)}
         return loop_of(prefix_cache=prefix_cache, headroom=4, **runners)
 
     alone = [run(new_loop(), [request])[0] for request in requests]
@@ -280,10 +284,10 @@ def test_every_strategy_has_the_tokens_of_a_run_alone_also_when_preempted(prefix
     )
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 30))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 33))])
 def test_random_forks_and_truncations_of_random_texts(seed: int) -> None:
     rng = Random(seed)
-    runner = state_runner(pages=60, slots=rng.choice([40, None]))
+    runner = state_runner(60, rng.choice([40, None]), raw=RAW if seed < 27 else MAMBAS if seed < 30 else DELTA_NETS)
     live: list[TokenSequence] = []
     for _ in range(60):
         if not live or (len(live) < 6 and rng.random() < 0.2):
@@ -321,8 +325,7 @@ def test_random_forks_and_truncations_of_random_texts(seed: int) -> None:
 def test_slots_are_those_of_the_sequences_and_snapshots_as_large_as_the_pages_at_most() -> None:
     runner = state_runner()
     config, backend = runner.model.config, runner.backend
-    numbers = {"lfm2": 2 * 32, "granitemoehybrid": 3 * (32 + 2 * 2 * 12) + 32 * 12}  # of a layer
-    state, page = 2 * 4 * numbers[config.model_type], 1 * 2 * 2 * 8 * 4 * backend.memory.page_size
+    state, page = 2 * 2 * 32 * 4, 1 * 2 * 2 * 8 * 4 * backend.memory.page_size
     assert state_bytes(config.layer_states) == state < page
     cache = new_cache(PrefixCache, config, backend, 10, sequences=3)
     assert isinstance(cache, StateCache)

@@ -1,6 +1,8 @@
 """Layers with a window keep the pages that a query can see: the same results, and every page's users counted."""
 
+import gc
 import random
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,12 @@ from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.operations import Backend
 from minillm.batch import TokenSequence
-from minillm.cache import Concurrency, PagedCache
+from minillm.cache import Concurrency, PagedCache, new_cache
 from minillm.cache.prefix_files import PrefixPages, read_file, read_pages, to_file
 from minillm.engine.loading import affordable_pages
 from minillm.engine.prefixes import put
 from minillm.errors import CacheFullError
+from minillm.models import config_of
 from minillm.runner.runner import Runner
 
 from ..models import test_gemma3_text, test_mistral
@@ -91,6 +94,19 @@ def test_a_long_text_takes_the_pages_of_its_window(raw: dict[str, Any], layers: 
     assert (len(sequence.pages), window.begun) == (13, 3)
     runner.cache.free(sequence)
     check_books(runner.cache, [])
+
+
+def test_a_cache_of_several_groups_goes_with_its_last_reference() -> None:
+    """Its memory need not wait for the collector of circles, which a device's memory does not set off."""
+    config = config_of(SOME)
+    gc.disable()
+    try:
+        cache = new_cache(PagedCache, config, NumpyBackend(), 4, 16)
+        pages = [weakref.ref(group) for group in cache.storage.groups]
+        del cache
+        assert len(pages) == 2 and not any(reference() for reference in pages)
+    finally:
+        gc.enable()
 
 
 def test_a_prompt_in_chunks_leaves_what_is_behind_it() -> None:

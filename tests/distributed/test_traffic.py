@@ -39,7 +39,7 @@ def assert_counted(folder: Path, parallel: Parallel) -> None:
     )
     analysis = analysis_of(config, parallel, T)
     E, L, tensor = config.hidden_size, config.num_layers, parallel.tensor
-    W = getattr(config, "embedding_size", E)
+    W = getattr(config, "embedding_size", E) + config.per_layer_width
     for i in range(tensor):  # ranks with the same heads in all stages: together they have the model
         own = [shared.traffic[stage * tensor + i] for stage in range(parallel.pipeline)]
         reduced = [traffic.of("all-reduce") for traffic in own]
@@ -72,7 +72,8 @@ def test_bytes_of_a_prompt_and_a_step(parallel: Parallel, tmp_path: Path) -> Non
 def test_bytes_of_every_family(family: str, name: str, parallel: Parallel) -> None:
     folder = GOLDEN / family / name.replace(" ", "-")
     config = open_model(folder).config
-    if config.num_heads % parallel.tensor or config.num_layers < parallel.pipeline:
+    staged = parallel.pipeline > 1 and (config.num_layers < parallel.pipeline or config.per_layer_width)
+    if config.num_heads % parallel.tensor or staged:
         pytest.skip("it cannot be shared")
     assert_counted(folder, parallel)
 

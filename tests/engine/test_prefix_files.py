@@ -14,13 +14,17 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from minillm import Engine
+from minillm.backends.loader import RandomTensor
 from minillm.errors import CacheFullError, MinillmError, ParameterError, TaskError, UsageError
+from minillm.models import build_of, config_of
+from minillm.models.parameters import tensor_shapes
 
 from .. import seq2seq, task_models
 from ..adapters import write_adapter
 from ..async_engines import running
+from ..families import CONFIGS
 from ..models import test_llama
-from ..tiny import NO_REPEATS, TOKENIZER, tiny_tensors, write_checkpoint
+from ..tiny import NO_REPEATS, TOKENIZER, std_of, write_checkpoint
 
 LINE = np.random.default_rng(0).integers(3, 500, 300).tolist()
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "top_logprobs": 4, "eos_token_id": [], **NO_REPEATS}
@@ -31,16 +35,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("opt"), seed=2, max_position_embeddings=512)
 
 
+def write_like(folder: Path, raw: dict[str, Any]) -> None:
+    """A checkpoint of a config.json, by published names, with random weights, and the small tokenizer."""
+    shapes = tensor_shapes(build_of(config_of(raw)), config_of(raw), as_built=False)
+    tensors = {name: RandomTensor(name, shape, 0, std_of(name, raw)).load() for name, shape in shapes.items()}
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors")
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        shutil.copyfile(TOKENIZER / name, folder / name)
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, Path | None]:
-    """The model in the package, and a tiny Llama."""
-    llama, raw = tmp_path_factory.mktemp("llama"), test_llama.CONFIG | {"vocab_size": 512}
-    raw |= {"max_position_embeddings": 512}
-    (llama / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-    save_file({name: tensor.load() for name, tensor in tiny_tensors(raw).items()}, llama / "model.safetensors")
-    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
-        shutil.copyfile(TOKENIZER / name, llama / name)
-    return {"packaged": None, "llama": llama, "opt": folder}
+    """The model in the package, a tiny Llama, and a tiny model with latent attention."""
+    llama = tmp_path_factory.mktemp("llama")
+    write_like(llama, test_llama.CONFIG | {"vocab_size": 512, "max_position_embeddings": 512})
+    latents = tmp_path_factory.mktemp("latents")
+    write_like(latents, CONFIGS["youtu"]["tied"] | {"vocab_size": 512, "max_position_embeddings": 512})
+    return {"packaged": None, "llama": llama, "opt": folder, "latents": latents}
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +86,9 @@ def content(path: Path) -> tuple[dict[str, str], dict[str, bytes]]:
         ("packaged", {"backend": "numpy"}, 140),
         *(("llama", {"backend": backend}, length) for backend in ("cpu", "numpy") for length in (300, 256, 1)),
         ("llama", {"dtype": "int4"}, 300),
+        ("latents", {"backend": "numpy"}, 300),
+        ("latents", {"backend": "cpu"}, 300),
+        ("latents", {"backend": "cpu", "cache_dtype": "int8"}, 300),
         ("opt", {"backend": "cpu", "cache_dtype": "int8"}, 300),
         ("opt", {"backend": "cpu", "cache_dtype": "bfloat16"}, 300),
     ],

@@ -31,9 +31,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": CONFIGS["mistral"]["window"],
     "mixtral": CONFIGS["mixtral"]["two of six, window"],
     "lfm2": CONFIGS["lfm2"]["grouped"] | {"max_position_embeddings": 128},
+    "qwen3_5_text": CONFIGS["qwen3_5_text"]["grouped"] | {"max_position_embeddings": 128},
+    "youtu": CONFIGS["youtu"]["tied"] | {"max_position_embeddings": 128},
     "granitemoehybrid": CONFIGS["granitemoehybrid"]["two groups"] | {"max_position_embeddings": 128},
 }
 """Widths that are multiples of a vector and of a block of inputs, and others"""
+EACH = [pytest.param(model, marks=[pytest.mark.exhaustive] if model == "qwen3_5_text" else []) for model in MODELS]
 FORMS = ["float32", "float16", "bfloat16", "int8", "int4"]
 WAYS: list[dict[str, Any]] = [
     {},
@@ -171,6 +174,7 @@ def compare(bench: Bench, mixes: int, at_least: int) -> None:
         ("opt", "float32"),
         ("mixtral", "float16"),
         ("lfm2", "float32"),
+        pytest.param("qwen3_5_text", "float32", marks=pytest.mark.slow),
         pytest.param("granitemoehybrid", "float32", marks=pytest.mark.slow),
         pytest.param("mistral", "bfloat16", marks=pytest.mark.slow),
         pytest.param("llama", "int4", marks=pytest.mark.slow),
@@ -186,14 +190,14 @@ MOST = [pytest.param(model, marks=[pytest.mark.exhaustive] if model in LATE else
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("model", MOST)
+@pytest.mark.parametrize("model", EACH)
 def test_logits_have_the_same_bits_in_many_mixes(model: str, form: str) -> None:
     compare(Bench(model, weights=form), 8, 400)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["bfloat16", "int8"])
-@pytest.mark.parametrize("model", MOST)
+@pytest.mark.parametrize("model", EACH)
 def test_logits_have_the_same_bits_with_a_narrower_cache(model: str, cache: str) -> None:
     compare(Bench(model, weights="float32", cache=cache), 4, 150)
 

@@ -20,20 +20,31 @@ from ..tiny import TOKENIZER, tiny_tensors
 
 LINE = np.random.default_rng(0).integers(3, 512, 300).tolist()
 """Two pages of 128 positions, and a part of one"""
+TAPS = {"lfm2": 3, "qwen3_5_text": 4}
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": []}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint folder with the small tokenizer."""
-    raw = CONFIGS["lfm2"]["grouped"] | {"vocab_size": 512, "max_position_embeddings": 512}
-    folder: Path = tmp_path_factory.mktemp("lfm2")
+    """A checkpoint folder of a model whose convolutions keep states."""
+    return written(tmp_path_factory.mktemp("lfm2"), "lfm2")
+
+
+@pytest.fixture(scope="module", params=["lfm2", pytest.param("qwen3_5_text", marks=pytest.mark.slow)])
+def any_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Besides, one of a model whose linear attention keeps two arrays."""
+    return written(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def written(folder: Path, family: str) -> Path:
+    """A checkpoint folder of a family with the small tokenizer."""
+    raw = CONFIGS[family]["grouped"] | {"vocab_size": 512, "max_position_embeddings": 512}
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     tensors = {}
     for name, tensor in tiny_tensors(raw).items():
         array = tensor.load()
-        if name.endswith("conv.conv.weight"):  # as published: [C, 1, k]
-            array = np.ascontiguousarray(array.reshape(-1, raw["hidden_size"]).T[:, None])
+        if name.endswith(("conv.conv.weight", "conv1d.weight")):  # as published: [C, 1, k]
+            array = np.ascontiguousarray(array.reshape(TAPS[family], -1).T[:, None])
         tensors[f"model.{name}" if name != "lm_head.weight" else name] = array
     save_file(tensors, folder / "model.safetensors")
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
@@ -48,8 +59,11 @@ def tokens(engine: Engine, line: list[int], **fields: Any) -> tuple[list[int], i
 
 
 @pytest.mark.parametrize("backend", ["numpy", "cpu"])
-def test_a_prompt_goes_on_at_the_border_of_a_page(folder: Path, backend: str) -> None:
-    with Engine(folder, backend=backend, prefix_cache=False) as plain, Engine(folder, backend=backend) as engine:
+def test_a_prompt_goes_on_at_the_border_of_a_page(any_folder: Path, backend: str) -> None:
+    with (
+        Engine(any_folder, backend=backend, prefix_cache=False) as plain,
+        Engine(any_folder, backend=backend) as engine,
+    ):
         expected, _ = tokens(plain, LINE)
         assert tokens(engine, LINE) == (expected, 0)
         assert tokens(engine, LINE) == (expected, 256)
@@ -57,9 +71,9 @@ def test_a_prompt_goes_on_at_the_border_of_a_page(folder: Path, backend: str) ->
         assert tokens(engine, [*LINE[:255], 5]) == (tokens(plain, [*LINE[:255], 5])[0], 128)
 
 
-def test_a_saved_prefix_gives_another_process_the_same_tokens(folder: Path, tmp_path: Path) -> None:
+def test_a_saved_prefix_gives_another_process_the_same_tokens(any_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "prefix.safetensors"
-    with Engine(folder, backend="cpu") as engine:
+    with Engine(any_folder, backend="cpu") as engine:
         expected, _ = tokens(engine, LINE)
         saved = engine.save_prefix(path, LINE)
         assert saved.tokens == 256
@@ -67,15 +81,15 @@ def test_a_saved_prefix_gives_another_process_the_same_tokens(folder: Path, tmp_
             ParameterError, match="states, which are saved after every 128 tokens, and the prompt has 9"
         ):
             engine.save_prefix(path, LINE[:9])
-    with Engine(folder, backend="cpu") as engine:
+    with Engine(any_folder, backend="cpu") as engine:
         assert engine.load_prefix(path) == saved
         assert tokens(engine, LINE) == (expected, 256)
 
 
-def test_a_store_gives_another_process_the_same_tokens(folder: Path, tmp_path: Path) -> None:
+def test_a_store_gives_another_process_the_same_tokens(any_folder: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     for cached in (0, 256):
-        with Engine(folder, backend="cpu", prefix_store=str(store)) as engine:
+        with Engine(any_folder, backend="cpu", prefix_store=str(store)) as engine:
             found = tokens(engine, LINE)
             assert found[1] == cached
             assert found[0] == tokens(engine, LINE, use_cache=False)[0]
@@ -85,10 +99,10 @@ def test_a_store_gives_another_process_the_same_tokens(folder: Path, tmp_path: P
 @pytest.mark.parametrize(
     "fields", [{}, {"num_assistant_tokens": 0, "prompt_lookup_num_tokens": 3}, {"num_assistant_tokens": 2}]
 )
-def test_a_draft_model_with_states_changes_no_token(folder: Path, fields: dict[str, Any]) -> None:
-    with Engine(folder, backend="cpu", deterministic=True) as plain:
+def test_a_draft_model_with_states_changes_no_token(any_folder: Path, fields: dict[str, Any]) -> None:
+    with Engine(any_folder, backend="cpu", deterministic=True) as plain:
         expected = tokens(plain, LINE[:40], max_new_tokens=40)
-    with Engine(folder, backend="cpu", deterministic=True, draft=folder) as engine:
+    with Engine(any_folder, backend="cpu", deterministic=True, draft=any_folder) as engine:
         assert tokens(engine, LINE[:40], max_new_tokens=40, **fields) == expected
 
 

@@ -371,7 +371,7 @@ def with_weights(**fields: Any) -> dict[str, Any]:
                 UnsupportedModelError,
                 f"quantised by '{method}'; minillm reads .*modelopt, bits",
             )
-            for method in ("hqq", "aqlm", "mxfp4", "exl2", "quark", "torchao", "fbgemm_fp8", "auto-round", "eetq")
+            for method in ("hqq", "aqlm", "exl2", "quark", "torchao", "fbgemm_fp8", "auto-round", "eetq")
         ),
         ({"quant_method": ["gptq"]}, UnsupportedModelError, "quantised by .'gptq'."),
         (gptq().config | {"bits": 3}, UnsupportedModelError, "bits is 3; minillm reads 4 and 8"),

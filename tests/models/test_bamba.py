@@ -17,7 +17,7 @@ CONFIG: dict[str, Any] = test_llama.CONFIG | {
     "mamba_n_groups": 2,
     "mamba_d_state": 12,
     "mamba_expand": 1,
-    "rms_norm_eps": 0.01,  # results near zero are normed too: their rounding is not to be seen
+    "rms_norm_eps": 0.05,  # results near zero are normed too: their rounding is not to be seen
 }
 
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -116,7 +116,7 @@ ROPE_FIELDS = [
 
 WINDOWED = ("mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "starcoder2")
 WINDOWED += ("gemma2", "gemma3_text", "smollm3", "phi3", "olmo3", "exaone4", "ministral3", "cohere2")
-WINDOWED += ("qwen2_moe", "dots1")
+WINDOWED += ("qwen2_moe", "dots1", "gpt_oss", "gemma4_text")
 """Families that read `sliding_window`"""
 RECURRENT = ("granitemoehybrid", "nemotron_h")
 """Families with layers that transformers calls `linear_attention`"""
@@ -177,7 +177,7 @@ def test_nonsense_in_a_rotary_table_likewise(family: str, name: str, table: str)
         ({"is_causal": False}, "is_causal is False; minillm runs causal attention"),
         ({"per_layer_config": {"0": {"num_attention_heads": 1}}}, "per_layer_config; minillm runs layers of one shape"),
         ({"attention_chunk_size": 8}, "attention_chunk_size is 8"),
-        ({"layer_types": ["linear_attention", "full_attention"]}, "layer_types has 'linear_attention'; minillm runs"),
+        ({"layer_types": ["chunked_attention", "full_attention"]}, "layer_types has 'chunked_attention'; minillm runs"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

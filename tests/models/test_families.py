@@ -76,10 +76,14 @@ def test_a_tree_of_guesses_gives_the_logits_of_its_branches(raw: dict[str, Any])
 
 
 @pytest.mark.sampled(4)
-def test_attention_maps_have_rows_that_sum_to_one_and_look_back_only(raw: dict[str, Any]) -> None:
+def test_attention_maps_have_rows_that_sum_to_one_or_less_with_sinks_and_look_back_only(raw: dict[str, Any]) -> None:
     maps, masked = masked_attention_maps(runner_of(model_of(raw)), LINE, layer=1)
     assert maps.shape == (raw["num_attention_heads" if "num_attention_heads" in raw else "n_head"], 60, 60)
-    np.testing.assert_allclose(maps.sum(axis=-1), 1, atol=1e-5)
+    total = maps.sum(axis=-1)
+    if raw["model_type"] == "gpt_oss":
+        assert (total > 0).all() and (total < 1).any() and (total < 1 + 1e-5).all()
+    else:
+        np.testing.assert_allclose(total, 1, atol=1e-5)
     assert not np.triu(maps, 1).any()
     np.testing.assert_array_equal(masked, (maps == 0).all(axis=0))  # also outside of windows; these weights are not 0
 

@@ -26,8 +26,22 @@ LINE = np.random.default_rng(3).integers(0, 96, 50).tolist()
 SEEDS = [13, pytest.param(12, marks=pytest.mark.exhaustive)]
 
 
+FIRST = {family: next(iter(configs)) for family, configs in CONFIGS.items()}
+
+
 @pytest.fixture(params=CASES, ids=IDS)
 def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """A configuration: every one has transformers' logits and hidden states."""
+    family, name = request.param
+    return CONFIGS[family][name]
+
+
+@pytest.fixture(
+    params=[pytest.param(case, marks=[] if case[1] == FIRST[case[0]] else [pytest.mark.exhaustive]) for case in CASES],
+    ids=IDS,
+)
+def usual(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The first configuration of a family: tokens, beams and 16 bits follow from logits alike in the others."""
     family, name = request.param
     return CONFIGS[family][name]
 
@@ -44,10 +58,16 @@ def assert_equal_logits(folder: Path, model: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_logits_hidden_states_and_greedy_tokens(raw: dict[str, Any], seed: int, tmp_path: Path) -> None:
+def test_logits_and_hidden_states(raw: dict[str, Any], seed: int, tmp_path: Path) -> None:
     model = huggingface.build_model(raw, seed)
     huggingface.save(model, tmp_path)
     assert_equal_logits(tmp_path, model)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_greedy_tokens(usual: dict[str, Any], seed: int, tmp_path: Path) -> None:
+    model = huggingface.build_model(usual, seed)
+    huggingface.save(model, tmp_path)
     runner, ragged = load(tmp_path), random_prompts(3, seed=seed)[1:]  # a long one and a short one
     for prompts, fields in ((ragged[:1], {}), (ragged, NO_REPEATS)):
         expected = [huggingface.generate(model, prompt, max_new_tokens=20, **fields)[0][0] for prompt in prompts]
@@ -58,8 +78,8 @@ def test_logits_hidden_states_and_greedy_tokens(raw: dict[str, Any], seed: int, 
                 assert_same_tokens(ours, theirs, lambda tokens, p=prompt: huggingface.logits(model, p + tokens)[-1])
 
 
-def test_beams_and_their_scores(raw: dict[str, Any], tmp_path: Path) -> None:
-    model, fields = huggingface.build_model(raw, 5), {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 10}
+def test_beams_and_their_scores(usual: dict[str, Any], tmp_path: Path) -> None:
+    model, fields = huggingface.build_model(usual, 5), {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 10}
     huggingface.save(model, tmp_path)
     prompts = random_prompts(2, seed=5)
     results = run(loop_of(target=load(tmp_path)), [request_for(prompt, **fields) for prompt in prompts])
@@ -70,16 +90,16 @@ def test_beams_and_their_scores(raw: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.exhaustive)])
-def test_weights_of_16_bits_are_read_bit_by_bit(raw: dict[str, Any], dtype: str, tmp_path: Path) -> None:
-    model = huggingface.build_model(raw, 4)
+def test_weights_of_16_bits_are_read_bit_by_bit(usual: dict[str, Any], dtype: str, tmp_path: Path) -> None:
+    model = huggingface.build_model(usual, 4)
     rounded = copy.deepcopy(model).to(getattr(torch, dtype))
     huggingface.save(rounded, tmp_path, max_shard_size="12KB")
     model.load_state_dict(rounded.state_dict())  # what 16 bits have kept, and rotary frequencies in 32
     assert_equal_logits(tmp_path, model)
 
 
-def test_the_comparison_can_fail(raw: dict[str, Any], tmp_path: Path) -> None:
-    model = huggingface.build_model(raw, 6)
+def test_the_comparison_can_fail(usual: dict[str, Any], tmp_path: Path) -> None:
+    model = huggingface.build_model(usual, 6)
     huggingface.save(model, tmp_path)
     with torch.no_grad():
         [p for p in model.parameters() if p.ndim == 2][-1][:10].mul_(1.01)  # all of it some norms would undo

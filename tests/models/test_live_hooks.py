@@ -27,9 +27,6 @@ pytestmark = pytest.mark.reference
 LINE = np.random.default_rng(3).integers(3, 96, 40).tolist()
 SOURCE = np.random.default_rng(4).integers(3, 96, 30).tolist()
 
-# Their shared experts have modules of the same names in transformers, and their routers return something else.
-MORE_MODULES = {"qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe", "granitemoeshared"}
-MORE_MODULES |= {"granitemoehybrid", "bamba", "nemotron_h"}
 FIRST = [(family, next(iter(configs))) for family, configs in CONFIGS.items()]
 # Names of transformers' modules, the first group being the layer's number: what each reads or returns.
 OUTPUT_PROJECTION = (
@@ -89,9 +86,7 @@ def assert_close(ours: np.ndarray, theirs: Any) -> None:
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * max(10, np.abs(expected).max()))
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=name) for case, name in zip(CASES, IDS, strict=True) if case[0] not in MORE_MODULES]
-)
+@pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_every_point_of_a_decoder(case: tuple[str, str], tmp_path: Path) -> None:
     family, name = case
     model = huggingface.build_model(CONFIGS[family][name], 5)
@@ -106,6 +101,7 @@ def test_every_point_of_a_decoder(case: tuple[str, str], tmp_path: Path) -> None
         theirs = model(ids, output_hidden_states=True, output_attentions=True)
     layers = len(runner.model.layers)
     factor = getattr(model.config, "residual_multiplier", 1)  # of Granite, whose stream is computed without
+    factor = getattr(model.config, "scale_depth", factor * layers**0.5) / layers**0.5  # of MiniCPM3
     assert_close(factor * ours["embedding"], theirs.hidden_states[0])
     for i in range(layers - 1):
         assert_close(factor * ours[f"blocks.{i}.residual"], theirs.hidden_states[i + 1])
@@ -113,24 +109,46 @@ def test_every_point_of_a_decoder(case: tuple[str, str], tmp_path: Path) -> None
     for i, pattern in zip(attending, theirs.attentions, strict=True):
         assert_close(ours[f"blocks.{i}.attention.pattern"], pattern[0].transpose(0, 1))
     assert_close(ours["logits"], theirs.logits)
-    if hasattr(model.config, "output_router_logits"):
-        with torch.no_grad():
-            router = model(ids, output_router_logits=True).router_logits
-        for name, scores in zip([name for name in ours if "experts" in name], router, strict=True):
-            assert_close(ours[name], scores if abs(scores.sum(-1) - 1).max() < 1e-4 else scores.softmax(-1))
+    compare_mixtures(ours, runner, model, ids)
     if runner.model.head.project_out is None:  # else theirs is projected already
         assert_close(ours["final"], last_hidden_state(model, ids))
     products = seen_by_modules(model, lambda: model(ids), OUTPUT_PROJECTION)
     assert [*products] == [*range(layers)]
     for i, (z, out) in products.items():
-        if i not in attending:
-            assert_close(ours[f"blocks.{i}.convolution.out"], out)
-            continue
+        assert_operator_close(i, runner.model.layers[i], ours, z, out)
+    compare_mlps(ours, runner, seen_by_modules(model, lambda: model(ids), MLP_DOWN))
+
+
+def compare_mixtures(ours: dict[str, np.ndarray], runner: Runner, model: Any, ids: Any) -> None:
+    """The routers' probabilities, of which transformers has the logits, or in some families the probabilities."""
+    if not hasattr(model.config, "output_router_logits"):
+        return
+    with torch.no_grad():
+        router = model(ids, output_router_logits=True).router_logits
+    mixtures = [name for name in ours if name.endswith("experts.probabilities")]
+    for name, scores in zip(mixtures, router, strict=True):
+        if runner.model.config.router.sigmoid:
+            assert_close(ours[name], scores.sigmoid())
+        else:
+            assert_close(ours[name], scores if abs(scores.sum(-1) - 1).max() < 1e-4 else scores.softmax(-1))
+
+
+def compare_mlps(ours: dict[str, np.ndarray], runner: Runner, products: dict[int, Any]) -> None:
+    """What the last products of MLPs read and return; of mixtures, those of the shared experts."""
+    for i, (hidden, out) in products.items():
+        if f"blocks.{i}.experts.shared" not in ours:
+            assert_close(ours[f"blocks.{i}.mlp.hidden"], hidden)
+            assert_close(ours[f"blocks.{i}.mlp.out"], out)
+        elif not runner.model.config.shared_gate:  # else with a factor
+            assert_close(ours[f"blocks.{i}.experts.shared"], out)
+
+
+def assert_operator_close(i: int, block: Any, ours: dict[str, np.ndarray], z: Any, out: Any) -> None:
+    """What attention's output projection reads and returns, or what is in its place returns."""
+    [result] = {f"blocks.{i}.{kind}.out" for kind in ("attention", "convolution", "delta_net")} & ours.keys()
+    assert_close(ours[result], out)
+    if hasattr(block, "attention") and not block.attention.gated:  # else theirs is multiplied by the gates
         assert_close(ours[f"blocks.{i}.attention.z"], z)
-        assert_close(ours[f"blocks.{i}.attention.out"], out)
-    for i, (hidden, out) in seen_by_modules(model, lambda: model(ids), MLP_DOWN).items():
-        assert_close(ours[f"blocks.{i}.mlp.hidden"], hidden)
-        assert_close(ours[f"blocks.{i}.mlp.out"], out)
 
 
 def last_hidden_state(model: Any, ids: Any) -> Any:

@@ -21,7 +21,7 @@ CONFIG: dict[str, Any] = {
     "mamba_head_dim": 6,
     "n_groups": 2,
     "ssm_state_size": 12,
-    "layer_norm_epsilon": 0.01,  # results near zero are normed too: their rounding is not to be seen
+    "layer_norm_epsilon": 0.05,  # results near zero are normed too: their rounding is not to be seen
 }
 
 CONFIGS: dict[str, dict[str, Any]] = {

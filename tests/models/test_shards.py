@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,40 +170,58 @@ def joined(whole: Weight, shares: list[Weight], sections: list[int]) -> tuple[np
     return stacked(data), None if biases[0] is None else stacked(biases)
 
 
-def projected(config: Any, weight: Any) -> list[int]:
-    """Rows of the parts of a convolution's projection, or of Mamba-2's."""
-    if not hasattr(config, "mamba"):
-        return [weight.shape[0] // 3] * 3
+def projected_rows(config: Any, place: str, rows: int) -> list[int]:
+    """Rows of the parts of a convolution's projection, or of those of a delta net or Mamba-2."""
+    if place == "convolution.projection":
+        return [rows // 3] * 3
+    if place == "delta_net.projection":
+        V, dv = config.values
+        return [*mixed_widths(config), V * dv, V, V]
     inner, wide = config.mamba.inner, config.mamba.groups * config.mamba.state_size
     return [inner, inner, wide, wide, config.mamba.num_heads]
 
 
+def mixed_widths(config: Any) -> list[int]:
+    """Widths of what a delta net or Mamba-2 convolves: queries, keys and values, or x, B and C."""
+    if hasattr(config, "mamba"):
+        wide = config.mamba.groups * config.mamba.state_size
+        return [config.mamba.inner, wide, wide]
+    (K, dk), (V, dv) = config.keys, config.values
+    return [K * dk, K * dk, V * dv]
+
+
+def qkv_rows(config: Any, layer: int, rows: int) -> list[int]:
+    """The rows of queries, of their gates, and of keys and values as far as the layer has its own."""
+    (K, D), H = config.kv_shape(layer), config.num_heads
+    queries = [H * D] * (2 if hasattr(config, "linear") else 1)
+    return [*queries, *[K * D] * ((rows - sum(queries)) // (K * D))]
+
+
 def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
-    config = whole.config
-    D = config.head_dim
-    qkv = [config.num_heads * D, config.num_kv_heads * D, config.num_kv_heads * D]
-    split, mambas = 0, sum(bool(states[1:]) for states in config.layer_states)
+    config, split = whole.config, 0
+    mambas = sum(bool(states[1:]) for states in config.layer_states) if hasattr(config, "mamba") else 0
     for (path, weight), *others in zip(weight_paths(whole), *map(weight_paths, shares), strict=True):
         if path.endswith(("slopes", "frequencies")):
             continue
         place = path.split(".", 2)[-1]
         place = place.replace("part.qkv", "attention.qkv").replace("part.", "mamba.")  # of layers with one part
-        if path in ("embedding.tokens", "head.weight"):
+        if path in ("embedding.tokens", "head.weight", "per_layer.table"):
             rows = [expand(each.data) for each in (other for _, other in others)]
             np.testing.assert_array_equal(np.concatenate(rows), expand(weight.data), err_msg=path)
             assert [other.first for _, other in others] == np.cumsum([0, *map(len, rows)])[:-1].tolist()
             continue
-        halves = [weight.shape[-2] // 2] * 2 if place in ("mlp.gate_up", "mlp.shared.gate_up") else []
-        sections = qkv if place == "attention.qkv" else halves
+        halves = [weight.shape[-2] // 2] * 2 if place.endswith("gate_up") else []
+        sections = qkv_rows(config, int(path.split(".")[1]), len(weight.data)) if place == "attention.qkv" else halves
         if place.endswith(".projection"):
-            sections = projected(config, weight)
-        if place == "convolution.taps":
-            k = config.taps
-            ours = np.concatenate([other.data.reshape(k, -1) for _, other in others], axis=1)
-            np.testing.assert_array_equal(ours, weight.data.reshape(k, -1))
-            continue
+            sections = projected_rows(config, place, weight.shape[0])
         if place in ("mamba.taps", "mamba.rates"):
             assert_vectors_are_shared(config.mamba, weight, [other for _, other in others])
+            continue
+        if place.endswith(".taps"):
+            k = config.taps
+            blocks = [weight.shape[0] // k] if place == "convolution.taps" else mixed_widths(config)
+            taps, _ = joined(weight, [replace(other, data=other.data.reshape(k, -1).T) for _, other in others], blocks)
+            np.testing.assert_array_equal(taps.T, weight.data.reshape(k, -1))
             continue
         for one, *parts in zip(*(each_expert(each) for each in (weight, *(other for _, other in others))), strict=True):
             data, bias = joined(one, parts, sections)
@@ -212,9 +231,11 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
         split += others[0][1].data is not None and others[0][1].shape != weight.shape
     whole_qkv = config.model_type in ("olmoe", "olmo2", "olmo3", "minimax_m2")  # whose norms of queries span all heads
     shared = sum(getattr(getattr(layer, "mlp", None), "shared", None) is not None for layer in whole.layers)
-    # both projections of attention and of each MLP, and a norm of each Mamba-2
-    both = 2 if config.model_type == "nemotron_h" else 4  # whose layers have one part
-    assert split == (both - whole_qkv) * config.num_layers + 2 * shared + mambas
+    latent = 2 * bool(config.value_dim)  # the matrices of heads by which latents are expanded
+    parts = 4 - whole_qkv + latent + getattr(config, "sinks", False)  # both projections of attention and of each MLP
+    parts -= 2 * (config.model_type == "nemotron_h")  # whose layers have one part
+    norms = sum(getattr(config, "linear", ())) + mambas
+    assert split == parts * config.num_layers + 2 * shared + norms
 
 
 @pytest.mark.sampled(4)

@@ -34,11 +34,28 @@ QWEN_TOWER |= {"intermediate_size": 16}
 DEEP = {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
 PERCEIVER = {"resampler_n_latents": 2, "resampler_depth": 1, "resampler_n_heads": 2, "resampler_head_dim": 8}
 
+GEMMA_4 = TEXT | {"head_dim": 8, "global_head_dim": 16, "sliding_window": 5, "pad_token_id": 0}
+GEMMA_4 |= {"layer_types": ["sliding_attention", "full_attention"], "attention_k_eq_v": True}
+
 WHOLE: dict[str, dict[str, Any]] = {
     "gemma3": {
         "text_config": TEXT | {"model_type": "gemma3_text", "head_dim": 8, "sliding_window": 5},
         "vision_config": TOWER | {"model_type": "siglip_vision_model"},
         "mm_tokens_per_image": 4,
+    },
+    "gemma4": {
+        "text_config": GEMMA_4
+        | {"model_type": "gemma4_text", "vocab_size_per_layer_input": 96}
+        | {"hidden_size_per_layer_input": 8, "num_hidden_layers": 4, "num_kv_shared_layers": 2}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2},
+        "vision_config": TOWER | {"model_type": "gemma4_vision", "num_key_value_heads": 2, "head_dim": 4},
+        "audio_config": None,
+    },
+    "gemma4_unified": {
+        "text_config": GEMMA_4 | {"model_type": "gemma4_unified_text"},
+        "vision_config": {"model_type": "gemma4_unified_vision", "patch_size": 2, "mm_embed_dim": 32}
+        | {"mm_posemb_size": 16, "output_proj_dims": 32},
+        "audio_config": None,
     },
     "qwen2_vl": {
         "text_config": TEXT | M_ROPE,

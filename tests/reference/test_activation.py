@@ -9,12 +9,14 @@ from minillm.reference.activation import (
     ACTIVATIONS,
     ALIASES,
     FLOPS_PER_ELEMENT,
+    GATES,
     erf,
     gate,
     gelu,
     gelu_new,
     glu,
     glu_cost,
+    multiply,
     relu,
     relu2,
     scale_logits,
@@ -85,12 +87,19 @@ def test_the_first_half_is_activated_and_multiplies_the_second(activation: str) 
     np.testing.assert_array_equal(x, before)
 
 
+def test_the_clamped_gate_of_gpt_oss_is_its_formula() -> None:
+    x = np.array([[9.0, -9.0, 0.5, 1.0, 9.0, -9.0]])
+    g, u = np.array([7.0, -9.0, 0.5]), np.array([1.0, 7.0, -7.0])
+    out = glu(x, "swiglu_oai", np, np.empty((1, 3)))
+    np.testing.assert_allclose(out[0], g / (1 + np.exp(-1.702 * g)) * (u + 1), rtol=1e-12)
+
+
 def test_swiglu_worked_out_by_hand() -> None:
     out = glu(np.array([[0.0, 2.0, 5.0, -3.0]]), "silu", np, np.empty((1, 2)))
     np.testing.assert_allclose(out, [[0.0, 2 / (1 + np.exp(-2)) * -3]])
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", GATES)
 def test_cost_of_a_gate(activation: str) -> None:
     x, out = np.zeros((4, 10), np.float32), np.zeros((4, 5), np.float32)
     assert glu_cost(4, 5, activation) == (
@@ -114,3 +123,12 @@ def test_a_gate_of_silu_is_the_product_of_both_factors() -> None:
         [a * z / (1 + math.exp(-z)) for a, z in zip(*rows, strict=True)] for rows in zip(x, logits, strict=True)
     ]
     np.testing.assert_allclose(gate(x, logits, np, np.empty((3, 4)), silu=True), expected, rtol=1e-14)
+
+
+def test_rows_are_multiplied_by_others_and_by_a_number() -> None:
+    x, others, out = np.array([[1.0, 2.0, 3.0]]), np.array([[4.0, 5.0, 6.0]]), np.empty((1, 3))
+    assert multiply(x, others, None, np, out) is out
+    assert out.tolist() == [[4, 10, 18]]
+    assert multiply(x, None, np.array([0.5]), np, out).tolist() == [[0.5, 1, 1.5]]
+    assert multiply(x, others, np.array([0.5]), np, out).tolist() == [[2, 5, 9]]
+    assert x.tolist() == [[1, 2, 3]]

@@ -55,6 +55,7 @@ class Case:
         causal: bool = True,
         bias: np.ndarray | None = None,
         softcap: float | None = None,
+        sinks: np.ndarray | None = None,
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """The result [T, H, D], and each sequence's weights [H, n, S]."""
         results, weights = [], []
@@ -75,7 +76,8 @@ class Case:
                 if slopes is not None:
                     score = score - slopes[h] * np.abs(back)
                 weight = np.exp(score) * seen
-                maps[h] = weight / weight.sum(axis=-1, keepdims=True)
+                total = weight.sum(axis=-1, keepdims=True)
+                maps[h] = weight / (total if sinks is None else total + np.exp(sinks[h]))
             weights.append(maps)
             results.append(np.stack([maps[h] @ v[:, h // group] for h in range(H)], axis=1))
         return np.concatenate(results), weights
@@ -91,6 +93,7 @@ def test_attention_is_a_masked_softmax(lengths: list[tuple[int, int]], H: int, K
 
 
 SLOPES = np.array([0.5, 0.25, 0.0, 0.125], np.float32)
+SINKS = np.array([1.5, -2.0, 0.0, 4.0], np.float32)
 LOOKS = [(1, None), (4, None), (200, None), (None, SLOPES), (7, SLOPES)]
 
 
@@ -114,9 +117,10 @@ def test_windows_and_slopes(
         ({"causal": False}, True),
         ({}, True),
         ({"softcap": 0.7}, False),
-        ({"softcap": 0.7, "window": 5, "slopes": SLOPES}, True),
+        ({"sinks": SINKS, "window": 5}, False),
+        ({"softcap": 0.7, "window": 5, "slopes": SLOPES, "sinks": SINKS}, True),
     ],
-    ids=["both ways", "window and slopes both ways", "both ways with a bias", "bias", "soft cap", "all"],
+    ids=["both ways", "window and slopes both ways", "both ways with a bias", "bias", "soft cap", "sinks", "all"],
 )
 @pytest.mark.parametrize("P", [3, pytest.param(512, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(
@@ -124,10 +128,10 @@ def test_windows_and_slopes(
     [pytest.param(LENGTHS[n], marks=[pytest.mark.slow] if "longer" in n else []) for n in LENGTHS],
     ids=LENGTHS,
 )
-def test_encoders_biases_and_soft_caps(
+def test_encoders_biases_soft_caps_and_sinks(
     lengths: list[tuple[int, int]], how: dict[str, Any], biased: bool, P: int
 ) -> None:
-    """Encoders see both ways, T5 adds a bias, Gemma 2 bounds its scores."""
+    """Encoders see both ways, T5 adds a bias, Gemma 2 bounds its scores, gpt-oss has sinks."""
     case = Case(lengths, 4, 2, P)
     how = how | ({"bias": case.bias()} if biased else {})
     expected, maps = case.expected(0.9, **how)
@@ -184,6 +188,13 @@ def test_the_map_is_the_weights(P: int, window: int | None, slopes: np.ndarray |
 def test_scores_of_any_size_do_not_overflow() -> None:
     case = Case(LENGTHS["ragged"], 4, 4, 4)
     assert np.isfinite(case.attend(1e4)).all()
+
+
+@pytest.mark.parametrize("sink", [-1e4, 1e4])
+def test_a_sink_of_any_size_takes_nothing_or_all(sink: float) -> None:
+    case = Case(LENGTHS["ragged"], 4, 4, 4)
+    ours = case.attend(1.0, sinks=np.full(4, sink, np.float32))
+    np.testing.assert_allclose(ours, case.attend(1.0) if sink < 0 else 0, atol=1e-6)
 
 
 def test_no_query_sees_what_comes_after_it() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from minillm import reference
 from minillm.batch import Batch, TokenSequence
-from minillm.reference.activation import ACTIVATIONS, glu_cost, scale_logits_cost
+from minillm.reference.activation import ACTIVATIONS, GATES, glu_cost, multiply_cost, scale_logits_cost
 from minillm.reference.attention import AttentionSpec, attention_cost
 from minillm.reference.linear import embed_cost, linear_cost
 from minillm.reference.norm import layer_norm_cost, rms_norm_cost
@@ -74,6 +74,10 @@ class Number:
         Number.comparisons += 1
         return self.value >= float(other)
 
+    def __le__(self, other: Any) -> bool:
+        Number.comparisons += 1
+        return self.value <= float(other)
+
     def __lt__(self, other: Any) -> bool:
         return self.value < float(other)  # of a choice, which is no arithmetic
 
@@ -127,13 +131,13 @@ def test_embed(positions: bool, scaled: bool) -> None:
     assert cost.flops == Number.arithmetic == 12 * (positions + scaled)
 
 
-COUNTED = [name for name in ACTIVATIONS if name != "relu2"]
+COUNTED = [name for name in GATES if name != "relu2"]
 """Those whose results are numbers that count; ReLU's zeros, which are squared, are none"""
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("activation", [None, *COUNTED])
+@pytest.mark.parametrize("activation", [None, *(name for name in COUNTED if name in ACTIVATIONS)])
 def test_linear(bias: bool, residual: bool, activation: str | None) -> None:
     T, inputs, outputs = 3, 5, 4
     reference.linear(
@@ -180,6 +184,16 @@ def test_glu(activation: str) -> None:
     assert glu_cost(3, 4, activation).flops == Number.arithmetic + Number.comparisons
 
 
+@pytest.mark.parametrize(("by_others", "by_factor"), [(True, False), (False, True), (True, True)])
+def test_products_of_rows(by_others: bool, by_factor: bool) -> None:
+    x, others, factor = numbers(3, 4), numbers(3, 4) if by_others else None, numbers(1) if by_factor else None
+    reference.multiply(x, others, factor, XP, empty(3, 4))
+    cost = multiply_cost(3, 4, by_others=by_others, by_factor=by_factor)
+    assert cost.flops == Number.arithmetic
+    assert cost.bytes_read == 48 * (1 + by_others) + 4 * by_factor
+    assert cost.bytes_written == 48
+
+
 def test_rotary() -> None:
     """The turn itself; angles, cosines and sines are counted beside their formula."""
     T, heads, D, half = 3, 2, 8, 3
@@ -202,6 +216,14 @@ def test_a_soft_cap_takes_three_for_each_key_and_a_bias_one() -> None:
     batch = Batch.of([TokenSequence([0] * S, S - 1, [0])], [1], 16)
     spec: Any = AttentionSpec(D**-0.5, bias=numbers(H, 9), softcap=Number(2.0))
     cache = numbers(1, H, 16, D)
+    reference.attend(numbers(1, H, D), cache, cache, batch, spec, XP, empty(1, H, D))
+    assert attention_cost(batch, H, D, 0, spec).flops == Number.arithmetic + H * (S + 1 + D)
+
+
+def test_a_sink_takes_three_for_each_head() -> None:
+    H, D, S = 4, 3, 11
+    batch = Batch.of([TokenSequence([0] * S, S - 1, [0])], [1], 16)
+    cache, spec = numbers(1, H, 16, D), AttentionSpec(D**-0.5, sinks=numbers(H))
     reference.attend(numbers(1, H, D), cache, cache, batch, spec, XP, empty(1, H, D))
     assert attention_cost(batch, H, D, 0, spec).flops == Number.arithmetic + H * (S + 1 + D)
 

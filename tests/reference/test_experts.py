@@ -48,6 +48,9 @@ class Prepared:
     def load(self) -> np.ndarray:
         return self.values
 
+    def read_into(self, out: np.ndarray) -> None:
+        out[...] = self.values
+
 
 def test_a_bias_counts_in_the_choice_alone_and_groups_by_their_best_two() -> None:
     """DeepSeek-V3's router, token by token: the loop of its paper."""
@@ -61,6 +64,13 @@ def test_a_bias_counts_in_the_choice_alone_and_groups_by_their_best_two() -> Non
         experts = sorted((e for g in groups for e in range(3 * g, 3 * g + 3)), key=lambda e: -ranked[e])[:3]
         assert routing.experts[t].tolist() == experts
         np.testing.assert_allclose(routing.weights[t], 2.5 * scores[experts] / scores[experts].sum(), rtol=1e-5)
+
+
+def test_a_chosen_experts_weight_has_its_factor_once_the_weights_are_normalised() -> None:
+    logits = np.log(np.array([[1, 2, 5, 8], [8, 1, 1, 2]], np.float32))
+    routing = route(logits, 2, np, normalised=True, factors=np.array([1, 10, 100, 1000], np.float32))
+    assert routing.experts.tolist() == [[3, 2], [0, 3]]
+    np.testing.assert_allclose(routing.weights, [[8000 / 13, 500 / 13], [0.8, 200]], rtol=1e-6)
 
 
 def test_a_shared_expert_computes_every_token() -> None:
@@ -80,19 +90,26 @@ def test_a_shared_expert_computes_every_token() -> None:
         np.testing.assert_allclose(layer(backend, x, residual), sums, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("normalised", [True, False])
 @pytest.mark.parametrize("k", [1, 2, X])
-def test_a_mixture_is_the_weighted_sum_of_each_tokens_experts(k: int, normalised: bool) -> None:
+def test_a_mixture_is_the_weighted_sum_of_each_tokens_experts(k: int, normalised: bool, biased: bool) -> None:
     x, residual = random(T, E), random(T, E, seed=1)
     router, gate_up, down = random(X, E, seed=2), random(X, 2 * F, E, seed=3), random(X, E, F, seed=4)
+    gate_up_bias, down_bias = random(X, 2 * F, seed=5) * biased, random(X, E, seed=6) * biased
     backend = NumpyBackend()
 
-    def weight(name: str, matrices: np.ndarray) -> Weight:
-        each: Any = [[Prepared(matrix)] for matrix in matrices]
-        return backend.loader.prepare_experts(name, each)
+    def weight(name: str, *parts: np.ndarray) -> Weight:
+        each: Any = [[[Prepared(array)] for array in arrays] for arrays in parts]
+        return backend.loader.prepare_experts(name, *each[: 1 + biased])
 
     layer = ExpertMLP(
-        Weight("r", router, role="router"), weight("g", gate_up), weight("d", down), k, normalised, "silu"
+        Weight("r", router, role="router"),
+        weight("g", gate_up, gate_up_bias),
+        weight("d", down, down_bias),
+        k,
+        normalised,
+        "silu",
     )
     expected = residual.astype(np.float64)
     for t, row in enumerate(x.astype(np.float64)):
@@ -101,8 +118,8 @@ def test_a_mixture_is_the_weighted_sum_of_each_tokens_experts(k: int, normalised
         chosen = np.argsort(-p)[:k]
         share = p[chosen] / (p[chosen].sum() if normalised else 1)
         for e, weight_of in zip(chosen, share, strict=True):
-            gate, up = np.split(gate_up[e] @ row, 2)
-            expected[t] += weight_of * (down[e] @ (gate / (1 + np.exp(-gate)) * up))
+            gate, up = np.split(gate_up[e] @ row + gate_up_bias[e], 2)
+            expected[t] += weight_of * (down[e] @ (gate / (1 + np.exp(-gate)) * up) + down_bias[e])
     np.testing.assert_allclose(layer(backend, x, residual), expected, rtol=1e-5, atol=2e-5)
 
 
@@ -143,6 +160,12 @@ def test_routing_moves_the_named_arrays() -> None:
     assert cost.bytes_read == logits.nbytes
     assert cost.bytes_written == sum(array.nbytes for array in routing if array is not None)
     assert cost.flops == 4 * T * X + 2 * T * 2
+
+
+def test_factors_of_experts_are_read_and_multiplied() -> None:
+    plain, times = (route_cost(3, 8, 2, normalised=True, by_factors=by_factors) for by_factors in (False, True))
+    assert times.flops - plain.flops == 6
+    assert times.bytes_read - plain.bytes_read == 4 * 8
 
 
 def test_the_expected_number_of_experts_is_that_of_random_choices() -> None:

@@ -146,7 +146,8 @@ def test_no_part_of_a_marker_is_streamed(app: Starlette) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "llama3")) for name in FORMATS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "llama3")) for name in FORMATS if FORMATS[name].guides],
 )
 def test_required_calls_fit_in_every_format(name: str, engine: Engine) -> None:
     app = make_app(engine, tool_parser=name)
@@ -272,11 +273,10 @@ def test_what_cannot_be_meant_is_refused_by_name(app: Starlette, name: str) -> N
 def test_a_format_that_is_not_read_is_refused_and_can_be_set(engine: Engine) -> None:
     before = engine.chat_template
     try:
-        for written, words in (("<arg_key>", "GLM"), ("<|channel|>", "gpt-oss"), ("<function=x>", "<function=name>")):
-            engine.chat_template = ChatTemplate("{{ tools }}<tool_call>" + written + "{{ messages[0].content }}")
-            error = error_of(post(make_app(engine), CHAT, ASKED))
-            assert "--tool-parser" in error["message"]
-            assert words in error["message"]
+        engine.chat_template = ChatTemplate("{{ tools }}<tool_call><function=x>{{ messages[0].content }}")
+        error = error_of(post(make_app(engine), CHAT, ASKED))
+        assert "--tool-parser" in error["message"]
+        assert "<function=name>" in error["message"]
         assert post(make_app(engine, tool_parser="json"), CHAT, ASKED | {"max_tokens": 1}).status_code == 200
     finally:
         engine.chat_template = before

@@ -30,13 +30,14 @@ from ..pages import Pages
 from ..recording import Recordable, recorded
 from ..stored_vectors import StoredVectors
 from ..token_sampler import LogProbs, TokenSampler
-from ..weights import Experts, Joined, Weight
+from ..weights import Experts, Joined, Weight, some_rows
 from .launching import (
     DRAW,
     AddChanges,
     Attention,
     Combine,
     Convolve,
+    DeltaRule,
     Embed,
     Gate,
     Glu,
@@ -44,6 +45,8 @@ from .launching import (
     Linear,
     LinearExperts,
     LinearParts,
+    MoveHeads,
+    Multiply,
     Norm,
     Rotary,
     Route,
@@ -68,6 +71,8 @@ from .memory import FEW_ROWS, PIECE, CpuMemory
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4, "relu2": 6}
 """Codes of `kernels/cpu/activation.h`"""
+GATES = ACTIVATIONS | {"swiglu_oai": 5}
+"""Codes of gates of a gated MLP, likewise"""
 MOST_TAPS = 64
 """The most inputs of a convolution in `kernels/cpu/convolution.c`"""
 MOST_STATE, STATE_ROWS = 256, 16
@@ -76,6 +81,8 @@ _CODES = {np.dtype(kind): code for code, kind in enumerate((np.float32, np.float
 """Type of an array of weights, keys or values -> its format in C: uint16 holds bfloat16, uint8 pairs of int4"""
 INT8 = _CODES[np.dtype(np.int8)]
 """The first format in C for which activations are rounded"""
+MOST_KEYS, COLUMNS = 256, 32
+"""The largest dk of `kernels/cpu/delta_rule.c`, and the columns of a head that are one piece of its work"""
 BLOCK_CODES = {name: code for code, name in enumerate(BLOCK_FORMATS, len(_CODES))}
 """Block format -> its format in C"""
 
@@ -194,6 +201,36 @@ class CpuBackend(Recordable, Backend):
         return arguments
 
     @recorded
+    def linear_heads(self, x: Any, weight: Weight) -> Any:
+        """The last numbers of each head times its own matrix, as experts of which each computes one head.
+
+        [T, H, r + in] -> [T, H, r + out]
+        """
+        (T, H, D), (rows, inputs), scratch = x.shape, weight.shape, self.memory.workspace.scratch
+        outputs, kept = rows // H, D - inputs
+        out = self.memory.arena.take((T, H, kept + outputs))
+        x = _contiguous(x)
+        if weight not in self._experts:
+            matrices = (some_rows(weight.data, slice(h * outputs, (h + 1) * outputs)) for h in range(H))
+            self._experts[weight] = _ExpertTable(Experts(tuple(matrices)))
+        by_head = scratch.take("by head", H * T * inputs).reshape(H, T, inputs)
+        products = scratch.take("products by head", H * T * outputs).reshape(H, T, outputs)
+        starts = np.arange(H + 1, dtype=np.int64) * T
+        self._move_heads(x[:, :, kept:], by_head.transpose(1, 0, 2))  # [T, H, in] -> [H, T, in]
+        table = self._experts[weight]
+        self._multiply_experts(by_head.reshape(H * T, inputs), table, starts, products.reshape(H * T, outputs))
+        self._move_heads(products.transpose(1, 0, 2), out[:, :, kept:])  # [H, T, out] -> [T, H, out]
+        if kept:
+            self._move_heads(x[:, :, :kept], out[:, :, :kept])
+        return out
+
+    def _move_heads(self, x: Any, out: Any) -> None:
+        """Copy heads [T, H, width] whose numbers are contiguous."""
+        (T, H, width), strides = x.shape, [stride // 4 for array in (x, out) for stride in array.strides[:2]]
+        sizes = dict(zip(("stride", "head_stride", "out_stride", "out_head_stride"), strides, strict=True))
+        launch("move_heads", filled(MoveHeads, x=x, out=out, T=T, H=H, width=width, **sizes), shares_of(T * H))
+
+    @recorded
     def add_low_rank(self, y: Any, x: Any, parts: Any, *, activation: str | None = None, residual: Any = None) -> Any:
         """activation(y + (x A^T) B^T) + residual; `parts`: rows and `LowRankWeight`s. [T, out], [T, in] -> [T, out]"""
         if activation not in ACTIVATIONS:
@@ -244,14 +281,14 @@ class CpuBackend(Recordable, Backend):
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
         """Rotate queries and keys by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
         cosines, sines = self.memory.workspace.angles(rotation, batch)
-        T, _, D = q.shape
-        arguments = filled(Rotary, cosines=cosines, sines=sines, T=T, D=D, half=cosines.shape[1])
+        T = len(q)
+        arguments = filled(Rotary, cosines=cosines, sines=sines, T=T, half=cosines.shape[1])
         outs = []
         for operand, x in ((arguments.q, q), (arguments.k, k)):
             x, stride = _rows(x)
             out = self.memory.arena.take(x.shape)
             operand.x, operand.out, operand.heads, operand.stride = address(x), address(out), x.shape[1], stride
-            operand.out_stride = x.shape[1] * D
+            operand.D, operand.out_stride = x.shape[2], x.shape[1] * x.shape[2]
             arguments.kept += [x, out]
             outs.append(out)
         launch("rotary", arguments, shares_of(T))
@@ -260,12 +297,12 @@ class CpuBackend(Recordable, Backend):
     @recorded
     def glu(self, x: Any, activation: str) -> Any:
         """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]"""
-        if activation not in ACTIVATIONS:
+        if activation not in GATES:
             not_recorded()
             return super().glu(x, activation)
         T, F = len(x), x.shape[1] // 2
         out = self.memory.arena.take((T, F))
-        arguments = filled(Glu, x=_contiguous(x), out=out, T=T, F=F, activation=ACTIVATIONS[activation])
+        arguments = filled(Glu, x=_contiguous(x), out=out, T=T, F=F, activation=GATES[activation])
         launch("glu", arguments, shares_of(T))
         return out
 
@@ -280,8 +317,28 @@ class CpuBackend(Recordable, Backend):
         return out
 
     @recorded
+    def multiply(self, x: Any, others: Any = None, *, factor: Weight | None = None) -> Any:
+        """x * others, or times a weight's one number, or both. [T, F], [T, F] -> [T, F]"""
+        T, F = x.shape
+        out, stride = self.memory.arena.take((T, F)), 0
+        if others is not None:
+            by_head, stride = _rows(others[:, None])
+            others = by_head[:, 0]
+        number = None if factor is None else factor.data
+        arguments = filled(Multiply, x=_contiguous(x), others=others, factor=number, out=out, T=T, F=F, stride=stride)
+        launch("multiply", arguments, shares_of(T))
+        return out
+
+    @recorded
     def route(
-        self, logits: Any, k: int, *, normalised: bool, bias: Weight | None = None, spec: RouterSpec = SOFTMAX
+        self,
+        logits: Any,
+        k: int,
+        *,
+        normalised: bool,
+        bias: Weight | None = None,
+        spec: RouterSpec = SOFTMAX,
+        factors: Weight | None = None,
     ) -> Routing:
         """The k experts of each token. [T, X] -> [T, k]"""
         T, X = logits.shape
@@ -290,9 +347,10 @@ class CpuBackend(Recordable, Backend):
             np.empty(T * k, np.int64), np.empty(X + 1, np.int64),
         )  # fmt: skip
         arguments = filled(
-            Route, logits=_contiguous(logits), bias=None if bias is None else bias.data, **routing._asdict(), T=T, X=X,
-            k=k, normalised=normalised, sigmoid=spec.sigmoid, groups=spec.groups, chosen_groups=spec.chosen_groups,
-            scale=spec.scale,
+            Route, logits=_contiguous(logits), bias=None if bias is None else bias.data, **routing._asdict(),
+            factors=None if factors is None else factors.data, T=T, X=X, k=k, normalised=normalised,
+            sigmoid=spec.sigmoid, groups=spec.groups, chosen_groups=spec.chosen_groups,
+            group_best=spec.group_best, scale=spec.scale,
         )  # fmt: skip
         launch("route", arguments)
         return routing
@@ -300,21 +358,26 @@ class CpuBackend(Recordable, Backend):
     @recorded
     def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
         """Each row's product with its expert's matrix; the others are not read. [T k, in] -> [T k, out]"""
-        X, outputs, _ = weight.shape
-        out, many = self.memory.arena.take((len(x), outputs)), len(x) > FEW_ROWS * X
+        out = self.memory.arena.take((len(x), weight.shape[1]))
         if weight not in self._experts:
             self._experts[weight] = _ExpertTable(weight.data)
-        product = self._product(_contiguous(x), weight.data.matrices[0], out, rows=-(-len(x) // X))
+        self._multiply_experts(_contiguous(x), self._experts[weight], routing.starts, out, biases=weight.bias)
+        return out
+
+    def _multiply_experts(self, x: Any, table: "_ExpertTable", starts: Any, out: Any, *, biases: Any = None) -> None:
+        """The rows starts[e] : starts[e + 1] of x times the matrix of expert e. [rows, in] -> [rows, out]"""
+        X = len(starts) - 1
+        product = self._product(x, table.first, out, rows=-(-len(x) // X))
         groups, stride, sums = _rounded_sizes(product)
         if product.format >= INT8:
             launch("round_rows", product, shares_of(len(x)))
         arguments = filled(
-            LinearExperts, all=product, matrices=self._experts[weight].addresses, starts=routing.starts, X=X,
-            many=many, row_bytes=groups * 32 * (1 + product.wide), scale_stride=stride, sum_stride=sums,
+            LinearExperts, all=product, matrices=table.addresses, starts=starts, biases=biases, X=X,
+            many=len(x) > FEW_ROWS * X, row_bytes=groups * 32 * (1 + product.wide), scale_stride=stride,
+            sum_stride=sums,
         )  # fmt: skip
-        arguments.kept.append(self._experts[weight])
-        launch("linear_experts", arguments, shares_of(-(-outputs // 4)))
-        return out
+        arguments.kept.append(table)
+        launch("linear_experts", arguments, shares_of(-(-out.shape[1] // 4)))
 
     @recorded
     def combine(self, y: Any, routing: Routing, residual: Any | None = None) -> Any:
@@ -357,6 +420,26 @@ class CpuBackend(Recordable, Backend):
         return out
 
     @recorded
+    def delta_rule(
+        self, x: Any, gates: Any, weight: Weight, cache: Pages, layer: int, batch: Batch, *, keys: tuple[int, int]
+    ) -> Any:
+        """The gated delta rule, its states in the cache. [T, 2 K dk + V dv], [T, 2 V] -> [T, V dv]"""
+        _, states = cache.states_of(layer)
+        (T, _), (_, V, dk, dv) = x.shape, states.shape
+        if dk > MOST_KEYS:
+            not_recorded()
+            return super().delta_rule(x, gates, weight, cache, layer, batch, keys=keys)
+        (x, stride), (gates, gate_stride) = _rows(x[:, None]), _rows(gates[:, None])
+        out = self.memory.arena.take((T, V * dv))
+        arguments = filled(
+            DeltaRule, x=x, gates=gates, decay=weight.data, step_bias=weight.bias, states=states,
+            before=batch.state_before, after=batch.state_after, out=out, T=T, K=keys[0], V=V, dk=dk, dv=dv,
+            stride=stride, gate_stride=gate_stride,
+        )  # fmt: skip
+        launch("delta_rule", arguments, shares_of(V * -(-dv // COLUMNS)))
+        return out
+
+    @recorded
     def selective_scan(
         self,
         x: Any,
@@ -388,17 +471,20 @@ class CpuBackend(Recordable, Backend):
     @recorded
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """Round the new tokens' keys and values to the cache's dtype and write them to their slots. k, v: [T, K, D]"""
-        T, K, D = k.shape
+        T, K, _ = k.shape
         (k, k_stride), (v, v_stride) = _rows(k), _rows(v)
+        keys, values = cache.layer(layer)
+        D = keys.shape[3]
+        joined = self.memory.workspace.scratch.take("joined", shares_of(T) * D) if cache.value_dim else None
         arguments = filled(
-            StoreKV, k=k, v=v, **_cached(*cache.layer(layer)), slot_pages=batch.slot_pages,
-            slot_offsets=batch.slot_offsets, T=T, K=K, D=D, k_stride=k_stride, v_stride=v_stride,
+            StoreKV, k=k, v=v, **_cached(keys, values), slot_pages=batch.slot_pages, joined=joined,
+            slot_offsets=batch.slot_offsets, T=T, K=K, D=D, V=v.shape[2], k_stride=k_stride, v_stride=v_stride,
         )  # fmt: skip
         launch("store_kv", arguments, shares_of(T))
 
     @recorded
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
-        """Attention over the cache, sequence by sequence, or over their sources. [T, H, D] -> [T, H, D]"""
+        """Attention over the cache, sequence by sequence, or over their sources. [T, H, D] -> [T, H, V]"""
         sequences = self.memory.workspace.sequences
         if batch.group:
             sequences = self.memory.workspace.of_group(batch.group)
@@ -407,15 +493,17 @@ class CpuBackend(Recordable, Backend):
         if not spec.causal and batch.has_tree:  # a combination that no model has: no kernel
             not_recorded()
             return super().attend(q, cache, layer, batch, spec)
-        _, H, D = q.shape
-        out = self.memory.arena.take(q.shape)
+        (T, H, D), (keys, values) = q.shape, cache.layer(layer)
+        V = values.shape[3]
+        out = self.memory.arena.take((T, H, V))
         q, stride = _rows(q)
         arguments = filled(
-            Attention, q=q, out=out, **_cached(*cache.layer(layer)), N=len(batch.spans), H=H, K=cache.heads, D=D,
-            stride=stride, out_stride=H * D, window=spec.window or 0, causal=spec.causal, scale=float(spec.scale),
+            Attention, q=q, out=out, **_cached(keys, values), N=len(batch.spans), H=H, K=cache.heads, D=D, V=V,
+            stride=stride, out_stride=H * V, window=spec.window or 0, causal=spec.causal, scale=float(spec.scale),
             cap=spec.softcap or 0.0, slopes=None if spec.slopes is None else spec.slopes.data,
             bias=None if spec.bias is None else spec.bias.data,
             distances=0 if spec.bias is None else spec.bias.shape[1] // 2,
+            sinks=None if spec.sinks is None else spec.sinks.data,
         )  # fmt: skip
         sequences.add(batch, arguments)
         launch("attention", arguments, shares_of(max(1, len(q)) * cache.heads))
@@ -612,6 +700,7 @@ class _ExpertTable:
     """The addresses of all experts' numbers, scales and offsets, and what keeps them valid."""
 
     def __init__(self, experts: Experts) -> None:
+        self.first = experts.matrices[0]
         stored = map(_matrix, experts.matrices)
         self.matrices = [(matrix.values, matrix.scales, matrix.offsets) for matrix in stored]
         pointers = [[0 if array is None else address(array) for array in arrays] for arrays in self.matrices]

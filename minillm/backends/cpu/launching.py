@@ -35,18 +35,25 @@ Norm = _structure(
 )
 Glu = _structure("Glu", ("p", "x out"), ("i", "T F activation"))
 Gate = _structure("Gate", ("p", "x logits out"), ("i", "T F n stride silu"))
+Multiply = _structure("Multiply", ("p", "x others factor out"), ("i", "T F stride"))
 Table = _structure("Table", ("p", "values scales offsets"), ("i", "format group zeros"))
 Embed = _structure(
     "Embed", ("p", "ids"), (Table, "words"), ("p", "positions"), (Table, "places"), ("p", "types"),
     (Table, "kinds"), ("p", "out"), ("i", "T E first stop"), ("d", "scale"),
 )  # fmt: skip
 Angles = _structure("Angles", ("p", "positions frequencies growth cosines sines"), ("i", "T half rows"), ("d", "scale"))
-Heads = _structure("Heads", ("p", "x out"), ("i", "heads stride out_stride"))
-Rotary = _structure("Rotary", (Heads, "q k"), ("p", "cosines sines"), ("i", "T D half"))
+Heads = _structure("Heads", ("p", "x out"), ("i", "heads D stride out_stride"))
+Rotary = _structure("Rotary", (Heads, "q k"), ("p", "cosines sines"), ("i", "T half"))
+MoveHeads = _structure("MoveHeads", ("p", "x out"), ("i", "T H width stride head_stride out_stride out_head_stride"))
 TakeRows = _structure("TakeRows", ("p", "x rows out"), ("i", "R E"))
 AddChanges = _structure("AddChanges", ("p", "y changes residual out"), ("i", "T width activation"))
 ScaleLogits = _structure("ScaleLogits", ("p", "logits"), ("i", "count"), ("d", "scale cap"))
 Convolve = _structure("Convolve", ("p", "x taps bias states before after out"), ("i", "T C k gated activation stride"))
+DeltaRule = _structure(
+    "DeltaRule",
+    ("p", "x gates decay step_bias states before after out"),
+    ("i", "T K V dk dv stride gate_stride"),
+)
 SelectiveScan = _structure(
     "SelectiveScan",
     ("p", "x steps rates step_bias states before after out"),
@@ -55,16 +62,17 @@ SelectiveScan = _structure(
 )
 StoreKV = _structure(
     "StoreKV",
-    ("p", "k v keys values key_scales value_scales slot_pages slot_offsets"),
-    ("i", "T K P D k_stride v_stride format"),
+    ("p", "k v keys values key_scales value_scales slot_pages slot_offsets joined"),
+    ("i", "T K P D V k_stride v_stride format"),
 )
 Attention = _structure(
     "Attention",
     ("p", "q out keys values key_scales value_scales slopes spans tables positions seen scratch parts done"),
-    ("i", "N H K P D stride out_stride table_stride format window causal"),
+    ("i", "N H K P D V stride out_stride table_stride format window causal"),
     ("d", "scale cap"),
     ("p", "bias"),
     ("i", "distances"),
+    ("p", "sinks"),
 )
 Linear = _structure(
     "Linear",
@@ -74,12 +82,12 @@ Linear = _structure(
 LinearParts = _structure("LinearParts", ("p", "parts"), ("i", "count many"))
 Route = _structure(
     "Route",
-    ("p", "logits bias experts weights rows tokens starts"),
-    ("i", "T X k normalised sigmoid groups chosen_groups"),
+    ("p", "logits bias factors experts weights rows tokens starts"),
+    ("i", "T X k normalised sigmoid groups chosen_groups group_best"),
     ("d", "scale"),
 )
 LinearExperts = _structure(
-    "LinearExperts", (Linear, "all"), ("p", "matrices starts"), ("i", "X many row_bytes scale_stride sum_stride")
+    "LinearExperts", (Linear, "all"), ("p", "matrices starts biases"), ("i", "X many row_bytes scale_stride sum_stride")
 )
 Combine = _structure("Combine", ("p", "y weights rows residual out"), ("i", "T E k"))
 Argmax = _structure("Argmax", ("p", "logits tokens finite pieces done"), ("i", "R V"))

@@ -286,9 +286,9 @@ class CpuMemory(Memory):
     def _use(self, workspace: Workspace) -> None:
         self.workspace, self.arena = workspace, workspace.arena
 
-    def new_pages(self, shape: Shape) -> Pages:
-        """Memory for a K/V cache [L, pages, K, P, D]."""
-        return CpuPages(self.xp, shape, self.cache)
+    def new_pages(self, shape: Shape, value_dim: int = 0) -> Pages:
+        """Memory for a K/V cache [L, pages, K, P, D]; `value_dim` as of `Pages`."""
+        return CpuPages(self.xp, shape, self.cache, value_dim)
 
     def run(
         self,

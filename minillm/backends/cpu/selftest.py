@@ -28,7 +28,7 @@ from ..operations import Backend
 from ..pages import Pages
 from ..weights import Experts, Weight, narrow
 from . import compiling
-from .backend import ACTIVATIONS, CpuBackend
+from .backend import ACTIVATIONS, GATES, CpuBackend
 from .launching import set_threads
 from .memory import Likeliest
 
@@ -64,6 +64,7 @@ def _cases() -> Iterator[Case]:
     yield "layer_norm", methodcaller("layer_norm", x, Weight("", gain, bias), 1e-5)
     yield "rms_norm", methodcaller("rms_norm", x, Weight("", gain), 1e-5)
     yield from _convolutions(rng)
+    yield from _delta_rules(rng)
     yield from _selective_scans(rng)
     yield "take_rows", methodcaller("take_rows", x, np.array([2, 0]))
     down, up = (Weight("", rng.standard_normal(shape, np.float32)) for shape in ((5, 100), (100, 5)))
@@ -79,8 +80,10 @@ def _cases() -> Iterator[Case]:
         table, places = (Weight("", rng.standard_normal((rows, width), np.float32)) for rows in (5, 9))
         table = Weight("", _stored(table.data, form))
         yield f"embed, {form.name}", methodcaller("embed", ids, table, ids + 1, places)
-    for activation in filter(None, ACTIVATIONS):
+    for activation in filter(None, GATES):
         yield f"glu, {activation}", methodcaller("glu", x, activation)
+    factors = rng.standard_normal((3, 3, 37), np.float32)[:, 1]
+    yield "multiply", lambda on: on.multiply(x[:, :37], factors, factor=Weight("", gain[:1]))
     logits = 3 * rng.standard_normal((4, 5000), np.float32)
     yield "argmax", lambda on: Likeliest(logits).tokens() if on.name == "cpu" else on.sampler.argmax(logits)
     yield "scale_logits", lambda on: on.scale_logits(logits.copy(), 0.3, 2.0)
@@ -118,6 +121,7 @@ def _attention(rng: np.random.Generator) -> Iterator[Case]:
     """Queries and keys turned, keys and values stored, attention of a prefill and a decode step over shuffled pages."""
     for D in (20, 64):  # of whole vectors or not
         yield from _attention_of(rng, D)
+    yield from _latents(rng)
 
 
 def _attention_of(rng: np.random.Generator, D: int) -> Iterator[Case]:
@@ -131,8 +135,9 @@ def _attention_of(rng: np.random.Generator, D: int) -> Iterator[Case]:
     rotation = Rotation(frequencies=Weight("", rng.uniform(0, 1, D // 2).astype(np.float32)))
     slopes = Weight("", rng.uniform(0.01, 0.5, H).astype(np.float32))
     bias = Weight("", rng.standard_normal((H, 2 * 40 + 1), np.float32))
+    sinks = Weight("", rng.standard_normal(H, np.float32))
     variants: list[dict[str, Any]] = [
-        {}, {"window": 50}, {"slopes": slopes, "bias": bias}, {"softcap": 0.7, "causal": False},
+        {}, {"window": 50, "sinks": sinks}, {"slopes": slopes, "bias": bias}, {"softcap": 0.7, "causal": False},
     ]  # fmt: skip
     yield "rotary", lambda on: np.concatenate(on.rotary(q, k, batch, rotation), axis=1)
     for name, form in CACHE_FORMATS.items():
@@ -145,12 +150,27 @@ def _attention_of(rng: np.random.Generator, D: int) -> Iterator[Case]:
             yield f"attend, {name}, {D}, {[*variant]}", methodcaller("attend", q, pages, 0, batch, spec)
 
 
+def _latents(rng: np.random.Generator) -> Iterator[Case]:
+    """Attention to keys whose last numbers are the values, and products of heads with matrices of their own."""
+    H, r, C, P = 4, 8, 20, 32
+    prompt, line = TokenSequence([0] * 20, 0, [3]), TokenSequence([0] * 300, 299, [1, 2, *range(4, 12)])
+    batch = Batch.of([prompt, line], [20, 1], P)
+    q, k, c = (rng.standard_normal((21, heads, width), np.float32) for heads, width in ((H, r + C), (1, r), (1, C)))
+    for name, form in CACHE_FORMATS.items():
+        pages = Pages(np, (1, 12, 1, P, r + C), form, C)
+        pages.layer(0)[0][:] = rng.standard_normal((12, 1, P, r + C), np.float32)
+        yield f"store_kv of latents, {name}", partial(_store, k=k, v=c, pages=pages, batch=batch)
+        yield f"attend, values in keys, {name}", methodcaller("attend", q, pages, 0, batch, AttentionSpec(0.2))
+    weight = Weight("", rng.standard_normal((H * 12, C), np.float32))
+    yield "linear_heads", methodcaller("linear_heads", q, weight)
+
+
 def _store(on: Backend, k: Any, v: Any, pages: Pages, batch: Batch) -> Any:
-    """Store keys and values. -> those that are read then [2, pages, K, P, D]"""
+    """Store keys and values. -> those that are read then, in one row"""
     for stored in pages.layer(0):
-        stored[batch.slot_pages, :, batch.slot_offsets] = np.zeros_like(k)
+        stored[batch.slot_pages, :, batch.slot_offsets] = np.zeros((len(k), k.shape[1], stored.shape[3]), np.float32)
     on.store_kv(k, v, pages, 0, batch)
-    return np.array([stored[:] for stored in pages.layer(0)])
+    return np.concatenate([stored[:].ravel() for stored in pages.layer(0)])
 
 
 def _convolutions(rng: np.random.Generator) -> Iterator[Case]:
@@ -173,6 +193,28 @@ def _convolve(x: Any, taps: Weight, states: Any, before: Any, after: Any, varian
     batch: Any = SimpleNamespace(state_before=before, state_after=after)
     out = on.convolve(x, taps, cache, 0, batch, **variant)
     return np.concatenate([out, held.reshape(-1, out.shape[1])])
+
+
+def _delta_rules(rng: np.random.Generator) -> Iterator[Case]:
+    """The same of the gated delta rule, with two value heads of a key head and odd sizes."""
+    before = np.array([-1, 0, 1, 2, -2 - 3, 4, 4, 5])
+    after = np.array([-1, 5, -1, 1, -1, 0, -1, -1])
+    K, V, dk, dv = 2, 4, 21, 37
+    states = rng.standard_normal((7, V, dk, dv), np.float32)
+    weight = Weight("", rng.standard_normal(V, np.float32), rng.standard_normal(V, np.float32))
+    x, gates = (rng.standard_normal((8, width), np.float32) for width in (2 * K * dk + V * dv, 2 * V))
+    yield "delta_rule", partial(_delta_rule, x, gates, weight, states, before, after, (K, dk))
+
+
+def _delta_rule(
+    x: Any, gates: Any, weight: Weight, states: Any, before: Any, after: Any, keys: tuple[int, int], on: Backend
+) -> Any:
+    """Results and states of a gated delta rule. [T + slots dk, V dv]"""
+    kept = states.copy()
+    cache: Any = SimpleNamespace(states_of=lambda layer: (None, kept))
+    batch: Any = SimpleNamespace(state_before=before, state_after=after)
+    out = on.delta_rule(x, gates, weight, cache, 0, batch, keys=keys)
+    return np.concatenate([out, kept.reshape(-1, out.shape[1])])
 
 
 def _selective_scans(rng: np.random.Generator) -> Iterator[Case]:

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ...batch import Batch
-from ...reference.attention import AttentionSpec, attention_scores, merge_values, seen_spans
-from ...reference.softmax import softmax
+from ...reference.attention import AttentionSpec, attention_scores, attention_weights, merge_values, seen_spans
 from .kernels import STORAGE, Kernels, int32s, or_null, row_stride
 
 SPLIT = 128
@@ -29,6 +28,17 @@ MAX_GROUP = 8
 """Query heads of one K/V head that a block of the decode kernel computes together; a thread holds a part of each."""
 
 MAX_HEAD_DIM = 256
+"""The widest heads of the prefill kernel: a thread of its tile keeps a 32nd of 16 queries and of their results"""
+MAX_DECODE_HEAD_DIM = 512
+"""The widest heads of the decode kernel; beyond `MAX_HEAD_DIM` it computes half as many heads together"""
+MAX_LATENT_DIM = 576
+"""Numbers of a head at most, and of a key whose last ones are the value"""
+MOST_COLUMNS = 128
+"""Numbers of a value that a block of the prefill kernel adds up, of keys above `MAX_HEAD_DIM`; half as many above
+`MOST_QUERY_REGISTERS` in 16 bits, where a thread's part of the queries leaves no registers for more"""
+MOST_QUERY_REGISTERS = 384
+WIDE_GROUP = 2
+"""As `MAX_GROUP`, of keys above `MAX_HEAD_DIM`"""
 KV_THREADS = 256
 
 
@@ -57,9 +67,16 @@ class Workspace(NamedTuple):
     """int32 [at least N H], zeros before the first launch; each launch leaves zeros"""
 
 
-def has_kernel(storage: str, D: int) -> bool:
-    """Whether the kernels take heads of this width: rows of whole 16-byte pieces, up to `MAX_HEAD_DIM` numbers."""
-    return 0 < D <= MAX_HEAD_DIM and D % (4 if STORAGE[storage] == 32 else 8) == 0
+def has_kernel(storage: str, D: int, V: int | None = None, *, decodes: bool = False) -> bool:
+    """Whether the kernels take heads of this width: rows of whole 16-byte pieces, up to `MAX_HEAD_DIM` numbers.
+
+    The decode kernel, for one query of each sequence, takes them up to `MAX_DECODE_HEAD_DIM`. Or keys of D numbers, up
+    to `MAX_LATENT_DIM`, of which the last V are the values.
+    """
+    piece = 4 if STORAGE[storage] == 32 else 8
+    if V is None or V == D:
+        return 0 < D <= (MAX_DECODE_HEAD_DIM if decodes else MAX_HEAD_DIM) and D % piece == 0
+    return V < D <= MAX_LATENT_DIM and D % piece == 0 and V % piece == 0
 
 
 def reach(window: int | None, positions: int) -> int:
@@ -68,7 +85,10 @@ def reach(window: int | None, positions: int) -> int:
 
 
 def partials_size(N: int, H: int, D: int, positions: int) -> int:
-    """Size of `Workspace.partials` for N sequences whose queries see up to `positions` positions (see `reach`)."""
+    """Size of `Workspace.partials` for N sequences whose queries see up to `positions` positions (see `reach`).
+
+    D is the width of a value.
+    """
     return N * H * -(-positions // SPLIT) * (D + 2)
 
 
@@ -92,20 +112,25 @@ def attend(
         kernels: for the storage type of q, keys, values and out
         q: queries [T, H, D], or a view with a larger row stride
         keys: one layer's pages [pages, K, P, D]
-        values: likewise
+        values: likewise, or a view of the last numbers of the keys [pages, K, P, V]
         batch: which rows belong to which sequence, and its pages
-        out: [T, H, D], filled; rows past query_starts[N] are not changed
+        out: [T, H, V], filled; rows past query_starts[N] are not changed
         workspace: for batches of one query per sequence
-        spec: the variant, causal and without a bias, its slopes float32 and without a soft cap
+        spec: the variant, causal and without a bias, its slopes and sinks float32, slopes without a soft cap
         max_queries: an upper bound of the queries of one sequence. With 1 every sequence must have one, so that T = N.
     """
     if len(q) == 0:
         return
     mask = Mask.of(spec, positions=batch.block_table.shape[1] * keys.shape[2])
-    if max_queries == 1 and len(q) == len(batch.context_lens):
+    if is_decode(q, batch, max_queries):
         decode(kernels, q, keys, values, batch, out, workspace, mask)
     else:
         prefill(kernels, q, keys, values, batch, out, mask)
+
+
+def is_decode(q: Any, batch: Ragged, max_queries: int) -> bool:
+    """Whether every sequence has one query."""
+    return max_queries == 1 and len(q) == len(batch.context_lens)
 
 
 class Mask(NamedTuple):
@@ -114,6 +139,7 @@ class Mask(NamedTuple):
     scale: np.float32
     window: int
     slopes: Any
+    sinks: Any
     cap: np.float32
     constants: dict[str, int]
     """Macros for the compiler: without one, the build has no code for its feature"""
@@ -123,9 +149,10 @@ class Mask(NamedTuple):
         """`positions`: an upper bound of all contexts. A window at least that long counts as none."""
         seen, slopes, cap = reach(spec.window, positions), spec.slopes, spec.softcap
         switches = {"WINDOWED": seen < positions, "BIASED": slopes is not None, "CAPPED": cap is not None}
+        switches["SUNK"] = spec.sinks is not None
         assert slopes is None or cap is None, "no kernel has both"
         constants = {name: 1 for name, on in switches.items() if on}
-        return cls(np.float32(spec.scale), seen, or_null(slopes), np.float32(cap or 0), constants)
+        return cls(np.float32(spec.scale), seen, or_null(slopes), or_null(spec.sinks), np.float32(cap or 0), constants)
 
 
 def decode(
@@ -139,33 +166,36 @@ def decode(
     mask: Mask,
 ) -> None:
     """One query for each sequence. Arguments as in `attend`."""
-    N, H, D = q.shape
+    (N, H, D), V = q.shape, values.shape[3]
     pages, K, P, _ = keys.shape
     B = batch.block_table.shape[1]
-    split, group = split_of(D, q.dtype.itemsize), _group(H // K)
+    most = MAX_GROUP if D <= MAX_HEAD_DIM else WIDE_GROUP if V < D else MAX_GROUP // 2
+    split, group = split_of(D, q.dtype.itemsize), _group(H // K, most)
     splits = -(-mask.window // split)
-    assert workspace.partials.size >= N * H * splits * (D + 2) and workspace.arrived.size >= N * H // group
+    assert workspace.partials.size >= N * H * splits * (V + 2) and workspace.arrived.size >= N * H // group
     constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "GROUP": group, "SPLIT": split, **mask.constants}
+    constants |= {} if V == D else {"VALUE_DIM": V}
     shared = staged_bytes(D, q.dtype.itemsize)
     kernel = kernels.get("attention_decode", "attention_decode", shared_mem=shared, **constants)
     blocks = max(1, min(splits, DECODE_BLOCKS // (N * H // group)))
     arrays = out, workspace.partials, workspace.arrived, q, keys, values, batch.context_lens, batch.block_table
     sizes = int32s(H, K, pages, B, splits, row_stride(q), row_stride(out), mask.window)
-    arguments = (*arrays, mask.slopes, *sizes, mask.scale, mask.cap)
+    arguments = (*arrays, mask.slopes, mask.sinks, *sizes, mask.scale, mask.cap)
     kernel((blocks, H // group, N), (DECODE_THREADS,), arguments, shared_mem=shared)
 
 
 def prefill(kernels: Kernels, q: Any, keys: Any, values: Any, batch: Ragged, out: Any, mask: Mask) -> None:
     """Any number of queries for each sequence. Arguments as in `attend`."""
-    T, H, D = q.shape
+    (T, H, D), V = q.shape, values.shape[3]
     pages, K, P, _ = keys.shape
     N, B = batch.block_table.shape
-    tile = PrefillTile.of(kernels.storage, D)
+    tile = PrefillTile.of(kernels.storage, D, V)
     constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "QUERIES": tile.queries, "KEYS": tile.keys, **mask.constants}
+    constants |= {} if V == D else {"VALUE_DIM": V, "COLUMNS": tile.columns}
     kernel = kernels.get("attention_prefill", "attention_prefill", shared_mem=tile.shared_bytes, **constants)
-    arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table, mask.slopes
+    arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table, mask.slopes, mask.sinks
     sizes = int32s(N, H, K, pages, B, row_stride(q), row_stride(out), mask.window)
-    grid = T // tile.queries + N, H
+    grid = T // tile.queries + N, H, V // tile.columns
     arguments = (*arrays, *sizes, mask.scale, mask.cap)
     kernel(grid, (tile.threads,), arguments, shared_mem=tile.shared_bytes)
 
@@ -178,18 +208,25 @@ class PrefillTile(NamedTuple):
     threads: int
     shared_bytes: int
     """Two tiles of keys and of values, and for float32 the queries and the weights."""
+    columns: int
+    """Numbers of each value that a block adds up: of latents, at most `MOST_COLUMNS`"""
 
     @classmethod
     @cache
-    def of(cls, storage: str, D: int) -> "PrefillTile":
-        """The tile for heads of width D."""
+    def of(cls, storage: str, D: int, V: int | None = None) -> "PrefillTile":
+        """The tile for heads of width D, or for keys of D numbers with values of V."""
+        V, piece = V or D, 4 if STORAGE[storage] == 32 else 8
+        columns = V
+        if D > MAX_HEAD_DIM:
+            most = MOST_COLUMNS // 2 if piece == 8 and D > MOST_QUERY_REGISTERS else MOST_COLUMNS
+            columns = max(width for width in range(piece, most + 1, piece) if V % width == 0)
         if STORAGE[storage] == 32:
-            queries, keys = (64, 32) if D <= 64 else (64, 16) if D <= 128 else (32, 8)
-            numbers = (4 * keys + queries) * (D + 4) + queries * (keys + 1)
-            return cls(queries, keys, 128, 4 * numbers)
+            queries, keys = (64, 32) if D <= 64 else (64, 16) if D <= 128 else (32, 8) if D <= MAX_HEAD_DIM else (16, 8)
+            numbers = (2 * keys + queries) * (D + 4) + 2 * keys * (columns + 4) + queries * (keys + 1)
+            return cls(queries, keys, 128, 4 * numbers, columns)
         queries, keys = 64, 64 if D <= 128 else 32 if D <= 192 else 16
-        depth = -(-D // 16) * 16
-        return cls(queries, keys, 2 * queries, 2 * 4 * keys * (depth + 8))
+        depths = sum(-(-width // 16) * 16 + 8 for width in (D, columns))
+        return cls(queries, keys, 2 * queries, 2 * 2 * keys * depths, columns)
 
 
 def attend_by_reference(
@@ -211,8 +248,8 @@ def attend_by_reference(
         queries = q[span.start : span.stop].astype(xp.float32)
         paged = _gathered(keys, span.pages, xp)
         scores = attention_scores(queries, paged, alone, n, spec, xp)  # -> [K, G n, S]
-        softmax(scores, xp, out=scores)
-        z = xp.empty(queries.shape, xp.float32)
+        attention_weights(scores, spec, xp, out=scores)
+        z = xp.empty((n, q.shape[1], values.shape[3]), xp.float32)
         merge_values(scores, _gathered(values, span.pages, xp), alone, z, xp)
         out[span.start : span.stop] = z.astype(out.dtype)
     return out
@@ -244,17 +281,18 @@ def store_kv(kernels: Kernels, k: Any, v: Any, keys: Any, values: Any, slots: An
 
     Args:
         kernels: for the storage type of the arrays
-        k: [T, K, D], or a view with a larger row stride, as from a fused projection
-        v: likewise
+        k: [T, K, D], or a view with a larger row stride, as from a fused projection; [T, K, D - V] of latents
+        v: likewise; [T, K, V] of latents
         keys: one layer's pages [pages, K, P, D], changed in place
-        values: likewise
+        values: likewise, or a view of the last numbers of the keys [pages, K, P, V]
         slots: [T] int32: page * P + offset; -1 where nothing is to be stored
     """
-    T, K, D = k.shape
-    pages, _, P, _ = keys.shape
+    T, K, width = k.shape
+    pages, _, P, D = keys.shape
     if T == 0:
         return
-    kernel = kernels.get("kv", "store_kv", HEAD_DIM=D, PAGE_SIZE=P)
+    parts = {} if width == D else {"KEY_DIM": width, "VALUE_DIM": v.shape[2]}
+    kernel = kernels.get("kv", "store_kv", HEAD_DIM=D, PAGE_SIZE=P, **parts)
     sizes = int32s(K, pages, row_stride(k), row_stride(v))
     kernel((T, 2), (KV_THREADS,), StoreArguments(keys, values, k, v, slots, *sizes))
 
@@ -265,7 +303,7 @@ def copy_positions(kernels: Kernels, keys: Any, values: Any, source: int, target
     Args:
         kernels: for the storage type of the arrays
         keys: all layers' pages [L, pages, K, P, D], changed in place
-        values: likewise
+        values: likewise, or None where they are in the keys
         source: the page to copy from
         target: the page to copy to, another one
         first: offset of the first position in both pages
@@ -276,7 +314,7 @@ def copy_positions(kernels: Kernels, keys: Any, values: Any, source: int, target
         return
     kernel = kernels.get("kv", "copy_positions", HEAD_DIM=D, PAGE_SIZE=P)
     sizes = int32s(K, pages, source, target, first, stop)
-    kernel((L * K, 2), (KV_THREADS,), (keys, values, *sizes))
+    kernel((L * K, 1 if values is None else 2), (KV_THREADS,), (keys, or_null(values), *sizes))
 
 
 def split_of(D: int, itemsize: int) -> int:
@@ -289,10 +327,10 @@ def staged_bytes(D: int, itemsize: int) -> int:
     pieces = D * itemsize // 16
     lanes = min(1 << (pieces - 1).bit_length(), 32)
     turns = -(-pieces // lanes)
-    batch = min(split_of(D, itemsize) * lanes // DECODE_THREADS, 16 // turns)
+    batch = min(split_of(D, itemsize) * lanes // DECODE_THREADS, 1 << (16 // turns).bit_length() - 1)
     return 2 * 16 * batch * turns * DECODE_THREADS
 
 
-def _group(G: int) -> int:
+def _group(G: int, most: int) -> int:
     """The largest divisor of G that a block can hold."""
-    return max(group for group in range(1, min(G, MAX_GROUP) + 1) if G % group == 0)
+    return max(group for group in range(1, min(G, most) + 1) if G % group == 0)

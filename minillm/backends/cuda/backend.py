@@ -10,6 +10,7 @@ module.
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from ..low_rank import LowRankWeight
 from ..operations import Backend
 from ..pages import Pages
 from ..recording import Recordable, recorded
-from ..weights import Weight
+from ..weights import Experts, Weight, some_rows
 from . import attention, experts, low_rank, rows
 from .batches import DeviceBatch
 from .choosing import CudaSampler
@@ -69,6 +70,8 @@ class CudaBackend(Recordable, Backend):
         self.device = device
         self.kernels = Kernels(launcher, debug=debug, dependent=dependent)
         self.products = Products(self.kernels, device.multiply, device.timer, self._empty)
+        self._heads: WeakKeyDictionary[Weight, Experts] = WeakKeyDictionary()
+        self._routings: dict[tuple[int, int], Routing] = {}
         self._stacks: dict[tuple[LowRankWeight | None, ...], low_rank.Stack] = {}
         loader = CudaLoader(device, self.kernels, self._settle, WEIGHT_FORMATS[weights])
         sampler = CudaSampler(device, self.kernels)
@@ -191,26 +194,83 @@ class CudaBackend(Recordable, Backend):
         return out
 
     @recorded
+    def multiply(self, x: Any, others: Any = None, *, factor: Weight | None = None) -> Any:
+        """One launch. [T, F], [T, F] -> [T, F]"""
+        out = self.memory.arena.take(x.shape)
+        rows.multiply(self.kernels, x, others, None if factor is None else factor.data, out)
+        return out
+
+    @recorded
     def route(
-        self, logits: Any, k: int, *, normalised: bool, bias: Weight | None = None, spec: RouterSpec = SOFTMAX
+        self,
+        logits: Any,
+        k: int,
+        *,
+        normalised: bool,
+        bias: Weight | None = None,
+        spec: RouterSpec = SOFTMAX,
+        factors: Weight | None = None,
     ) -> Routing:
         """Two launches. [T, X] -> [T, k]"""
         assert logits.shape[1] <= experts.MOST_EXPERTS, logits.shape
         places = self.memory.workspace.places
         places.restart()
-        added = None if bias is None else bias.data
-        return experts.route(self.kernels, logits, k, places.take, normalised=normalised, bias=added, spec=spec)
+        added, times = (None if weight is None else weight.data for weight in (bias, factors))
+        given: dict[str, Any] = {"normalised": normalised, "bias": added, "spec": spec, "factors": times}
+        return experts.route(self.kernels, logits, k, places.take, **given)
 
     @recorded
     def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
         """One launch; for many rows one for each expert, and the host waits to learn whose. [T k, in] -> [T k, out]"""
         out = self.memory.arena.take((len(x), weight.shape[1]))
         if self.memory.step is not None or len(x) <= experts.GROUPED_ROWS:
-            experts.multiply(self.kernels, x, weight.data, routing, out)
+            experts.multiply(self.kernels, x, weight.data, routing, out, weight.bias)
             return out
         for i, (first, stop) in enumerate(pairwise(routing.starts.tolist())):
-            linear(self.kernels, Product(x[first:stop], weight.data.matrices[i], None, out[first:stop]))
+            bias = None if weight.bias is None else weight.bias[i]
+            linear(self.kernels, Product(x[first:stop], weight.data.matrices[i], bias, out[first:stop]))
         return out
+
+    @recorded
+    def linear_heads(self, x: Any, weight: Weight) -> Any:
+        """The heads' matrices as experts, each of which computes one head; the heads are sorted by copies before it.
+
+        [T, H, r + in] -> [T, H, r + out]
+        """
+        (T, H, D), (height, inputs), scratch = x.shape, weight.shape, self.memory.workspace.heads
+        scratch.restart()
+        outputs, kept = height // H, D - inputs
+        by_head, products = scratch.take((H, T, inputs)), scratch.take((H, T, outputs))
+        out = self.memory.arena.take((T, H, kept + outputs))
+        rows.move_heads(self.kernels, x[:, :, kept:], by_head.transpose(1, 0, 2))  # [T, H, in] -> [H, T, in]
+        sorted_rows = by_head.reshape(H * T, inputs), products.reshape(H * T, outputs)
+        if self.memory.step is not None or T <= experts.MOST_HEAD_ROWS:
+            experts.multiply(
+                self.kernels, sorted_rows[0], self._by_head(weight, H), self._each_head(T, H), sorted_rows[1]
+            )
+        else:
+            for h, matrix in enumerate(self._by_head(weight, H).matrices):
+                linear(self.kernels, Product(by_head[h], matrix, None, products[h]))
+        rows.move_heads(self.kernels, products.transpose(1, 0, 2), out[:, :, kept:])  # [H, T, out] -> [T, H, out]
+        if kept:
+            rows.move_heads(self.kernels, x[:, :, :kept], out[:, :, :kept])
+        return out
+
+    def _by_head(self, weight: Weight, H: int) -> Experts:
+        """A weight [H out, in] as the matrices of H experts."""
+        if weight not in self._heads:
+            outputs = weight.shape[0] // H
+            matrices = (some_rows(weight.data, slice(h * outputs, (h + 1) * outputs)) for h in range(H))
+            self._heads[weight] = Experts(tuple(matrices), weight.data)
+        return self._heads[weight]
+
+    def _each_head(self, T: int, H: int) -> Routing:
+        """The routing of T rows of each of H heads, as much of it as products read."""
+        if (T, H) not in self._routings:
+            starts, present = np.arange(H + 1, dtype=np.int32) * T, np.arange(H, dtype=np.int32)
+            weights = np.empty((T, 0), np.float32)
+            self._routings[T, H] = Routing(None, weights, None, None, self.xp.asarray(starts), self.xp.asarray(present))
+        return self._routings[T, H]
 
     @recorded
     def combine(self, y: Any, routing: Routing, residual: Any | None = None) -> Any:
@@ -238,6 +298,18 @@ class CudaBackend(Recordable, Backend):
         places = batch.state_before, batch.state_after
         variant: Any = {"gated": gated, "activation": activation}
         rows.convolve(self.kernels, x, weight.data, weight.bias, states, places, out, **variant)
+        return out
+
+    @recorded
+    def delta_rule(
+        self, x: Any, gates: Any, weight: Weight, cache: Pages, layer: int, batch: Batch, *, keys: tuple[int, int]
+    ) -> Any:
+        """One launch. [T, 2 K dk + V dv], [T, 2 V] -> [T, V dv]"""
+        _, states = cache.states_of(layer)
+        assert states.shape[2] <= rows.MOST_KEYS
+        out = self.memory.arena.take((len(x), states.shape[1] * states.shape[3]))
+        places = batch.state_before, batch.state_after
+        rows.delta_rule(self.kernels, x, gates, (weight.data, weight.bias), states, places, out, keys=keys)
         return out
 
     @recorded
@@ -273,21 +345,22 @@ class CudaBackend(Recordable, Backend):
 
     @recorded
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
-        """One launch for all sequences; variants without a kernel run as in the reference. [T, H, D] -> [T, H, D]"""
+        """One launch for all sequences; variants without a kernel run as in the reference. [T, H, D] -> [T, H, V]"""
         assert isinstance(batch, DeviceBatch)
-        out = self.memory.arena.take(q.shape)
         keys, values = cache.layer(layer)
-        _, H, D = q.shape
+        (T, H, D), V = q.shape, values.shape[3]
+        out = self.memory.arena.take((T, H, V))
         spec = spec.with_arrays(attrgetter("data"))
         both = spec.slopes is not None and spec.softcap is not None
         without_kernel = not spec.causal or spec.bias is not None or both or batch.has_tree
-        if without_kernel or not attention.has_kernel(self.kernels.storage, D):
+        decodes = attention.is_decode(q, batch, batch.max_queries)
+        if without_kernel or not attention.has_kernel(self.kernels.storage, D, V, decodes=decodes):
             self._not_recorded()
             queries = batch.over_sources if spec.cross else batch
             return attention.attend_by_reference(q, keys, values, queries, spec, self.xp, out)
         N, B = batch.block_table.shape
         seen = attention.reach(spec.window, B * self.memory.page_size)
-        room = self.memory.workspace.attention(N if batch.max_queries == 1 else 0, H, D, seen)
+        room = self.memory.workspace.attention(N if batch.max_queries == 1 else 0, H, V, seen)
         attention.attend(self.kernels, q, keys, values, batch, out, room, spec, max_queries=batch.max_queries)
         return out
 

@@ -31,10 +31,10 @@ PROGRAMMATIC = 6
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION of cuda.h"""
 
 WAITING = frozenset({
-    "embed", "expand", "layer_norm", "rms_norm", "rotary", "glu", "gate", "store_kv", "scale_logits",
+    "embed", "expand", "layer_norm", "rms_norm", "rotary", "glu", "gate", "multiply", "store_kv", "scale_logits",
     "gemv_fma", "gemv_mma", "fused_fma", "fused_mma", "gemm_tiled", "gemm_mma", "gemm_wgmma", "attention_decode",
     "best_of_chunks", "take_best", "low_rank_down", "low_rank_up", "route", "sort_rows", "combine", "experts_fma",
-    "experts_mma",
+    "experts_mma", "move_heads",
 })  # fmt: skip
 """Kernels that wait for the results of those before them; any other begins when these have ended"""
 

@@ -24,6 +24,9 @@ GROUPED_ROWS = 256
 """Up to so many rows of all experts together they are multiplied in one launch; for more the host launches products of
 each expert's own rows, which are wide enough for `gemm.cu`"""
 
+MOST_HEAD_ROWS = 16
+"""The same of each head, where matrices of heads are multiplied as experts are"""
+
 ROUTE_TOKENS = 4
 """Tokens of a block of `route`"""
 
@@ -40,6 +43,7 @@ def route(
     normalised: bool,
     bias: Any | None = None,
     spec: RouterSpec = SOFTMAX,
+    factors: Any | None = None,
 ) -> Routing:
     """The k experts of each token and its rows, sorted by expert, as `reference.route`; all int32.
 
@@ -51,6 +55,7 @@ def route(
         normalised: the weights of a token's experts sum to one
         bias: [X] float32, or None
         spec: scores, groups (up to `MOST_GROUPS`) and the factor of the weights
+        factors: [X] float32, or None
     """
     assert spec.groups <= MOST_GROUPS, spec
     T, X = logits.shape
@@ -60,8 +65,9 @@ def route(
     present = take((listed,), np.int32)
     if T:
         values = 1 << (-(-X // 32) - 1).bit_length()
-        sizes = T, X, k, normalised, spec.sigmoid, spec.groups, spec.chosen_groups
-        args: tuple[Any, ...] = (experts, weights, logits, or_null(bias), *map(np.int32, sizes), np.float32(spec.scale))
+        sizes = T, X, k, normalised, spec.sigmoid, spec.groups, spec.chosen_groups, spec.group_best
+        arrays = experts, weights, logits, or_null(bias), or_null(factors)
+        args: tuple[Any, ...] = (*arrays, *map(np.int32, sizes), np.float32(spec.scale))
         kernels.get("experts", "route", VALUES=values)((-(-T // ROUTE_TOKENS),), (32 * ROUTE_TOKENS,), args)
         threads = min(1024, 32 * max(X, -(-T * k // 32)))
         args = (rows, tokens, starts, present, experts, *map(np.int32, (T * k, X, k, listed)))
@@ -69,8 +75,8 @@ def route(
     return Routing(experts, weights, rows, tokens, starts, present)
 
 
-def multiply(kernels: Kernels, x: Any, experts: Experts, routing: Routing, out: Any) -> None:
-    """Each row's product with its expert's matrix, in one launch.
+def multiply(kernels: Kernels, x: Any, experts: Experts, routing: Routing, out: Any, biases: Any | None = None) -> None:
+    """Each row's product with its expert's matrix, + its bias, in one launch.
 
     Args:
         kernels: for the type of x
@@ -78,6 +84,7 @@ def multiply(kernels: Kernels, x: Any, experts: Experts, routing: Routing, out: 
         experts: [X, out, in], in one piece
         routing: of `route`
         out: [T k, out], of x's type
+        biases: [X, out] float32, or None
     """
     rows, inputs = x.shape
     if not rows:
@@ -92,7 +99,7 @@ def multiply(kernels: Kernels, x: Any, experts: Experts, routing: Routing, out: 
         last: tuple[Any, ...] = matrix.scales, or_null(matrix.offsets)
     else:
         weight, last = matrix, () if splits is None else (np.int32(splits),)
-    args = (out, x, weight, routing.starts, routing.present, *shape, *strides, *last)
+    args = (out, x, weight, routing.starts, routing.present, or_null(biases), *shape, *strides, *last)
     kernels.get("gemv", name, EXPERTS=1, **constants)(grid, (128 if name == "experts_fma" else 256,), args)
 
 

@@ -123,7 +123,7 @@ def _ending(
         return nothing
     if reads.after(at + 2, product.out) or reads.after(at + 2, rotary.k_out):
         return nothing
-    layout = "q_out", "k_out", "q", "k", "H", "K", "D", "half", "q_stride", "k_stride"
+    layout = "q_out", "k_out", "q", "k", "H", "K", "D", "key_dim", "half", "q_stride", "k_stride"
     ending = ending._replace(**_all_but(rotary, *layout))
     return ending, constants | {"ROTATED": int(rotary.half)}, rotary.q_out, 2
 

@@ -37,14 +37,14 @@ class CudaPages(Pages):
 
     threads_may_read = False  # a graph that is recorded meanwhile would record the copy
 
-    def __init__(self, device: Device, kernels: Kernels, shape: Shape, dtype: Any) -> None:
-        """Reserve keys and values, [L, pages, K, P, D] each.
+    def __init__(self, device: Device, kernels: Kernels, shape: Shape, dtype: Any, value_dim: int = 0) -> None:
+        """Reserve keys and values, [L, pages, K, P, D] each; `value_dim` as of `Pages`.
 
         Raises:
             DeviceError: the device lacks the memory.
         """
         self.keys = device.empty(shape, dtype, CACHE)  # [L, pages, K, P, D]
-        self.values = device.empty(shape, dtype, CACHE)  # [L, pages, K, P, D]
+        self.values = self._values_in_keys(value_dim) if value_dim else device.empty(shape, dtype, CACHE)
         self._device, self._kernels = device, kernels
         self._layers = [(self.keys[i], self.values[i]) for i in range(shape[0])]  # a view costs as much as a launch
 
@@ -57,7 +57,8 @@ class CudaPages(Pages):
         """Copy some positions of a page to the same places of another, in all layers, in one launch."""
         self._device.activate()
         for pages in (self, *self.alike):
-            attention.copy_positions(self._kernels, pages.keys, pages.values, source, target, part.start, part.stop)
+            values = None if pages.value_dim else pages.values
+            attention.copy_positions(self._kernels, pages.keys, values, source, target, part.start, part.stop)
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -86,6 +87,8 @@ class StepWorkspace:
         self.arena = Arena(device.xp, dtype, self._empty)
         self.places = Arena(device.xp, np.int32, self._empty)
         """The routing of experts: the next layer's takes its place"""
+        self.heads = Arena(device.xp, dtype, self._empty)
+        """Rows sorted by head, and their products: the next call's take their place"""
         self.choice = Choice(device)
         self._partials = self._empty((0,), "float32")
         self._arrived = self._empty((0,), "int32")
@@ -109,7 +112,7 @@ class StepWorkspace:
     @property
     def nbytes(self) -> int:
         """Bytes held on the device."""
-        parts = (*self._parcels, self.arena, self.places, self.choice, self._partials, self._arrived)
+        parts = (*self._parcels, self.arena, self.places, self.heads, self.choice, self._partials, self._arrived)
         return int(sum(part.nbytes for part in parts))
 
     def next_batch(self) -> BatchBuffers:
@@ -225,15 +228,15 @@ class CudaMemory(Memory):
         # Two parcels: the host fills one while the device still computes the chunk of a prompt from the other.
         self.workspace = self._plain = StepWorkspace(self._device, self._dtype, parcels=2)
 
-    def new_pages(self, shape: Shape) -> Pages:
-        """A K/V cache on the device.
+    def new_pages(self, shape: Shape, value_dim: int = 0) -> Pages:
+        """A K/V cache on the device; `value_dim` as of `Pages`.
 
         Raises:
             DeviceError: the device lacks the memory.
         """
         assert shape[3] == self.page_size, "slots are numbered by this backend's page size"
         self._device.activate()
-        pages = CudaPages(self._device, self._kernels, shape, self._dtype)
+        pages = CudaPages(self._device, self._kernels, shape, self._dtype, value_dim)
         self._caches.add(pages)
         return pages
 

@@ -1,6 +1,6 @@
-"""Launches the row-wise kernels: embedding, rows, norms, rotary embedding, gates, convolutions, scans, logits' scale.
+"""Launches the row-wise kernels: embedding, rows, norms, rotary, gates, convolutions, recurrences, logits' scale.
 
-Their sources are `kernels/cuda/embed.cu`, `norm.cu`, `rotary.cu`, `glu.cu`, `convolution.cu`,
+Their sources are `kernels/cuda/embed.cu`, `norm.cu`, `rotary.cu`, `glu.cu`, `convolution.cu`, `delta_rule.cu`,
 `selective_scan.cu` and `logits.cu`.
 
 Results are contiguous; inputs may have a larger row stride. Nothing is launched for zero rows.
@@ -22,6 +22,8 @@ MOST_BLOCKS = 65535
 """The most blocks of `scale_logits`, each of which then walks on."""
 MOST_TAPS = 64
 """The most inputs of a convolution in `convolution.cu`"""
+MOST_KEYS, COLUMNS, COLUMN_THREADS = 256, 32, 4
+"""The largest dk in `delta_rule.cu`, the columns of a block, and the threads of each"""
 MOST_STATE = 256
 """The largest N of `selective_scan.cu`, whose lanes have N / 32 numbers each"""
 SCAN_THREADS = 128
@@ -112,6 +114,10 @@ def rms_norm(kernels: Kernels, x: Any, gain: Any | None, epsilon: float, out: An
     _norm(kernels, "rms_norm", x, (or_null(gain), or_null(residual)), epsilon, out, int32s(apart))
 
 
+GATES = ACTIVATIONS | {"swiglu_oai": 5}
+"""Gates of a gated MLP -> their numbers in `kernels/cuda/activation.cuh`"""
+
+
 class GluArguments(NamedTuple):
     """The arguments of the kernel `glu`."""
 
@@ -128,7 +134,7 @@ def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
     Args:
         kernels: for the storage type of x and out.
         x: [T, 2 F]: gate and up side by side
-        activation: a name in `linear.ACTIVATIONS`
+        activation: a name in `GATES`
         out: [T, F]
     """
     T, F = out.shape
@@ -136,7 +142,7 @@ def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
         return
     vectors = -(-F // _vector(out))
     threads = min(MOST_THREADS, _warps(vectors))
-    args = GluArguments(out, x, *int32s(F, row_stride(x), ACTIVATIONS[activation]))
+    args = GluArguments(out, x, *int32s(F, row_stride(x), GATES[activation]))
     kernels.get("glu", "glu")((T, -(-vectors // threads)), (threads,), args)
 
 
@@ -148,7 +154,7 @@ def gate(kernels: Kernels, x: Any, logits: Any, out: Any, *, silu: bool = False)
         x: [T, F]
         logits: [T, n]; or a view with a larger row stride
         out: [T, F]
-        silu: the factor is logits * sigmoid(logits)
+        silu: whether the factor is silu(logits)
     """
     T, F = out.shape
     if T == 0:
@@ -157,6 +163,36 @@ def gate(kernels: Kernels, x: Any, logits: Any, out: Any, *, silu: bool = False)
     threads = min(MOST_THREADS, _warps(vectors))
     args = (out, x, logits, *int32s(F, logits.shape[1]), row_stride(x), row_stride(logits), np.int32(silu))
     kernels.get("glu", "gate")((T, -(-vectors // threads)), (threads,), args)
+
+
+def multiply(kernels: Kernels, x: Any, others: Any | None, factor: Any | None, out: Any) -> None:
+    """out = x * others * factor, of which one may be missing.
+
+    Args:
+        kernels: for the storage type of x, others and out
+        x: [T, F]
+        others: [T, F] or None
+        factor: [1] float32 or None
+        out: [T, F]
+        silu: the factor is logits * sigmoid(logits)
+    """
+    T, F = out.shape
+    if T == 0:
+        return
+    vectors = -(-F // _vector(out))
+    threads = min(MOST_THREADS, _warps(vectors))
+    strides = row_stride(x), np.int32(0) if others is None else row_stride(others)
+    args = (out, x, or_null(others), or_null(factor), np.int32(F), *strides)
+    kernels.get("glu", "multiply")((T, -(-vectors // threads)), (threads,), args)
+
+
+def move_heads(kernels: Kernels, x: Any, out: Any) -> None:
+    """Copy heads [T, H, width], each contiguous, to others."""
+    T, H, width = x.shape
+    if not x.size:
+        return
+    strides = (stride // array.dtype.itemsize for array in (out, x) for stride in array.strides[:2])
+    kernels.get("heads", "move_heads")((T, H), (min(MOST_THREADS, _warps(width)),), (out, x, *int32s(width, *strides)))
 
 
 def convolve(
@@ -192,6 +228,38 @@ def convolve(
     arrays = (out, x, taps, or_null(bias), states, *places)
     sizes = int32s(C, k, slots, row_stride(x), gated, ACTIVATIONS[activation])
     kernels.get("convolution", "convolve")((T, -(-C // threads)), (threads,), (*arrays, *sizes))
+
+
+def delta_rule(
+    kernels: Kernels,
+    x: Any,
+    gates: Any,
+    weight: tuple[Any, Any],
+    states: Any,
+    places: tuple[Any, Any],
+    out: Any,
+    *,
+    keys: tuple[int, int],
+) -> None:
+    """The gated delta rule (`reference.delta_rule`).
+
+    Args:
+        kernels: for the storage type of x, gates and out
+        x: [T, 2 K dk + V dv]; or a view with a larger row stride
+        gates: [T, 2 V]; the same
+        weight: rates of decay and biases, [V] float32 each
+        states: [slots, V, dk, dv] float32; dk at most `MOST_KEYS`
+        places: where each token finds the state before it, and where the state after it goes; [T] int32 each
+        out: [T, V dv], filled; contiguous
+        keys: K and dk
+    """
+    (T, _), (slots, V, dk, dv) = out.shape, states.shape
+    if T == 0:
+        return
+    arrays = (out, x, gates, *weight, states, *places)
+    sizes = int32s(T, keys[0], V, dk, dv, slots, row_stride(x), row_stride(gates))
+    grid = (T, V, -(-dv // COLUMNS))
+    kernels.get("delta_rule", "delta_rule")(grid, (COLUMNS * COLUMN_THREADS,), (*arrays, *sizes))
 
 
 def selective_scan(
@@ -272,6 +340,7 @@ class RotaryArguments(NamedTuple):
     H: np.int32
     K: np.int32
     D: np.int32
+    key_dim: np.int32
     half: np.int32
     q_stride: np.int32
     k_stride: np.int32
@@ -286,7 +355,7 @@ def rotary(kernels: Kernels, q: Any, k: Any, batch: TokenPositions, rotation: Ro
     Args:
         kernels: for the storage type of q and k
         q: [T, H, D], or a view with a larger row stride
-        k: [T, K, D], likewise
+        k: [T, K, D], likewise; it may be narrower
         batch: of T tokens
         rotation: with its frequencies on the device
         q_out: [T, H, D], filled; contiguous
@@ -301,7 +370,7 @@ def rotary(kernels: Kernels, q: Any, k: Any, batch: TokenPositions, rotation: Ro
     shared = 2 * half * 4
     texts = (NULL, NULL) if stretch is None and short is None else (batch.text_lens, batch.query_starts)
     arrays = (q_out, k_out, q, k, batch.positions, frequencies, *texts)
-    sizes = int32s(N, H, k.shape[1], D, half, row_stride(q), row_stride(k))
+    sizes = int32s(N, H, k.shape[1], D, k.shape[2], half, row_stride(q), row_stride(k))
     factor, original = (0.0, short or 0) if stretch is None else (stretch.factor, stretch.original)
     numbers: Any = np.float32(rotation.scale), np.float64(factor), np.int32(original)
     kernel = kernels.get("rotary", "rotary", shared_mem=shared)

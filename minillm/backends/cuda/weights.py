@@ -68,20 +68,24 @@ class CudaLoader(Loader):
             wanted = kept_format(tensors, tuple(INTEGERS))
         return wanted if wanted is not None and wanted.scale_bits else self.storage
 
-    def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
+    def prepare_experts(
+        self, name: str, experts: Sequence[Sequence[Tensor]], biases: Sequence[Sequence[Tensor]] = ()
+    ) -> Weight:
         """One projection of several experts, below one another in memory: of each expert the tensors that it becomes.
 
         Raises:
             DeviceError: the device lacks the memory.
         """
-        whole = self.prepare(name, [tensor for tensors in experts for tensor in tensors]).data  # [X out, in]
+        stacked, added = ([tensor for tensors in each for tensor in tensors] for each in (experts, biases))
+        weight = self.prepare(name, stacked, added)
+        whole, bias = weight.data, weight.bias  # [X out, in], [X out]
         outputs = len(experts) and whole.shape[0] // len(experts)
         parts = [slice(i * outputs, (i + 1) * outputs) for i in range(len(experts))]
         if isinstance(whole, Quantized):
             matrices = tuple(whole.each(lambda array, part=part: array[part]) for part in parts)  # type: ignore[misc]
         else:
             matrices = tuple(whole[part] for part in parts)
-        return Weight(name, Experts(matrices, whole))
+        return Weight(name, Experts(matrices, whole), None if bias is None else bias.reshape(len(experts), -1))
 
     def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
         """A vector on the device."""

@@ -136,6 +136,8 @@ class Architecture:
     """Every which layer has no sliding window, unless the file says it; None: windows are not run"""
     shared_scale: int | None = None
     """Layers of the one size whose scores are divided by the root of E / H, not of D; files do not say so"""
+    whole_ramp: bool = True
+    """YaRN's ramp begins and ends at whole pairs, as in llama.cpp; False: not here, though files do not say so"""
     convolves: bool = False
     """Layers without key/value heads, whose number files have for each layer, have a convolution"""
     needs_output: bool = False
@@ -397,6 +399,28 @@ ARCHITECTURES = {
         needs={"conv_bias": False},
         square=True,
         convolves=True,
+    ),
+    "gpt-oss": Architecture(
+        model_type="gpt_oss",
+        keys=_RMS
+        | {
+            "expert_feed_forward_length": "intermediate_size",
+            "attention.sliding_window_pattern": "sliding_window_pattern",
+        },
+        optional=frozenset({"attention.sliding_window_pattern"}),
+        tensors={name: ours for name, ours in _SPLIT_ATTENTION.items() if name != "blk.N.ffn_norm"}
+        | _EXPERTS
+        | {
+            "blk.N.attn_sinks": "layers.N.self_attn.sinks",
+            "blk.N.post_attention_norm": "layers.N.post_attention_layernorm",
+            "blk.N.ffn_gate_inp": "layers.N.mlp.router",
+        },
+        activation="swiglu_oai",
+        needs={"qkv_bias": True},
+        scalings=frozenset({"yarn"}),
+        period=2,
+        needs_output=True,
+        whole_ramp=False,
     ),
 }
 """By `general.architecture`. To add a family, add its entry."""

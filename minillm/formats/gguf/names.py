@@ -14,6 +14,8 @@ from ...config import ModelConfig
 from ...errors import CheckpointError
 from .architectures import Architecture
 
+SINKS = ".self_attn.sinks"
+"""End of the name of a vector that checkpoints have without ".weight" """
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -22,12 +24,13 @@ def published_name(architecture: Architecture, name: str) -> str | None:
     pattern, number, kind = _parts(name)
     if kind not in ("weight", "bias") or pattern not in architecture.tensors:
         return None
-    return _joined(architecture.tensors[pattern], number, kind)
+    published = _joined(architecture.tensors[pattern], number, kind)
+    return published.removesuffix(".weight") if published.endswith(f"{SINKS}.weight") else published
 
 
 def gguf_name(architecture: Architecture, name: str) -> str:
     """The name in the file of a tensor that `build` asks for; a layer's experts have one name."""
-    pattern, number, kind = _parts(name)
+    pattern, number, kind = _parts(f"{name}.weight" if name.endswith(SINKS) else name)
     pattern = _NUMBER.sub("*", pattern)
     return _joined(next(file for file, ours in architecture.tensors.items() if ours == pattern), number, kind)
 

@@ -165,9 +165,10 @@ def _renamed(
     if "*" not in published:
         return {published: tensor}
     experts = raw.get("num_local_experts")
-    if len(tensor.shape) != 3 or tensor.shape[0] != experts:
+    axes = "[experts, outputs]" if name.endswith(".bias") else "[experts, outputs, inputs]"
+    if len(tensor.shape) != axes.count(",") + 1 or tensor.shape[0] != experts:
         raise CheckpointError(
-            f"{gguf.path}: tensor {name} should have shape [experts, outputs, inputs] for {experts!r:.40} experts, "
+            f"{gguf.path}: tensor {name} should have shape {axes} for {experts!r:.40} experts, "
             f"found {list(tensor.shape)}"
         )
     return {published.replace("*", str(expert)): tensor.item(expert) for expert in range(tensor.shape[0])}
@@ -233,6 +234,8 @@ def _rotary_scaling(gguf: GGUF, prefix: str) -> dict[str, Any]:
             f"{gguf.path}: {_attention_factor_key(gguf)} is {scale:.6g} with rotary scaling {kind!r:.40}; minillm runs "
             "it with yarn and longrope"
         )
+    if not architecture_of(gguf).whole_ramp:  # a family with scaling where config.json does not say otherwise
+        table = table | {"truncate": False} if table else {"rope_type": "default"}
     return {"rope_scaling": table} if table else {}
 
 

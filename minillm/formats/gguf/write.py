@@ -141,8 +141,8 @@ def write_gguf(
 
 
 def _shape(name: str, parts: list[Tensor]) -> tuple[int, ...]:
-    """The shape of a tensor in the file: [out, in], or of the experts of a layer [X, out, in]."""
-    return (len(parts), *parts[0].shape) if name.endswith("_exps.weight") else parts[0].shape
+    """The shape of a tensor in the file: [out, in], or of the experts of a layer [X, out, in]; of biases without in."""
+    return (len(parts), *parts[0].shape) if "_exps." in name else parts[0].shape
 
 
 def _type(name: str, shape: tuple[int, ...], form: Format, mixture: Mixture | None) -> Type:

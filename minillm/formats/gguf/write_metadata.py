@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...config import Fields, ModelConfig
 from ...errors import UnsupportedModelError
+from ...models import gpt_oss
 from ...models.rotary import RotaryConfig, read_rotary, rope_table, yarn_scale
 from ...models.text_parts import text_config
 from .architectures import ARCHITECTURES, LONGROPE, ROTARY_FACTORS, Architecture
@@ -72,7 +73,10 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
         entries["attention.value_length"] = config.head_dim
     if rotary is not None:
         entries["rope.dimension_count"] = 2 * len(rotary.frequencies)
-        entries |= _scaling(architecture, _scaling_table(raw), rotary, where)
+        table = _scaling_table(raw)
+        if config.model_type == "gpt_oss" and not table.raw:
+            table = Fields(gpt_oss.YARN)  # what the family has without a table
+        entries |= _scaling(architecture, table, rotary, where)
     return name, {f"{name}.{key}": value for key, value in (entries | {"vocab_size": config.vocab_size}).items()}
 
 
@@ -185,6 +189,8 @@ def _scaling(architecture: Architecture, table: Fields, rotary: RotaryConfig, wh
         return {}
     written = {"rope_type", "type", "factor", "rope_theta", "original_max_position_embeddings", "partial_rotary_factor"}
     written |= {"attention_factor", "mscale", "mscale_all_dim"} if kind == "yarn" else set()
+    if not architecture.whole_ramp:
+        written |= _ends_of_ramp(table, where)
     if others := set(table.raw) - written:
         raise UnsupportedModelError(f"{where}: rotary scaling with {', '.join(sorted(others))} is not written here")
     factor = float(table.number("factor"))
@@ -194,6 +200,23 @@ def _scaling(architecture: Architecture, table: Fields, rotary: RotaryConfig, wh
     if "original_max_position_embeddings" in table.raw:
         entries["rope.scaling.original_context_length"] = table.size("original_max_position_embeddings")
     return entries
+
+
+def _ends_of_ramp(table: Fields, where: str) -> set[str]:
+    """The fields of YaRN's ramp, which files have none of: they are to be llama.cpp's but for its roundings.
+
+    Raises:
+        UnsupportedModelError: they are not; or the ramp is rounded, which files of the family cannot say.
+    """
+    if table.get("truncate", True):
+        raise UnsupportedModelError(
+            f"{where}: files of this family are read with truncate False in rotary scaling alone"
+        )
+    for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)):
+        if table.number(name, usual) != usual:
+            raise UnsupportedModelError(f"{where}: rotary scaling with {name} {table.raw[name]} is not written here")
+    logger.warning("%s: llama.cpp rounds the ends of YaRN's ramp, which the model does not", where)
+    return {"truncate", "beta_fast", "beta_slow"}
 
 
 def rotary_factors(raw: Mapping[str, Any], config: ModelConfig) -> dict[str, NDArray[np.float32]]:

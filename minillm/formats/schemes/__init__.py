@@ -2,6 +2,7 @@
 
 minillm.py   minillm's own: 8 or 4 bits, in the names and the order with which a model is built
 matrix.py    numbers with scales and zero points as one tensor; what is exact in our 8 or 4 bits, and what is expanded
+mxfp4.py     gpt-oss's blocks, as GGUF's
 the others   config.json's quantization_config -> a `Scheme`: where in which tensors a module's matrix is
 """
 
@@ -11,20 +12,22 @@ from typing import Any
 from ...config import Fields
 from ...errors import UnsupportedModelError
 from ..tensors import FLOATS
-from . import awq, bitsandbytes, compressed_tensors, fp8, gptq, minillm
+from . import awq, bitsandbytes, compressed_tensors, fp8, gptq, minillm, mxfp4
 from .matrix import Scheme
 from .minillm import MinillmScheme
+from .mxfp4 import Mxfp4Scheme
 
-Quantization = MinillmScheme | Scheme
+Quantization = MinillmScheme | Scheme | Mxfp4Scheme
 """The quantisation of a checkpoint: minillm's own, or a published one"""
 
-SCHEMES: dict[str, Callable[[Fields, str], Scheme]] = {
+SCHEMES: dict[str, Callable[[Fields, str], Scheme | Mxfp4Scheme]] = {
     "gptq": gptq.read,
     "awq": awq.read,
     "compressed-tensors": compressed_tensors.read,
     "fp8": fp8.read,
     "modelopt": fp8.read_modelopt,
     "bitsandbytes": bitsandbytes.read,
+    "mxfp4": mxfp4.read,
 }
 """quant_method -> the reader of its quantization_config, which also gets the dtype of matrices that are not exact in 8
 or 4 bits. It raises CheckpointError for an invalid field and UnsupportedModelError for what is not read; reading a

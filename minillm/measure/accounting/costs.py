@@ -4,6 +4,7 @@ No number is computed. What counts as a FLOP or a byte is said beside each opera
 conventions); here are other tools' conventions, and the names of the rows.
 """
 
+import math
 import re
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
@@ -93,8 +94,8 @@ def shape_backend(storage: Storage) -> ShapeBackend:
 def run(model: Model, backend: Any, step: Step, *, full_square: bool = False) -> None:
     """One forward pass on a backend of shapes, or an observer of one: the operations of `Runner.forward`."""
     batch: Any = _ShapeBatch(step, full_square)
-    groups = [SimpleNamespace(heads=group.num_kv_heads) for group in model.config.kv_groups]
-    pages: Any = SimpleNamespace(heads=groups[0].heads, groups=groups)
+    groups = [SimpleNamespace(heads=group.num_kv_heads, value_dim=group.value_dim) for group in model.config.kv_groups]
+    pages: Any = SimpleNamespace(**vars(groups[0]), groups=groups)
     if isinstance(model, EncoderDecoder) and step.encodes:
         model.encode(backend, batch, pages)
         return
@@ -152,10 +153,12 @@ class _RowBackend(CountingBackend):
         products = 0
         if operation in ("linear", "linear_experts") and weight is not None:
             products = result.size * weight.shape[-1]
-        elif operation == "attend":  # for each pair and head D for the score, D for the value
-            (_, H, D), spec = result.shape, arguments["spec"]
+        elif operation == "linear_heads" and weight is not None:
+            products = len(result) * math.prod(weight.shape)
+        elif operation == "attend":  # for each pair and head D for the score, V for the value
+            (_, H, V), spec = result.shape, arguments["spec"]
             batch = arguments["batch"].over_sources if spec.cross else arguments["batch"]
-            products = 2 * H * D * batch.visible_pairs(spec.window, causal=spec.causal)
+            products = H * (arguments["q"].shape[2] + V) * batch.visible_pairs(spec.window, causal=spec.causal)
         other = 0 if self.conventions.products_only else cost.flops - 2 * products
         flops = self.conventions.multiply_add * products + other
         places = [operation] if weight is None else self._places[id(weight)]

@@ -42,7 +42,7 @@ def parts_held(config: ModelConfig, storage: Storage) -> tuple[Held, ...]:
         if weight is not None:
             place = place_of(path)
             before = parts.get(place, Held(place, 0, 0))
-            parameters = math.prod(weight.shape) + (0 if weight.bias is None else len(weight.bias))
+            parameters = math.prod(weight.shape) + (0 if weight.bias is None else weight.bias.size)
             active = parameters
             if isinstance(weight.data, Experts):
                 active = parameters // config.num_experts * config.experts_per_token
@@ -102,7 +102,15 @@ def position_bytes(config: ModelConfig, storage: Storage, number: int) -> int:
     """Bytes of one position in the cache of a group of layers (`ModelConfig.kv_groups`)."""
     group = config.kv_groups[number]
     layers = min(1, len(group.layers)) if config.bidirectional else len(group.layers)
-    return layers * shape_backend(storage).memory.position_bytes(group.num_kv_heads, group.head_dim)
+    memory = shape_backend(storage).memory
+    return layers * memory.position_bytes(group.num_kv_heads, group.head_dim, group.value_dim)
+
+
+def expanded_bytes_per_token(config: ModelConfig, storage: Storage) -> int:
+    """Bytes that one token's keys and values of all heads would take, expanded from latents; 0 in other models."""
+    cache = shape_backend(storage).memory.cache
+    heads = sum(cache.row_bytes(width) for width in config.expanded_widths)
+    return config.num_layers * config.num_heads * heads
 
 
 def state_bytes_per_sequence(config: ModelConfig) -> int:

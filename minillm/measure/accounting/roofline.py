@@ -187,7 +187,7 @@ class Analysis:
             if sizes[name] > config.max_positions:
                 raise ParameterError(f"{name} {sizes[name]} is beyond the model's {config.max_positions} positions")
         config.sharded(parallel.tensor)
-        parallel.check_layers(config.num_layers, config.encoder_layers)
+        parallel.check_layers(config.num_layers, config.encoder_layers, config.per_layer_width)
 
     @cached_property
     def prefill(self) -> Phase:
@@ -226,21 +226,25 @@ class Analysis:
         )
 
     def _all_reduces(self, *, encodes: bool) -> int:
-        """All-reduces of a pass: of the embedding, two in each layer, three with cross-attention or a shared expert."""
+        """All-reduces of a pass: of embeddings, two in each layer, three with cross-attention or a shared expert."""
         if self.parallel.tensor == 1:
             return 0
         if encodes:
             return 2 * self.config.encoder_layers + 1
         in_layers = (3 if self.config.encoder_layers else 2) * self.config.num_layers
-        return in_layers + self.config.shared_expert_layers + 1
+        return in_layers + self.config.shared_expert_layers + 1 + bool(self.config.per_layer_width)
 
     def all_reduce_bytes(self, phase: Phase) -> int:
-        """Bytes that the ranks of one share of the heads give to all of them: T (2 L E + W) numbers of a decoder."""
+        """Bytes that the ranks of one share of the heads give to all of them: T (2 L E + W) numbers of a decoder.
+
+        W is the width of the token embedding, and of that of all layers if these have their own.
+        """
         if not phase.all_reduces:
             return 0
         width = shape_model(self.config, ShapeBackend()).embedding.tokens.shape[1]  # W
-        embedded = self.storage.activation_bytes * phase.tokens * width
-        return (phase.all_reduces - 1) * phase.message_bytes + embedded
+        own = self.config.per_layer_width
+        embedded = self.storage.activation_bytes * phase.tokens * (width + own)
+        return (phase.all_reduces - 1 - bool(own)) * phase.message_bytes + embedded
 
     def choice_bytes(self, phase: Phase) -> int:
         """Bytes that each rank with logits, but rank 0, sends it for the most likely tokens: 16 for each, and 16."""

@@ -2,7 +2,7 @@
 
 from .answer_parser import AnswerParser
 from .call_grammar import call_grammar
-from .call_parser import CallParser, read_calls
+from .call_parser import CallParser, parser_of, read_calls
 from .calls import FORMATS, Answer, CallFormat, ToolCall
 from .reasoning import REASONING_FORMATS, ReasoningFormat, split_reasoning
 from .template import RENDER_ARGUMENTS, ChatTemplate, Messages, refuse_documents
@@ -21,6 +21,7 @@ __all__ = [
     "ReasoningFormat",
     "ToolCall",
     "call_grammar",
+    "parser_of",
     "read_calls",
     "read_tools",
     "refuse_documents",

@@ -3,16 +3,27 @@
 from collections.abc import Iterable
 
 from .call_parser import CallParser
-from .calls import Answer, AnswerDelta, ContentDelta
+from .calls import Answer, AnswerDelta, ContentDelta, ReasoningDelta
+from .harmony import HarmonyParser
 from .reasoning import ReasoningParser
 
 
 class AnswerParser:
     """Reads thoughts, content and calls from a text that comes in pieces. Calls within thoughts are thoughts."""
 
-    def __init__(self, reasoning: ReasoningParser | None = None, calls: CallParser | None = None) -> None:
-        """Without a parser of thoughts there are none; without one of calls all of the answer is content."""
-        self._reasoning, self._calls = reasoning, calls
+    def __init__(
+        self, reasoning: ReasoningParser | None = None, calls: CallParser | HarmonyParser | None = None
+    ) -> None:
+        """Without a parser of thoughts there are none; without one of calls all of the answer is content.
+
+        Harmony's reads all of an answer, whose messages may be thoughts again after others.
+        """
+        self._thinks, self._calls = reasoning is not None, calls
+        self._reasoning = reasoning
+        if isinstance(calls, HarmonyParser):
+            self._reasoning = None
+            if reasoning is not None and reasoning.thinking:
+                calls.begin_thoughts()
 
     @property
     def called(self) -> bool:
@@ -36,7 +47,7 @@ class AnswerParser:
         `cut`: it does not end by itself, so that what may be the beginning of a marker is one.
         """
         deltas = [] if self._reasoning is None else self._read_calls(self._reasoning.finish(cut=cut))
-        return deltas if self._calls is None else [*deltas, *self._calls.finish(cut=cut)]
+        return deltas if self._calls is None else [*deltas, *self._apart(self._calls.finish(cut=cut))]
 
     def read(self, text: str, *, cut: bool = False) -> Answer:
         """A finished text."""
@@ -51,5 +62,11 @@ class AnswerParser:
             return [*deltas]
         read: list[AnswerDelta] = []
         for delta in deltas:
-            read += calls.push(delta.text) if isinstance(delta, ContentDelta) else [delta]
+            read += self._apart(calls.push(delta.text)) if isinstance(delta, ContentDelta) else [delta]
         return read
+
+    def _apart(self, deltas: Iterable[AnswerDelta]) -> list[AnswerDelta]:
+        """Deltas of the parser of calls, whose thoughts, harmony's, are content where none are told apart."""
+        if self._thinks:
+            return [*deltas]
+        return [ContentDelta(delta.text) if isinstance(delta, ReasoningDelta) else delta for delta in deltas]

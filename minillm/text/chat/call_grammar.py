@@ -17,11 +17,12 @@ from typing import Any
 
 from ...errors import ParameterError, shown
 from ..schemas import LIMIT_LINE, digits_in, exact, loosened
-from .calls import CallFormat
+from .calls import CallFormat, CallTags
 from .parameter_types import properties_of, resolved, types_of
 
 _SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """White space as templates write calls, by Python's `json.dumps`"""
+NEWLINE = "\n"
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -46,8 +47,11 @@ def call_grammar(
         content: a JSON schema of content, if not any text
 
     Raises:
-        ParameterError: the format, or llguidance, cannot hold what a strict tool's or the content's schema says.
+        ParameterError: the format, or llguidance, cannot hold what a strict tool's or the content's schema says; or no
+            grammar holds calls in this format.
     """
+    if not form.guides:
+        raise ParameterError(f"calls in the format {form.name} are held by no grammar: leave it out")
     digits = digits_in(json.dumps([content, *(tool["function"].get("parameters") for tool in tools)]))
     return LIMIT_LINE.format(digits) + _rules(form, tools, added_ids, required=required, single=single, content=content)
 
@@ -67,21 +71,17 @@ def _rules(
     for i, tool in enumerate(tools):
         function = tool["function"]
         constrained = required or function.get("strict")
-        if form.unmarked:
-            bodies.append(_function(i, function, bool(constrained), rules))
+        if form.tags is not None:
+            bodies.append(_function(form.tags, i, function, bool(constrained), rules))
+            continue
+        if form.literals:
+            bodies.append(_python_call(i, function, bool(constrained), rules))
             continue
         schema = function.get("parameters", _NO_PARAMETERS) if constrained else {}
         rules.append(f"args_{i}: {_held(schema | {'type': 'object'}, function)}")
         bodies.append(_body(form, function["name"], f"args_{i}"))
     rules.append(f"body: {' | '.join(bodies)}")
-    if form.unmarked:
-        rules += [
-            r'value[lazy]: /(.|\n)*/ "</parameter>"',
-            r"key: /[^<>\n]+/",
-            r'any: "<parameter=" key ">" value "\n"',
-        ]
-    if form.args_marker:
-        rules.append(f"args_marker: {_spelled(form.args_marker, added_ids)}")
+    rules += _parts(form, added_ids)
     begin, call, further = _pieces(form, added_ids)
     more = "" if single else f" ({further})*"
     rules.append(f"after: {call}{more}{_closing(form, added_ids)}")
@@ -104,55 +104,141 @@ def _rules(
     return "\n".join([answer, *rules]) + "\n"
 
 
+def _parts(form: CallFormat, added_ids: Mapping[str, int]) -> list[str]:
+    """Rules that calls in a format refer to."""
+    rules = []
+    if form.tags is not None:
+        tags = form.tags
+        opening = f"{json.dumps(tags.key[0])} key {json.dumps(_before_value(tags))}"
+        rules += [
+            rf"value[lazy]: /(.|\n)*/ {json.dumps(tags.value[1].lstrip(NEWLINE))}",
+            r'key: /[^<>"\n]+/',
+            rf'any: {opening} value "\n"',
+        ]
+    if form.literals:
+        rules += ['keyword: /[A-Za-z_][A-Za-z0-9_]*/ "=" literal', "literal: %json {}"]
+    if form.args_marker:
+        rules.append(f"args_marker: {_spelled(form.args_marker, added_ids)}")
+    if form.around[0]:
+        rules += [
+            f"{name}: {_spelled(text, added_ids)}" for name, text in zip(("before", "behind"), form.around, strict=True)
+        ]
+    return rules
+
+
 def _or(token_ids: Sequence[int]) -> str:
     """These tokens as a further alternative."""
     return f" | <[{','.join(map(str, token_ids))}]>" if token_ids else ""
 
 
 def _body(form: CallFormat, name: str, arguments: str) -> str:
-    """A call without its markers."""
+    """A call without the markers around all calls."""
     if form.args_marker:
-        return f"{json.dumps(name)} args_marker {arguments}"
-    text = f'{{"name": {json.dumps(name)}, {json.dumps(form.arguments)}: '
-    return f'{json.dumps(text)} {arguments} "}}"'
+        named = f"functions.{name}:" if form.numbered_ids else name
+        number = " /[0-9]+/" if form.numbered_ids else ""
+        call = f"{json.dumps(named)}{number} args_marker {arguments}"
+        return f"before {call} behind" if form.around[0] else call
+    text = f'"{form.name_key}": {json.dumps(name)}, {json.dumps(form.arguments)}: '
+    if form.name_key == "name":
+        return f'{json.dumps("{" + text)} {arguments} "}}"'
+    begin = json.dumps('{"tool_call_id": "')
+    return f'{begin} /[0-9]+/ {json.dumps(chr(34) + ", " + text)} {arguments} "}}"'
 
 
-def _function(i: int, function: Mapping[str, Any], constrained: bool, rules: list[str]) -> str:
+def _function(tags: CallTags, i: int, function: Mapping[str, Any], constrained: bool, rules: list[str]) -> str:
     """A call of tool number `i` as XML; rules for its values are added to `rules`."""
+    begin, end = json.dumps(f"{tags.function[0]}{function['name']}{tags.function[1]}"), json.dumps(tags.end)
+    end = end if tags.end else ""
+    parameters = _parameters(function, constrained, '<>"\n')
+    if parameters is None:
+        return f"{begin} any* {end}"
+    written, root = [], function.get("parameters", _NO_PARAMETERS)
+    for j, (key, schema, needed) in enumerate(parameters):
+        value = _value(tags, f"value_{i}_{j}", resolved(schema, root), function, rules)
+        if value is None and function.get("strict") and (more := _unheld(schema, root)):
+            name = function["name"]
+            raise ParameterError(f"tools: {name} is strict: this model's calls cannot hold {more} of {shown(key)}")
+        parameter = f'{json.dumps(tags.key[0] + key + _before_value(tags))} {value or "value"} "\\n"'
+        written.append(parameter if needed else f"({parameter})?")
+    return " ".join([begin, *written, end])
+
+
+def _python_call(i: int, function: Mapping[str, Any], constrained: bool, rules: list[str]) -> str:
+    """A call of tool number `i` as Python writes it, with JSON for literals; rules are added to `rules`."""
+    begin = json.dumps(f"{function['name']}(")
+    parameters = _parameters(function, constrained, None)
+    if parameters is None:
+        return f'{begin} (keyword (", " keyword)*)? ")"'
+    root = function.get("parameters", _NO_PARAMETERS)
+    defined = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    written: list[str] = []
+    for j, (key, schema, needed) in enumerate(sorted(parameters, key=lambda parameter: not parameter[2])):
+        rules.append(f"value_{i}_{j}: {_held(defined | dict(resolved(schema, root)), function)}")
+        keyword = f"{json.dumps(f'{key}=')} value_{i}_{j}"
+        comma = '", " ' if any(parameter[2] for parameter in parameters) and j else ""
+        written.append(f"{comma}{keyword}" if needed else f"({comma}{keyword})?")
+    if written and not any(parameter[2] for parameter in parameters):  # any may be the first
+        keywords = " | ".join(f"{json.dumps(f'{key}=')} value_{i}_{j}" for j, (key, _, _) in enumerate(parameters))
+        rules.append(f"keywords_{i}: {keywords}")
+        return f'{begin} (keywords_{i} (", " keywords_{i})*)? ")"'
+    return " ".join([begin, *written, '")"'])
+
+
+def _parameters(
+    function: Mapping[str, Any], constrained: bool, forbidden: str | None
+) -> list[tuple[str, Any, bool]] | None:
+    """Name and schema of each parameter, and whether it has to be there; None if any may be written.
+
+    Args:
+        function: a tool's
+        constrained: whether its schema counts
+        forbidden: characters that a name cannot have; None: it has to be a name of Python
+
+    Raises:
+        ParameterError: it is strict, and cannot be held to its schema.
+    """
     name, schema, strict = function["name"], function.get("parameters", _NO_PARAMETERS), function.get("strict")
     properties, required = properties_of(schema), schema.get("required")
-    begin, end = json.dumps(f"<function={name}>\n"), '"</function>"'
     if not properties and schema.get("additionalProperties") is not False:
         if strict:
             raise ParameterError(f"tools: {name} is strict: its schema should name its parameters as `properties`")
-        return f"{begin} any* {end}"
-    unwritable = next((key for key in properties if not key or set(key) & set("<>\n")), None)
-    if strict and unwritable is not None:
-        raise ParameterError(f"tools: {name}: this model's calls cannot have a parameter named {shown(unwritable)}")
-    if not constrained or unwritable is not None:
-        return f"{begin} any* {end}"
-    parameters = []
-    for j, (key, parameter_schema) in enumerate(properties.items()):
-        value = _value(f"value_{i}_{j}", resolved(parameter_schema, schema), function, rules)
-        if value is None and strict and (more := _unheld(parameter_schema, schema)):
-            raise ParameterError(f"tools: {name} is strict: this model's calls cannot hold {more} of {shown(key)}")
-        parameter = f'{json.dumps(f"<parameter={key}>")} {value or "value"} "\\n"'
-        parameters.append(parameter if isinstance(required, list) and key in required else f"({parameter})?")
-    return " ".join([begin, *parameters, end])
+        return None
+    unwritable = [
+        key
+        for key in properties
+        if not (key.isidentifier() if forbidden is None else key and not set(key) & set(forbidden))
+    ]
+    if strict and unwritable:
+        raise ParameterError(f"tools: {name}: this model's calls cannot have a parameter named {shown(unwritable[0])}")
+    if not constrained or unwritable:
+        return None
+    return [(key, value, isinstance(required, list) and key in required) for key, value in properties.items()]
 
 
-def _value(rule: str, schema: Mapping[str, Any], function: Mapping[str, Any], rules: list[str]) -> str | None:
+def _before_value(tags: CallTags) -> str:
+    """The text between a key and its value, but for a line break, which belongs to the value."""
+    return f"{tags.key[1]}{tags.value[0].rstrip(NEWLINE)}"
+
+
+def _value(
+    tags: CallTags, rule: str, schema: Mapping[str, Any], function: Mapping[str, Any], rules: list[str]
+) -> str | None:
     """A value and the tag after it; None if it is any text."""
     root = function["parameters"]
+    before = NEWLINE if tags.value[0].endswith(NEWLINE) else ""
     types = types_of(schema, root)
     if types and "string" not in types:
         defined = {name: root[name] for name in ("$defs", "definitions") if name in root}
         rules.append(f"{rule}: {_held(defined | dict(schema), function)}")
-        return f'"\\n" {rule} "\\n</parameter>"'
+        return (
+            f"{json.dumps(before)} {rule} {json.dumps(tags.value[1])}"
+            if before
+            else f"{rule} {json.dumps(tags.value[1])}"
+        )
     values = schema.get("enum", [schema.get("const")])
     if not (isinstance(values, list) and values and all(isinstance(value, str) for value in values)):
         return None
-    return f"({' | '.join(json.dumps(f'{chr(10)}{value}{chr(10)}</parameter>') for value in values)})"
+    return f"({' | '.join(json.dumps(f'{before}{value}{tags.value[1]}') for value in values)})"
 
 
 def _unheld(schema: Any, root: Mapping[str, Any]) -> str | None:
@@ -167,19 +253,26 @@ def _pieces(form: CallFormat, added_ids: Mapping[str, int]) -> tuple[str, str, s
     begin = _spelled(form.begin, added_ids) if form.begin else ""
     if form.lists:
         return begin, '" "? "[" body', '", " body'
+    if form.around[0]:
+        return begin, "body", "body"
     if form.args_marker or not form.begin:
         separator = json.dumps(form.separator) if form.separator else ""
         return begin, "body", f"{separator} {begin} body"
-    return (
-        begin,
-        '"\\n" body',
-        f'"\\n" {_spelled(form.end, added_ids)} {json.dumps(form.separator)} {begin} "\\n" body',
-    )
+    line = "" if _ends_itself(form) else '"\\n" '
+    end = "" if form.block else f"{line}{_spelled(form.end, added_ids)} {json.dumps(form.separator)} {begin} "
+    return begin, f"{line}body", f"{end}{line}body"
+
+
+def _ends_itself(form: CallFormat) -> bool:
+    """True if no line break stands between the markers and a call."""
+    return bool(form.around[0]) or (form.tags is not None and not form.tags.end)
 
 
 def _closing(form: CallFormat, added_ids: Mapping[str, int]) -> str:
     end = f" {_spelled(form.end, added_ids)}" if form.begin and form.end else ""
-    return f' "]"{end}' if form.lists else f' "\\n"{end}' if end else ""
+    if form.lists or _ends_itself(form):
+        return f' "]"{end}' if form.lists else end
+    return f' "\\n"{end}' if end else ""
 
 
 def _held(schema: Mapping[str, Any], function: Mapping[str, Any]) -> str:

@@ -3,17 +3,18 @@
 import json
 from collections.abc import Callable, Collection, Generator, Mapping
 from types import MappingProxyType
+from typing import Any
 
-from .calls import Answer, ArgumentsDelta, CallBegin, CallFormat, ContentDelta, Delta
-from .parameter_types import Schema, is_text, json_of, properties_of, types_of
+from .calls import Answer, ArgumentsDelta, CallBegin, CallFormat, CallTags, ContentDelta, Delta
+from .harmony import HarmonyParser
+from .parameter_types import Schema, is_text, json_of, keywords_of, properties_of, types_of
 
 _SPACE = " \t\r\n"
 _BETWEEN = _SPACE + ",;"  # what may stand between two calls
-_KEYS = frozenset({"name", "arguments", "parameters", "type", "id"})
+_KEYS = frozenset({"name", "arguments", "parameters", "type", "id", "tool_name", "tool_call_id"})
 _PAIRS = {"{": "}", "[": "]"}
 _CLOSING = "}]"
 _OUTSIDE = frozenset(_SPACE + '{}[]:,"+-.0123456789eEtrufalsn')  # characters of JSON outside of its strings
-_VALUE_ENDS = ("\n</parameter>", "</parameter>")
 
 NO_SCHEMAS: Mapping[str, Schema] = MappingProxyType({})
 
@@ -37,13 +38,22 @@ def read_calls(
         form: the format of calls
         names: names of the tools that the model was offered
         single: read one call at most, and nothing after it
-        schemas: schemas of the tools' parameters, by tool name; needed where values are plain text (qwen3-coder)
+        schemas: schemas of the tools' parameters, by tool name; needed where values are plain text
         cut: the text does not end by itself (a limit of length, a stop string): see `CallParser.finish`
     """
-    answer, parser = Answer(), CallParser(form, names, single=single, schemas=schemas)
+    answer, parser = Answer(), parser_of(form, names, single=single, schemas=schemas)
     answer.add(parser.push(text))
     answer.add(parser.finish(cut=cut))
     return answer
+
+
+def parser_of(
+    form: CallFormat, names: Collection[str], *, single: bool = False, schemas: Mapping[str, Schema] = NO_SCHEMAS
+) -> "CallParser | HarmonyParser":
+    """A parser of answers in a format; arguments as of `CallParser`."""
+    if form.name == "harmony":
+        return HarmonyParser(form, single=single)
+    return CallParser(form, names, single=single, schemas=schemas)
 
 
 class _NotACallError(Exception):
@@ -83,6 +93,7 @@ class CallParser:
         self._single = single
         self._schemas = schemas
         self._marked = True  # the call at hand came after its marker
+        self._unmarked = [form.tags.function[0]] if form.tags is not None and form.tags.function[0] else []
         self._state: Callable[[], bool] = self._content if form.begin else self._start
         self._pending = ""  # text that no state has used yet
         self._deltas: list[Delta] = []
@@ -95,6 +106,7 @@ class CallParser:
         self._begun = False  # reported: its name and its first arguments are known
         self._complete = False  # its arguments are
         self._early = ""  # arguments before the name
+        self._first = True  # no argument of XML yet
 
     @property
     def called(self) -> bool:
@@ -173,7 +185,7 @@ class CallParser:
 
     def _content(self) -> bool:
         """Content that a marker may end."""
-        text, markers = self._pending, [marker for marker in (self._form.begin, self._form.unmarked) if marker]
+        text, markers = self._pending, [self._form.begin, *self._unmarked]
         at, begin = min(((at, marker) for marker in markers if (at := text.find(marker)) >= 0), default=(-1, ""))
         if at >= 0:
             free = text[:at].rstrip(_SPACE)
@@ -276,14 +288,16 @@ class CallParser:
     # --- reading of calls, character by character ---------------------------------------------------------------------
 
     def _region(self) -> Generator[None, str, None]:
-        """A call, a list of calls, name and arguments, or a call as XML."""
+        """A call, a list of calls, name and arguments, or a call as XML or as Python's."""
         c = yield from _space((yield))
-        if self._form.unmarked:
-            yield from self._function(c)
+        if self._form.tags is not None:
+            yield from self._function(c, self._form.tags)
+        elif self._form.around[0]:
+            yield from self._named_calls(c)
         elif c == "[":
             c = yield from _space((yield))
             while c != "]":
-                yield from self._item(c)
+                yield from self._python_call(c) if self._form.literals else self._item(c)
                 c = yield from _space((yield))
                 while c == "}":  # one too many
                     c = yield from _space((yield))
@@ -291,6 +305,8 @@ class CallParser:
                     c = yield from _space((yield))
                 elif c != "]":
                     raise _NotACallError
+        elif self._form.literals:
+            yield from self._python_call(c)
         elif c == "{" or not self._form.short_ids:
             yield from self._item(c)
         else:
@@ -322,7 +338,7 @@ class CallParser:
         if c != ":":
             raise _NotACallError
         c = yield from _space((yield))
-        if key[0] == "name":
+        if key[0] in ("name", self._form.name_key):
             name: list[str] = []
             c = yield from _string(c, name, None if self._form.begin and self._marked else self._names)
             self._set_name(name[0])
@@ -349,6 +365,52 @@ class CallParser:
             raise _NotACallError
         self._set_name(name)
         yield from self._object(c)
+        self._end_call()
+
+    def _named_calls(self, c: str) -> Generator[None, str, None]:
+        """Names and arguments with a marker around each, up to the marker after all."""
+        before, after = self._form.around
+        while (yield from _one_of(c, before, self._form.end)) == before:
+            self._begin_call()
+            name = (yield from _up_to(self._form.args_marker)).strip()
+            self._set_name(name.removeprefix("functions.").rpartition(":")[0] if self._form.numbered_ids else name)
+            c = yield from _space((yield))
+            if c != "{":
+                raise _NotACallError
+            yield from self._object(c)
+            self._end_call()
+            yield from _one_of((yield from _space((yield))), after)
+            c = yield from _space((yield))
+
+    def _python_call(self, c: str) -> Generator[None, str, None]:
+        """`name(key=value, ...)`, whose arguments are reported at its end."""
+        self._begin_call()
+        name, known = "", None if self._form.begin else self._names
+        while c not in "( \t\r\n":
+            name += c
+            if known is not None and not any(other.startswith(name) for other in known):
+                raise _NotACallError
+            c = yield
+        if (yield from _space(c)) != "(":
+            raise _NotACallError
+        text, depth = "", 0
+        while (c := (yield)) != ")" or depth:
+            text += c
+            if c in "\"'":
+                quote = c
+                while (c := (yield)) != quote:
+                    text += c
+                    if c == "\\":
+                        text += yield
+                text += c
+            depth += (c in "([{") - (c in ")]}")
+        arguments = keywords_of(text)
+        if arguments is None:
+            raise _NotACallError
+        self._set_name(name)
+        self._early = json.dumps(arguments, ensure_ascii=False)
+        self._complete = True
+        self._announce()
         self._end_call()
 
     def _arguments(self, c: str) -> Scan:
@@ -398,45 +460,65 @@ class CallParser:
             c = yield
         self._complete = True
 
-    def _function(self, c: str) -> Generator[None, str, None]:
-        """`<function=name> <parameter=key>value</parameter>... </function>`; a key given again does not count."""
+    def _function(self, c: str, tags: CallTags) -> Generator[None, str, None]:
+        """A call as XML, as `CallTags` has it; white space between tags is free, a key given again does not count."""
         self._begin_call()
-        yield from _one_of(c, "<function=")
-        name = yield from _up_to(">")
+        before, after, end = tags.function[0], tags.function[1].strip(), tags.end or self._form.end
+        if before:
+            yield from _one_of(c, before)
+            name, c = (yield from _up_to(after)), " "
+        else:  # the name ends with its line, or at a tag
+            name = ""
+            while c not in "\n<":
+                name += c
+                c = yield
+        name = name.strip()
         self._set_name(name)
         self._early = "{"
         self._announce()
         root = self._schemas.get(name, {})
         properties, keys = properties_of(root), set[str]()
-        while (yield from _one_of((yield from _space((yield))), "</function>", "<parameter=")) != "</function>":
-            key = yield from _up_to(">")
-            types = types_of(properties.get(key), root)
-            if key in keys:
-                yield from self._value(lambda text: None)
-                continue
-            self._argue(f"{', ' if keys else ''}{json.dumps(key, ensure_ascii=False)}: ")
+        while (yield from _one_of((yield from _space(c)), end, tags.key[0])) != end:
+            key = yield from _up_to(tags.key[1].strip())
+            if opening := tags.value[0].strip():
+                yield from _one_of((yield from _space((yield))), opening)
+            yield from self._parameter(key, tags, root, properties.get(key), again=key in keys)
             keys.add(key)
-            if is_text(types):
-                self._argue('"')
-                yield from self._value(lambda text: self._argue(json.dumps(text, ensure_ascii=False)[1:-1]))
-                self._argue('"')
-            else:
-                written: list[str] = []
-                yield from self._value(written.append)
-                self._argue(json_of("".join(written), types))
+            c = yield
         self._argue("}")
         self._complete = True
         self._end_call()
 
-    def _value(self, take: Callable[[str], object]) -> Generator[None, str, None]:
-        """Plain text up to `</parameter>`, given to `take` as it comes; a line break after and before the tags is not
-        part of it.
+    def _parameter(
+        self, key: str, tags: CallTags, root: Schema, schema: Any, *, again: bool
+    ) -> Generator[None, str, None]:
+        """A value, reported with its key; not if the key is given `again`."""
+        if again:
+            yield from self._value(tags, lambda text: None)
+            return
+        types = types_of(schema, root)
+        self._argue(f"{'' if self._first else ', '}{json.dumps(key, ensure_ascii=False)}: ")
+        self._first = False
+        if is_text(types):
+            self._argue('"')
+            yield from self._value(tags, lambda text: self._argue(json.dumps(text, ensure_ascii=False)[1:-1]))
+            self._argue('"')
+        else:
+            written: list[str] = []
+            yield from self._value(tags, written.append)
+            self._argue(json_of("".join(written), types))
+
+    def _value(self, tags: CallTags, take: Callable[[str], object]) -> Generator[None, str, None]:
+        """Plain text up to the tag after it, given to `take` as it comes; where values stand in lines of their own a
+        line break after and before the tags is not part of it.
         """
+        end = tags.value[1]
+        ends = {end, end.lstrip("\n")}
         buffer = yield
-        if buffer == "\n":
+        if buffer == "\n" and tags.value[0].endswith("\n"):
             buffer = ""
-        while buffer not in _VALUE_ENDS:
-            while buffer and not any(end.startswith(buffer) for end in _VALUE_ENDS):
+        while buffer not in ends:
+            while buffer and not any(text.startswith(buffer) for text in ends):
                 take(buffer[0])
                 buffer = buffer[1:]
             buffer += yield
@@ -445,6 +527,7 @@ class CallParser:
 
     def _begin_call(self) -> None:
         self._name, self._begun, self._complete, self._early = None, False, False, ""
+        self._first = True  # no argument of XML yet
 
     def _set_name(self, name: str) -> None:
         marked = self._form.begin and self._marked
@@ -457,7 +540,7 @@ class CallParser:
     def _announce(self) -> None:
         """Report the call, if its name is known too."""
         if self._name is not None and not self._begun:
-            self._deltas.append(CallBegin(self._calls, self._form.new_id(), self._name))
+            self._deltas.append(CallBegin(self._calls, self._form.new_id(self._name, self._calls), self._name))
             self._begun, self._raw = True, ""
             self._calls += 1
             early, self._early = self._early, ""
@@ -524,13 +607,14 @@ def _one_of(c: str, *expected: str) -> Scan:
 
 
 def _up_to(end: str) -> Scan:
-    """A name in one line, up to the character that ends it, which is left out."""
+    """A name in one line, up to the text that ends it, which is left out."""
     name = ""
-    while (c := (yield)) != end:
-        if c in "<\n":
+    while not name.endswith(end):
+        c = yield
+        if c == "\n" or (c == "<" and not end.startswith("<")):
             raise _NotACallError
         name += c
-    return name
+    return name.removesuffix(end)
 
 
 def _skip(c: str) -> Scan:

@@ -3,6 +3,7 @@
 Calls as XML (`<parameter=days>3</parameter>`) do not say whether 3 is a number or a text: the tool's schema does.
 """
 
+import ast
 import json
 import math
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """Templates write values by Jinja, and models as their templates do"""
+_JSON = {"true": True, "false": False, "null": None}
 _DEEPEST = 16
 """References and alternatives that are followed"""
 
@@ -70,6 +72,58 @@ def json_of(text: str, types: frozenset[str]) -> str:
     if kind in types or (kind == "integer" and "number" in types):
         return literal
     return json.dumps(text, ensure_ascii=False)
+
+
+def keywords_of(text: str) -> dict[str, Any] | None:
+    """The arguments of a call as Python writes it: `key=literal, ...`; None if the text is none.
+
+    Keys may be words that Python keeps for itself, such as `from`. JSON's `true`, `false` and `null` are read too.
+    """
+    arguments, rest = {}, text.strip()
+    try:
+        while rest:
+            key, _, rest = rest.partition("=")
+            if not key.strip().isidentifier():
+                return None
+            end = _end_of_literal(rest)
+            arguments[key.strip()] = _literal(ast.parse(rest[:end].strip(), mode="eval").body)
+            rest = rest[end + 1 :].strip()
+        json.dumps(arguments, allow_nan=False)  # a set, a complex number or an infinity is no JSON
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return arguments
+
+
+def _end_of_literal(text: str) -> int:
+    """The place of the comma after the literal with which a text begins, or its length."""
+    depth, quote, at = 0, "", 0
+    while at < len(text):
+        c = text[at]
+        if quote:
+            at += c == "\\"
+            quote = "" if c == quote else quote
+        elif c in "\"'":
+            quote = c
+        elif c == "," and not depth:
+            break
+        depth += 0 if quote else (c in "([{") - (c in ")]}")
+        at += 1
+    return min(at, len(text))
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of a literal, such as JSON can have."""
+
+    class FromJson(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return ast.Constant(_JSON[node.id]) if node.id in _JSON else node
+
+        def visit_Constant(self, node: ast.Constant) -> ast.expr:
+            if isinstance(node.value, str):  # JSON may escape a character as two halves
+                return ast.Constant(node.value.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+            return node
+
+    return ast.literal_eval(FromJson().visit(node))
 
 
 def _type_of(value: Any) -> str:

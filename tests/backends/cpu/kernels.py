@@ -10,6 +10,7 @@ import numpy as np
 from minillm.backends.cpu import launching
 from minillm.backends.cpu.backend import ACTIVATIONS as ACTIVATIONS
 from minillm.backends.cpu.backend import BLOCK_CODES
+from minillm.backends.cpu.backend import GATES as GATES
 from minillm.backends.cpu.launching import filled as fill
 from minillm.reference.quantize import Quantized
 
@@ -25,7 +26,7 @@ AttentionArguments, ArgmaxArguments = launching.Attention, launching.Argmax
 LinearArguments = launching.Linear
 Draw, SampleArguments = launching.DRAW, launching.Sample
 
-__all__ = ["ACTIVATIONS", "fill", "loaded", "run", "with_offsets"]
+__all__ = ["ACTIVATIONS", "GATES", "fill", "loaded", "run", "with_offsets"]
 
 
 TARGET = os.environ.get("MINILLM_TEST_TARGET")

@@ -38,7 +38,7 @@ def store_kv(k: Any, v: Any, keys: StoredVectors, values: StoredVectors, batch: 
     arguments = fill(
         kernels.StoreKVArguments, k=k, v=v, keys=keys.data, values=values.data, key_scales=keys.scales,
         value_scales=values.scales, slot_pages=batch.slot_pages, slot_offsets=batch.slot_offsets, T=len(k), K=K, P=P,
-        D=D, k_stride=k.strides[0] // 4, v_stride=v.strides[0] // 4, format=format_of(keys),
+        D=D, V=D, k_stride=k.strides[0] // 4, v_stride=v.strides[0] // 4, format=format_of(keys),
     )  # fmt: skip
     run("store_kv", arguments, shares)
 
@@ -50,7 +50,7 @@ def format_of(stored: StoredVectors) -> int:
 def attend(
     q: Any, keys: StoredVectors, values: StoredVectors, batch: Batch, scale: float, *, window: int | None = None,
     slopes: Any = None, causal: bool = True, softcap: float | None = None, bias: np.ndarray | None = None,
-    shares: int = 1, workers: int = 1,
+    sinks: np.ndarray | None = None, shares: int = 1, workers: int = 1,
 ) -> np.ndarray:  # fmt: skip
     _, H, D = q.shape
     _, K, P, _ = keys.shape
@@ -70,9 +70,9 @@ def attend(
         kernels.AttentionArguments, q=q, out=out, keys=keys.data, values=values.data, key_scales=keys.scales,
         value_scales=values.scales, slopes=slopes, spans=np.array(spans, np.int64).reshape(-1, 5), tables=tables,
         positions=batch.positions, seen=np.concatenate(masks), scratch=scratch, done=done, N=len(spans), H=H, K=K, P=P,
-        D=D, stride=q.strides[0] // 4, out_stride=H * D, table_stride=tables.shape[1], format=format_of(keys),
+        D=D, V=D, stride=q.strides[0] // 4, out_stride=H * D, table_stride=tables.shape[1], format=format_of(keys),
         window=window or 0, scale=scale, causal=causal, cap=softcap or 0,
-        bias=bias, distances=0 if bias is None else bias.shape[1] // 2,
+        bias=bias, distances=0 if bias is None else bias.shape[1] // 2, sinks=sinks,
     )  # fmt: skip
     parts = np.full(lib.attention_parts(kernels.ctypes.byref(arguments)), np.nan, np.float32)
     arguments.parts = parts.ctypes.data
@@ -89,6 +89,7 @@ class Case:
         self, lengths: list[tuple[int, int]], H: int = 4, K: int = 2, D: int = 20, P: int = 48,
         dtype: str = "float32", tree: tuple[int, ...] = (), seed: int = 0, *, window: int | None = None,
         sloped: bool = False, biased: bool = False, causal: bool = True, softcap: float | None = None,
+        sunk: bool = False,
     ) -> None:  # fmt: skip
         rng = np.random.default_rng(seed)
         slopes = rng.uniform(0.01, 0.5, H).astype(np.float32) if sloped else None
@@ -96,6 +97,7 @@ class Case:
         bias = rng.standard_normal((H, 2 * DISTANCES + 1), np.float32) if biased else None
         self.looks: dict[str, Any] = {
             "window": window, "slopes": slopes, "causal": causal, "softcap": softcap, "bias": bias,
+            "sinks": np.linspace(3, -3, H, dtype=np.float32) if sunk else None,
         }  # fmt: skip
         needed = [-(-S // P) for S in contexts]
         shuffled = rng.permutation(sum(needed)).tolist()
@@ -133,8 +135,8 @@ class Case:
         """The same in float64, one query and head at a time."""
         result = np.empty(self.q.shape)
         group = self.q.shape[1] // self.keys.shape[1]
-        causal, window, slopes, cap, bias = (
-            self.looks[name] for name in ("causal", "window", "slopes", "softcap", "bias")
+        causal, window, slopes, cap, bias, sinks = (
+            self.looks[name] for name in ("causal", "window", "slopes", "softcap", "bias", "sinks")
         )
         for span in self.batch.spans:
             k, v = (np.concatenate([pages[p] for p in span.pages], axis=1) for pages in (self.keys, self.values))
@@ -160,7 +162,8 @@ class Case:
                     if slopes is not None:
                         scores -= np.float64(slopes[h]) * back[seen]
                     weights = np.exp(scores - scores.max())
-                    result[row, h] = weights @ v[h // group, :S][seen].astype(np.float64) / weights.sum()
+                    total = weights.sum() + (0 if sinks is None else np.exp(sinks[h] - scores.max()))
+                    result[row, h] = weights @ v[h // group, :S][seen].astype(np.float64) / total
         return result
 
 
@@ -239,20 +242,20 @@ def test_windows_and_slopes_together() -> None:
     assert_as_good_as_plain(Case(LENGTHS["mixed"] + LENGTHS["decode"], window=20, sloped=True))
 
 
-ALL_OF_THEM = {"window": 20, "sloped": True, "softcap": 0.5, "biased": True}
+ALL_OF_THEM = {"window": 20, "sloped": True, "softcap": 0.5, "biased": True, "sunk": True}
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize(
     "looks",
-    [{"softcap": 0.7}, {"biased": True}, {"causal": False}, {"causal": False, "window": 13}, ALL_OF_THEM,
-     ALL_OF_THEM | {"causal": False}],
+    [{"softcap": 0.7}, {"biased": True}, {"causal": False}, {"causal": False, "window": 13}, {"sunk": True},
+     {"sunk": True, "window": 13}, ALL_OF_THEM, ALL_OF_THEM | {"causal": False}],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("lengths", SOON)
-def test_caps_biases_and_both_ways(lengths: list[tuple[int, int]], looks: dict[str, Any], dtype: str) -> None:
-    """Gemma 2 bounds its scores, T5 adds a bias, encoders see both ways."""
+def test_caps_biases_sinks_and_both_ways(lengths: list[tuple[int, int]], looks: dict[str, Any], dtype: str) -> None:
+    """Gemma 2 bounds its scores, T5 adds a bias, gpt-oss has sinks, encoders see both ways."""
     assert_as_good_as_plain(Case(lengths, dtype=dtype, **looks))
 
 

@@ -1,6 +1,7 @@
 """The kernels of a mixture of experts: the reference's routing and sums, and the bits of each expert's own product."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.cpu.launching import num_threads, set_threads
 from minillm.backends.cpu.selftest import random_blocks
 from minillm.backends.weights import Experts, Weight, expand
-from minillm.reference.activation import gate
+from minillm.reference.activation import gate, multiply
 from minillm.reference.blocks import BLOCK_FORMATS
 from minillm.reference.experts import RouterSpec, Routing, combine, route
 
@@ -59,11 +60,12 @@ SPECS = [
     RouterSpec(sigmoid=True),
     RouterSpec(sigmoid=True, groups=4, chosen_groups=2, scale=2.5),
     RouterSpec(groups=3, chosen_groups=2),
+    RouterSpec(groups=4, chosen_groups=2, group_best=1),
 ]
 
 
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("spec", SPECS, ids=["sigmoid", "groups", "softmax in groups"])
+@pytest.mark.parametrize("spec", SPECS, ids=["sigmoid", "groups", "softmax in groups", "the best of groups"])
 def test_scores_biases_and_groups_are_the_references(spec: RouterSpec, biased: bool, backend: CpuBackend) -> None:
     logits, bias = random(40, 24), random(24, seed=7) if biased else None
     given: dict[str, Any] = {"normalised": not biased, "spec": spec}
@@ -79,6 +81,20 @@ def test_a_gate_is_the_references(n: int, silu: bool, backend: CpuBackend) -> No
     x, logits = random(3, 70), random(3, n + 2, seed=1)[:, :n]  # logits are columns of a wider array
     expected = gate(x, logits, np, np.empty_like(x), silu=silu)
     np.testing.assert_allclose(backend.gate(x, logits, silu=silu), expected, rtol=3e-6)
+
+
+@pytest.mark.parametrize(("strided", "numbered"), [(True, False), (False, True), (True, True)])
+def test_products_of_rows_are_the_references(strided: bool, numbered: bool, backend: CpuBackend) -> None:
+    x, factor = random(5, 70), Weight("f", random(1, seed=1)) if numbered else None
+    others = random(5, 3, 70, seed=2)[:, 1] if strided else None
+    expected = multiply(x, others, None if factor is None else factor.data, np, np.empty_like(x))
+    np.testing.assert_allclose(backend.multiply(x, others, factor=factor), expected, rtol=3e-6)
+
+
+def test_factors_of_experts_are_the_references(backend: CpuBackend) -> None:
+    logits, factors = random(40, 24), random(24, seed=7)
+    ours = backend.route(logits, 5, normalised=True, factors=Weight("f", factors))
+    np.testing.assert_allclose(ours.weights, route(logits, 5, np, normalised=True, factors=factors).weights, rtol=3e-6)
 
 
 def test_logits_that_are_not_numbers_choose_an_expert_and_show_in_the_weights(backend: CpuBackend) -> None:
@@ -131,6 +147,18 @@ def test_experts_may_have_blocks(kind: str, tokens: int, backend: CpuBackend) ->
     for e, (first, stop) in enumerate(pairwise(routing.starts)):
         alone = backend.linear(x[first:stop], Weight("alone", matrices[e])) if first < stop else x[:0, :OUTPUTS]
         np.testing.assert_array_equal(got[first:stop], alone)
+
+
+@pytest.mark.parametrize("form", ["float32", "int8"])
+@pytest.mark.parametrize("tokens", [1, 7, 90])
+def test_each_expert_adds_its_bias(form: str, tokens: int, backend: CpuBackend) -> None:
+    backend.loader = type(backend.loader)(form)
+    weight = backend.loader.prepare_experts("experts", [[Held(random(OUTPUTS, INPUTS, seed=e))] for e in range(X)])
+    routing, x, biases = routing_to([0, 3, 4], tokens, 2), random(2 * tokens, INPUTS, seed=5), random(X, OUTPUTS)
+    plain = backend.linear_experts(x, weight, routing).copy()
+    for e, (first, stop) in enumerate(pairwise(routing.starts)):
+        plain[first:stop] += biases[e]
+    np.testing.assert_array_equal(backend.linear_experts(x, replace(weight, bias=biases), routing), plain)
 
 
 @pytest.mark.parametrize("residual", [True, False])

@@ -22,7 +22,9 @@ ROUNDING = 2e-5
 LOOKS_BACK = [("mistral", "window"), ("bloom", "four heads")]
 
 
-FIRST = [(family, next(iter(configs))) for family, configs in CONFIGS.items()]
+LIKE_OTHERS = ("deepseek_v3", "glm4_moe_lite", "minicpm3")
+"""Families whose operations are those of one that is run: DeepSeek-V2, and GLM-4.5's router"""
+FIRST = [(family, next(iter(configs))) for family, configs in CONFIGS.items() if family not in LIKE_OTHERS]
 
 
 @pytest.fixture(
@@ -39,10 +41,15 @@ def all_logits(raw: dict[str, Any], backend: Backend, chunk: int) -> np.ndarray:
     return chunks(runner, LINE, chunk)
 
 
-def error(got: np.ndarray, expected: np.ndarray, *, typical: bool = False) -> float:
-    """The largest one, or that of most positions at most, as a share of the largest logit."""
-    errors = np.abs(got - expected).max(axis=1)
-    return float((np.median(errors) if typical else errors.max()) / np.abs(expected).max())
+def error(got: np.ndarray, expected: np.ndarray) -> float:
+    """The largest one, as a share of the largest logit."""
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+def spread(got: np.ndarray, expected: np.ndarray, *, typical: bool = False) -> float:
+    """The root of the mean square of all errors; or the median of the positions'."""
+    squares = ((got - expected) ** 2).mean(axis=1)
+    return float(np.sqrt(np.median(squares) if typical else squares.mean()))
 
 
 @pytest.mark.parametrize("chunk", [1, 11, 60])
@@ -54,13 +61,20 @@ def test_the_logits_are_the_references(raw: dict[str, Any], chunk: int) -> None:
 @pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("chunk", [1, 60])
 def test_the_logits_are_the_references_with_rounded_weights(raw: dict[str, Any], weights: str, chunk: int) -> None:
-    """With 8 and 4 bits activations are rounded to 8, and lose what 8 bits of weights do."""
-    expected, within = all_logits(raw, NumpyBackend(weights=weights), len(LINE)), ROUNDING
-    if weights in ("int8", "int4"):
-        plain, rounded = (all_logits(raw, NumpyBackend(weights=form), len(LINE)) for form in ("float32", "int8"))
-        within = 3.5 * error(rounded, plain)
-    typical = has_experts(raw) and weights != "bfloat16"  # some tokens choose another expert
-    assert error(all_logits(raw, CpuBackend(weights=weights), chunk), expected, typical=typical) < within
+    """With 8 and 4 bits activations are rounded to 8, and lose what 8 bits of weights do.
+
+    Both are rounded in groups of 32 by half a step at most, so each product loses as much again, and the errors of all
+    logits have about the same mean square: 0.6 to 1.3 times that of rounded weights in these families. The largest
+    error alone, up to three times as large in one of them, is chance.
+    """
+    expected = all_logits(raw, NumpyBackend(weights=weights), len(LINE))
+    ours = all_logits(raw, CpuBackend(weights=weights), chunk)
+    if weights == "bfloat16":
+        assert error(ours, expected) < ROUNDING
+        return
+    plain, rounded = (all_logits(raw, NumpyBackend(weights=form), len(LINE)) for form in ("float32", "int8"))
+    typical = has_experts(raw)  # some tokens choose another expert
+    assert spread(ours, expected, typical=typical) < 1.5 * spread(rounded, plain, typical=typical)
 
 
 def test_greedy_tokens_are_the_references(raw: dict[str, Any]) -> None:

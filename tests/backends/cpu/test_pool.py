@@ -203,6 +203,8 @@ STRUCTURES = {
     "rotary_angles_arguments": launching.Angles,
     "heads_to_rotate": launching.Heads,
     "rotary_arguments": launching.Rotary,
+    "move_heads_arguments": launching.MoveHeads,
+    "route_arguments": launching.Route,
     "take_rows_arguments": launching.TakeRows,
     "store_kv_arguments": launching.StoreKV,
     "attention_arguments": launching.Attention,

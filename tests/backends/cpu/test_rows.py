@@ -9,7 +9,7 @@ import pytest
 from minillm import reference
 from minillm.backends.cpu.selftest import random_blocks
 from minillm.backends.weights import expand, narrow
-from minillm.reference.activation import ACTIVATIONS
+from minillm.reference.activation import ACTIVATIONS, GATES
 from minillm.reference.blocks import BLOCK_FORMATS, BlockFormat, BlockMatrix
 from minillm.reference.quantize import Quantized, quantize
 
@@ -115,7 +115,7 @@ def test_parameters_may_lie_at_odd_addresses() -> None:
 def glu(x: np.ndarray, activation: str | None, shares: int = 1) -> np.ndarray:
     T, F = len(x), x.shape[1] // 2
     out = np.full((T, F), np.nan, np.float32)
-    run("glu", fill(kernels.GluArguments, x=x, out=out, T=T, F=F, activation=kernels.ACTIVATIONS[activation]), shares)
+    run("glu", fill(kernels.GluArguments, x=x, out=out, T=T, F=F, activation=kernels.GATES[activation]), shares)
     return out
 
 
@@ -132,14 +132,21 @@ def exact(activation: str, x: np.ndarray) -> np.ndarray:
         return x / (1 + np.exp(-x))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+def exact_gate(activation: str, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    if activation != "swiglu_oai":
+        return exact(activation, gate) * up
+    gate = np.minimum(gate.astype(np.float64), 7)
+    return gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up.astype(np.float64), -7, 7) + 1)
+
+
+@pytest.mark.parametrize("activation", GATES)
 @pytest.mark.parametrize(("T", "F"), [(1, 1536), (5, 3), (0, 8), (65, 1001), (2, 4)])
 def test_gates(T: int, F: int, activation: str) -> None:
     x = (RNG(0).standard_normal((T, 2 * F)) * 4).astype(np.float32)
     kept = x.copy()
     plain = reference.glu(x, activation, np, np.empty((T, F), np.float32))
     ours = glu(x, activation)
-    assert_as_good(ours, plain, exact(activation, x[:, :F]) * x[:, F:])
+    assert_as_good(ours, plain, exact_gate(activation, x[:, :F], x[:, F:]))
     np.testing.assert_array_equal(x, kept)
     np.testing.assert_array_equal(glu(x, activation, 3), ours)
 
@@ -165,8 +172,16 @@ def test_nan_and_infinity_stay(activation: str, F: int) -> None:
     assert np.isnan(out[0, 0]) and out[0, 1] == np.inf and np.isfinite(out[0, 2:]).all()
 
 
+def test_the_clamped_gate_bounds_infinity_and_no_nan() -> None:
+    gates, ups = [np.nan, 1, np.inf, 1], [1, np.nan, np.inf, -np.inf]
+    out = glu(np.array([gates + ups], np.float32), "swiglu_oai")[0]
+    assert np.isnan(out[:2]).all()
+    np.testing.assert_allclose(out[2:], [56, -6 / (1 + np.exp(-1.702))], rtol=1e-5)
+
+
 def test_every_activation_of_the_reference_has_its_code() -> None:
     assert kernels.ACTIVATIONS.keys() == {None, *ACTIVATIONS}
+    assert kernels.GATES.keys() == {None, *GATES}
 
 
 # --- embedding --------------------------------------------------------------------------------------------------------
@@ -278,14 +293,13 @@ def angles(positions: Any, frequencies: Any, growth: Any, scale: float, shares: 
 
 
 def rotated(q: Any, k: Any, cosines: Any, sines: Any, shares: int = 1, *, in_place: bool = False) -> Any:
-    T, _, D = q.shape
     outs = (q, k) if in_place else (np.full(x.shape, np.nan, np.float32) for x in (q, k))
     parts, results = [], []
     for x, out in zip((q, k), outs, strict=True):
         results.append(out)
-        parts.append(kernels.HeadsToRotate(x.ctypes.data, out.ctypes.data, x.shape[1], x.strides[0] // 4,
-                                           out.strides[0] // 4))  # fmt: skip
-    arguments = fill(kernels.RotaryArguments, q=parts[0], k=parts[1], cosines=cosines, sines=sines, T=T, D=D,
+        parts.append(kernels.HeadsToRotate(x.ctypes.data, out.ctypes.data, x.shape[1], x.shape[2],
+                                           x.strides[0] // 4, out.strides[0] // 4))  # fmt: skip
+    arguments = fill(kernels.RotaryArguments, q=parts[0], k=parts[1], cosines=cosines, sines=sines, T=len(q),
                      half=cosines.shape[1])  # fmt: skip
     arguments.kept += [q, k, *results]
     run("rotary", arguments, shares)

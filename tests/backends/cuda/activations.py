@@ -21,3 +21,11 @@ EXACT: dict[str | None, Callable[[Any], Any]] = {
     "gelu_new": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
     "silu": lambda x: x * _sigmoid(x),
 }
+
+
+def exact_gate(activation: str, gate: Any, up: Any) -> Any:
+    """activation(gate) * up, or gpt-oss's gate, in float64."""
+    if activation != "swiglu_oai":
+        return EXACT[activation](gate) * up
+    gate = np.minimum(gate, 7)
+    return gate * _sigmoid(1.702 * gate) * (np.clip(up, -7, 7) + 1)

@@ -16,7 +16,7 @@ ATTENTION_DECODE = [
     {"HEAD_DIM": D, "PAGE_SIZE": 16, "GROUP": group, "SPLIT": split_of(D, size), "storage": storages, **mask}
     for size, storages in ((4, ("float32",)), (2, ("float16", "bfloat16")))
     for D, group, mask in (
-        *((D, group, {}) for D, group in ((64, 1), (80, 1), (128, 1), (128, 4), (128, 8), (256, 8))),
+        *((D, group, {}) for D, group in ((64, 1), (80, 1), (128, 1), (128, 4), (128, 8), (256, 8), (512, 4))),
         *((128, 4, mask) for mask in (WINDOW, WINDOW | SLOPES)),
         *((D, 1, SLOPES) for D in (64, 128)),
         *((256, 2, mask) for mask in (CAP, CAP | WINDOW)),
@@ -34,6 +34,13 @@ ATTENTION_PREFILL = [
     for storage in STORAGES
     for tile in [PrefillTile.of(storage, D)]
 ]
+for D, V in ((576, 512), (288, 256)):
+    for storage in STORAGES:
+        tile = PrefillTile.of(storage, D, V)
+        latent = {"HEAD_DIM": D, "VALUE_DIM": V, "PAGE_SIZE": 16, "storage": (storage,)}
+        split = split_of(D, 4 if storage == "float32" else 2)
+        ATTENTION_DECODE.append(latent | {"GROUP": 2, "SPLIT": split})
+        ATTENTION_PREFILL.append(latent | {"QUERIES": tile.queries, "KEYS": tile.keys, "COLUMNS": tile.columns})
 
 SIXTEEN_BITS = ("float16", "bfloat16")
 INTEGERS = {
@@ -123,7 +130,10 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
             {"GATED": 1},
         )
     ],
-    "kv": [{"HEAD_DIM": 64, "PAGE_SIZE": 16}],
+    "kv": [
+        {"HEAD_DIM": 64, "PAGE_SIZE": 16},
+        {"HEAD_DIM": 576, "KEY_DIM": 64, "VALUE_DIM": 512, "PAGE_SIZE": 16},
+    ],
     "norm": [*({"VECTORS": n} for n in (1, 2, 4, 8)), {"VECTORS": 16, "storage": ("float32",)}],
     "selective_scan": [{"VALUES": n} for n in (1, 4, 8)],
 }

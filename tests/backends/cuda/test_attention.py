@@ -49,11 +49,14 @@ class Case:
         window: int | None = None,
         biased: bool = False,
         softcap: float | None = None,
+        sunk: bool = False,
+        V: int | None = None,
     ) -> None:
-        """`rows`: rows of each padded sequence."""
+        """`rows`: rows of each padded sequence; `V`: values are the last V numbers of the keys."""
         rng = np.random.default_rng(len(lengths) + D + P)
         self.window, self.softcap = window, softcap
         self.slopes = np.geomspace(0.5, 0.02, H).astype(np.float32) if biased else None
+        self.sinks = np.linspace(3, -1, H).astype(np.float32) if sunk else None
         self.storage, self.scale = storage, D**-0.5
         dtype = STORAGE[storage]
         counts = [new if cached + new else rows for cached, new in lengths]
@@ -61,7 +64,10 @@ class Case:
         pages = sum(needed) + 1  # the last belongs to nobody
         T, N, B = sum(counts), len(lengths), max(needed) + 1
         shuffled = rng.permutation(pages - 1).tolist()
-        self.cache = self.keys, self.values = np.full((2, pages, K, P, D), np.nan, dtype)
+        self.keys, self.values = np.full((2, pages, K, P, D), np.nan, dtype)
+        if V is not None:
+            self.values = self.keys[..., D - V :]
+        self.cache = self.keys, self.values
         self.query_starts = np.cumsum([0, *counts], dtype=np.int32)
         self.context_lens = np.asarray([cached + new for cached, new in lengths], np.int32)
         self.block_table = np.full((N, B), pages - 1, np.int32)
@@ -72,22 +78,25 @@ class Case:
             self.spans.append(Span(int(self.query_starts[n]), int(self.query_starts[n + 1]), S, S, tuple(own)))
             for position in range(S):
                 place = own[position // P], slice(None), position % P
-                self.keys[place], self.values[place] = rng.standard_normal((2, K, D)).astype(dtype)
+                self.keys[place], own_values = rng.standard_normal((2, K, D)).astype(dtype)
+                if V is None:
+                    self.values[place] = own_values
         fused = (2 * rng.standard_normal((T, (H + 2 * K) * D))).astype(dtype)
         self.q = fused[:, : H * D].reshape(T, H, D)
         assert T < 2 or not self.q.flags.c_contiguous
 
     @property
     def spec(self) -> AttentionSpec:
-        return AttentionSpec(self.scale, window=self.window, slopes=self.slopes, softcap=self.softcap)
+        terms: Any = {"slopes": self.slopes, "softcap": self.softcap, "sinks": self.sinks}
+        return AttentionSpec(self.scale, window=self.window, **terms)
 
     def run(self, emulator: Emulator, max_queries: int | None = None, arrived: int = 0, **options: bool) -> np.ndarray:
         """`arrived`: as many blocks have already arrived everywhere, as none but a wrong launch leaves it."""
-        T, H, D = self.q.shape
+        (T, H, _), V = self.q.shape, self.values.shape[3]
         N, B = self.block_table.shape
-        out = np.full((T, H, D), np.nan, self.q.dtype)
+        out = np.full((T, H, V), np.nan, self.q.dtype)
         positions = B * self.keys.shape[2]
-        size = partials_size(N, H, D, min(positions, self.window or positions))
+        size = partials_size(N, H, V, min(positions, self.window or positions))
         self.workspace = workspace = Workspace(np.full(size, np.nan, np.float32), np.full(N * H, arrived, np.int32))
         kernels = Kernels(emulator, self.storage, **options)
         most = int(np.diff(self.query_starts).max()) if max_queries is None else max_queries
@@ -97,14 +106,14 @@ class Case:
 
     def exact(self) -> np.ndarray:
         """`reference.attend` in float64; zeros for padded sequences."""
-        out = np.zeros(self.q.shape)
+        out = np.zeros((*self.q.shape[:2], self.values.shape[3]))
         cache = self.keys.astype(np.float64), self.values.astype(np.float64)
         batch = SimpleNamespace(spans=[span for span in self.spans if span.context_len])
         return reference.attend(self.q.astype(np.float64), *cache, batch, self.spec, np, out)
 
     def plain(self) -> np.ndarray:
         """The formula as it stands: float32, each sum taken term by term, the result stored in the storage type."""
-        out = np.zeros(self.q.shape, np.float32)
+        out = np.zeros((*self.q.shape[:2], self.values.shape[3]), np.float32)
         for span in self.spans:
             S, count, pages = span.context_len, span.stop - span.start, list(span.pages)
             back = S - count + np.arange(count)[:, None] - np.arange(S)  # steps from a query back to a key
@@ -121,6 +130,8 @@ class Case:
                 scores = np.where(hidden, -np.inf, scores)
                 weights = np.exp(scores - scores.max(axis=1, keepdims=True))
                 total = _sum_of_products(weights, np.ones((S, 1), np.float32))
+                if self.sinks is not None:
+                    total += np.exp(self.sinks[h] - scores.max(axis=1, keepdims=True))
                 out[span.start : span.stop, h] = _sum_of_products(weights, value) / total
         return out.astype(self.q.dtype)
 
@@ -202,6 +213,34 @@ def test_any_width_of_heads(emulator: Emulator, storage: str, D: int, lengths: L
     case.check(case.run(emulator))
 
 
+@pytest.mark.parametrize(
+    ("storage", "D", "V"),
+    [
+        ("float16", 24, 16),
+        *(pytest.param("float16", D, V, marks=pytest.mark.slow) for D, V in ((576, 512), (288, 256))),
+        pytest.param("float32", 576, 512, marks=pytest.mark.slow),
+        *(exhaustive("bfloat16", D, V) for D, V in ((24, 16), (576, 512))),
+        *(exhaustive("float32", D, V) for D, V in ((24, 16), (20, 12), (288, 256))),
+    ],
+)
+@pytest.mark.parametrize("lengths", [[(30, 1), (140, 1), PADDED], [(3, 77), (20, 1)]], ids=["decode", "prefill"])
+def test_values_within_keys(emulator: Emulator, storage: str, D: int, V: int, lengths: Lengths) -> None:
+    """Latent attention: 576 numbers are a key for all heads, and the last 512 of them its value."""
+    assert has_kernel(storage, D, V)
+    case = Case(storage, lengths, H=4, K=1, D=D, V=V, rows=1)
+    case.check(case.run(emulator))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", ["float32", "float16", exhaustive("bfloat16")])
+@pytest.mark.parametrize("D", [512, exhaustive(384)])
+def test_a_decode_step_takes_wider_heads_than_a_prompt(emulator: Emulator, storage: str, D: int) -> None:
+    assert has_kernel(storage, D, decodes=True) and not has_kernel(storage, D)
+    assert not has_kernel(storage, 520, decodes=True)
+    case = Case(storage, [(30, 1), (140, 1)], H=8, K=1, D=D)
+    case.check(case.run(emulator))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lengths", [[(300, 1), (15, 1)], [(250, 70), (0, 16)]], ids=["decode", "prefill"])
 @pytest.mark.parametrize(
@@ -280,7 +319,7 @@ def test_scores_of_any_size_do_not_overflow(emulator: Emulator, storage: str, le
     np.testing.assert_allclose(case.run(emulator).astype(np.float64), case.exact(), rtol=0.02, atol=0.02)
 
 
-# --- windows, slopes and caps -----------------------------------------------------------------------------------------
+# --- windows, slopes, caps and sinks ----------------------------------------------------------------------------------
 
 MASKS: dict[str, dict[str, Any]] = {
     "window": {"window": 70},
@@ -288,6 +327,8 @@ MASKS: dict[str, dict[str, Any]] = {
     "both": {"window": 130, "biased": True},
     "cap": {"softcap": 0.8},
     "window and cap": {"window": 130, "softcap": 1.5},
+    "sinks": {"sunk": True},
+    "window and sinks": {"window": 130, "sunk": True},
 }
 BACK: dict[str, Lengths] = {
     "decode": [(68, 1), (69, 1), (70, 1), (129, 1), (0, 1), (70 + 2 * SPLIT, 1), PADDED],
@@ -296,9 +337,11 @@ BACK: dict[str, Lengths] = {
 
 
 @pytest.mark.parametrize("storage", SOON)
-@pytest.mark.parametrize("mask", ["both", "window and cap", "window", "slopes", "cap"])
+@pytest.mark.parametrize("mask", ["both", "window and cap", "window", "slopes", "cap", "sinks", "window and sinks"])
 @pytest.mark.parametrize("lengths", BACK)
-def test_windows_slopes_and_caps_are_the_reference(emulator: Emulator, storage: str, mask: str, lengths: str) -> None:
+def test_windows_slopes_caps_and_sinks_are_the_reference(
+    emulator: Emulator, storage: str, mask: str, lengths: str
+) -> None:
     case = Case(storage, BACK[lengths], rows=1, D=16, **MASKS[mask])
     case.check(case.run(emulator))
 
@@ -382,7 +425,9 @@ def test_a_tile_fits_into_shared_memory_everywhere(storage: str) -> None:
     widths = [D for D in range(1, 300) if has_kernel(storage, D)]
     assert (max(widths) == 256 and 100 not in widths) or storage == "float32"
     assert max(PrefillTile.of(storage, D).shared_bytes for D in widths) <= 99 * 1024
-    assert max(staged_bytes(D, np.dtype(STORAGE[storage]).itemsize) for D in widths) <= 64 * 1024
+    wide = [D for D in range(1, 600) if has_kernel(storage, D, decodes=True)]
+    assert max(wide) == 512
+    assert max(staged_bytes(D, np.dtype(STORAGE[storage]).itemsize) for D in wide) <= 64 * 1024
 
 
 @pytest.mark.slow

@@ -54,8 +54,9 @@ def test_experts_are_chosen_and_rows_sorted(any_emulator: Emulator, T: int, X: i
         RouterSpec(sigmoid=True),
         RouterSpec(sigmoid=True, groups=4, chosen_groups=2, scale=2.5),
         RouterSpec(groups=2, chosen_groups=1),
+        RouterSpec(groups=4, chosen_groups=2, group_best=1),
     ],
-    ids=["sigmoid", "groups", "softmax in groups"],
+    ids=["sigmoid", "groups", "softmax in groups", "the best of groups"],
 )
 def test_scores_biases_and_groups_are_the_references(emulator: Emulator, spec: RouterSpec, biased: bool) -> None:
     logits, bias = (np.random.default_rng(1).standard_normal(shape).astype(np.float32) for shape in ((9, 40), 40))
@@ -78,6 +79,15 @@ def test_a_gate_is_the_references(emulator: Emulator, storage: str, n: int, silu
     np.testing.assert_allclose(
         out.astype(np.float64), exact, rtol=4 * UNIT[storage], atol=1e-7
     )  # float16 below its least normal number
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_factors_of_experts_are_the_references(emulator: Emulator, normalised: bool) -> None:
+    logits, factors = (np.random.default_rng(1).standard_normal(shape).astype(np.float32) for shape in ((9, 40), 40))
+    given: dict[str, Any] = {"normalised": normalised, "factors": factors}
+    chosen = experts.route(Kernels(emulator, debug=True), logits, 5, take, **given)
+    expected = reference.route(logits, 5, np, **given)
+    np.testing.assert_allclose(chosen.weights, expected.weights, rtol=1e-6)
 
 
 def test_logits_that_are_no_numbers_still_choose_different_experts(emulator: Emulator) -> None:
@@ -105,9 +115,10 @@ def test_products_and_sums(any_emulator: Emulator, storage: str, T: int, X: int,
     around = np.full((2 * T + 2, outputs), -77, dtype)
     kernels, out = Kernels(any_emulator, storage, debug=True), around[1:-1]
     matrices = tuple(numbers.reshape(X, outputs, inputs))
-    experts.multiply(kernels, x, Experts(matrices, whole), routing, out)
+    biases = None if T == 3 and bits == 16 else rng.standard_normal((X, outputs)).astype(np.float32)
+    experts.multiply(kernels, x, Experts(matrices, whole), routing, out, biases)
     expected = np.empty(out.shape)
-    reference.linear_experts(x.astype(np.float64), lambda e: matrices[e], routing.starts, np, expected)
+    reference.linear_experts(x.astype(np.float64), lambda e: matrices[e], routing.starts, np, expected, biases)
     np.testing.assert_allclose(out.astype(np.float64), expected, rtol=2 * UNIT[storage], atol=1e-5)
     assert (around[[0, -1]] == -77).all()
 

@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 
 from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.numpy import NumpyBackend
+from minillm.backends.observe import WrappedBackend, put_between
+from minillm.backends.operations import Backend
+from minillm.backends.weights import Weight
 from minillm.batch import TokenSequence
 from minillm.engine.footprint import footprints
 from minillm.engine.inspect import all_logits
@@ -20,21 +24,24 @@ from tests.tiny import generate, logits_of, model_of, random_prompts, runner_of
 
 from .recording import RecordingDevice
 
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
+
 pytestmark = pytest.mark.slow
-UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""By how much a number between 1 and 2 is rounded at most."""
 PROMPTS = random_prompts(4, seed=3)
 LONG = np.random.default_rng(5).integers(3, 96, 45).tolist()
 """Longer than any window, a tile of the prefill kernel's keys, and the length that a stretched rotation begins at."""
 
 
-FIRST = {family: next(iter(configs)) for family, configs in CONFIGS.items()}
-FIRST |= dict.fromkeys(("granitemoe", "granitemoeshared", "bamba"), "")  # whose kernels others have
+LIKE_OTHERS = ("deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3", "qwen3_next", "qwen3_5_moe_text")
+LIKE_OTHERS += ("granitemoe", "granitemoeshared", "bamba")
+"""Families whose operations are those of one that is run: DeepSeek-V2, Qwen3.5 and Qwen2-MoE, GLM-4.5's router, and
+Granite 4's hybrids"""
+FIRST = {family: next(iter(configs)) for family, configs in CONFIGS.items() if family not in LIKE_OTHERS}
 
 
 @pytest.fixture(
     params=[
-        pytest.param(CONFIGS[family][name], marks=[] if name == FIRST[family] else [pytest.mark.exhaustive])
+        pytest.param(CONFIGS[family][name], marks=[] if name == FIRST.get(family) else [pytest.mark.exhaustive])
         for family, name in CASES
     ],
     ids=IDS,
@@ -58,7 +65,7 @@ def test_ragged_greedy_tokens_are_numpys_and_steps_are_recorded(raw: dict[str, A
     ours = generate(runner_on(device, raw), prompts, max_new_tokens=10)
     for prompt, tokens, expected in zip(prompts, ours, generate(reference, prompts, max_new_tokens=10), strict=True):
         assert_same_tokens(tokens, expected, lambda said, p=prompt: logits_of(reference, p + said)[-1])
-    assert len({token for line in ours for token in line}) > 4  # positions by ALiBi alone let lines repeat themselves
+    assert len({token for line in ours for token in line}) > len(prompts), "lines that each repeat one token show less"
     expected = 8
     if "original_max_position_embeddings" in raw:
         expected -= 1  # a text outgrows it, and is computed anew
@@ -85,6 +92,16 @@ def test_texts_longer_than_the_frequencies_were_made_for(scaling: dict[str, Any]
     assert device.replays > 10
     plain = generate(reference_of(CONFIGS["llama"]["grouped"]), prompts, max_new_tokens=20)
     assert plain != expected, "the scaling matters"
+
+
+def test_steps_with_heads_wider_than_the_prefill_kernel_takes_are_recorded(device: RecordingDevice) -> None:
+    """As Gemma 4's layers without a window have: prompts are the array library's, decode steps the kernels'."""
+    raw = CONFIGS["gemma4_text"]["keys are values"] | {"global_head_dim": 512}
+    reference, prompts = reference_of(raw), [PROMPTS[0], LONG]
+    ours = generate(runner_on(device, raw), prompts, max_new_tokens=6)
+    for prompt, tokens, expected in zip(prompts, ours, generate(reference, prompts, max_new_tokens=6), strict=True):
+        assert_same_tokens(tokens, expected, lambda said, p=prompt: logits_of(reference, p + said)[-1])
+    assert device.replays == 4, "of five decode steps the first runs plainly, and the second is recorded"
 
 
 def test_sampled_tokens_and_beams_are_numpys(raw: dict[str, Any], device: RecordingDevice) -> None:
@@ -114,13 +131,39 @@ def test_a_tree_of_guesses_has_numpys_logits(raw: dict[str, Any], device: Record
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
 @pytest.mark.slow
 def test_sixteen_bits_stay_near_the_reference(raw: dict[str, Any], storage: str, device: RecordingDevice) -> None:
-    pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
     runner, expected = runner_on(device, raw, storage), all_logits(reference_of(raw), LONG)
-    error = np.abs(all_logits(runner, LONG) - expected)
-    errors = np.sqrt((error**2).mean(axis=1)) if has_experts(raw) else np.sqrt((error**2).mean())
-    spread = np.median(errors) / expected.std()  # a token or two may choose another expert
-    assert 0 < spread < 12 * UNIT[storage], "rounding shows, and no more"
+    host = NumpyBackend(weights=storage)
+    rounded = runner_of(model_of(raw, seed=2, backend=host), backend=host)
+    with put_between(rounded, Rounding(host, storage)):
+        allowed = spread(all_logits(rounded, LONG) - expected, raw)
+    assert 0.7 * allowed < spread(all_logits(runner, LONG) - expected, raw) < 1.4 * allowed
     assert len(generate(runner, PROMPTS[:2], max_new_tokens=4)[0]) == 4
+
+
+class Rounding(WrappedBackend):
+    """Computes in float32 and rounds every result to 16 bits, but logits: what kernels that store 16 bits lose.
+
+    In bfloat16 the errors on the kernels had 0.87 to 1.09 times the size of these in all of 40 families.
+    """
+
+    only_looks = False
+
+    def __init__(self, inner: Backend, storage: str) -> None:
+        super().__init__(inner)
+        self.dtype = np.dtype(ml_dtypes.bfloat16 if storage == "bfloat16" else np.float16)
+
+    def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
+        """Round a result in place."""
+        if operation in ("route", "scale_logits") or (weight is not None and weight.makes_logits):
+            return
+        for array in result if isinstance(result, tuple) else () if result is None else (result,):
+            array[...] = array.astype(self.dtype).astype(np.float32)
+
+
+def spread(errors: np.ndarray, raw: dict[str, Any]) -> float:
+    """The root of the mean square; with experts the median of the positions', for a token may choose another one."""
+    squares = (errors**2).mean(axis=1)
+    return float(np.sqrt(np.median(squares) if has_experts(raw) else squares.mean()))
 
 
 def test_memory_is_what_the_shape_predicts(raw: dict[str, Any], device: RecordingDevice) -> None:

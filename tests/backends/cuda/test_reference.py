@@ -47,7 +47,9 @@ def test_it_is_the_reference_and_keeps_host_and_device_apart(trees: bool, window
     np.testing.assert_allclose(fetch(out), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", [{"causal": False, "window": 5}, {"softcap": 0.5}, {"bias": True}], ids=str)
+@pytest.mark.parametrize(
+    "variant", [{"causal": False, "window": 5}, {"softcap": 0.5}, {"bias": True}, {"sinks": True}], ids=str
+)
 def test_variants_are_the_references_and_keep_host_and_device_apart(variant: dict[str, Any]) -> None:
     batch, rng = ragged(trees=False), np.random.default_rng(1)
     H, K, D, pages = 4, 2, 8, 1 + max(page for span in batch.spans for page in span.pages)
@@ -57,6 +59,9 @@ def test_variants_are_the_references_and_keep_host_and_device_apart(variant: dic
     if "bias" in variant:
         here["bias"] = rng.standard_normal((H, 2 * 7 + 1)).astype(np.float32)  # up to 7 positions back and ahead
         there["bias"] = xp.asarray(here["bias"])
+    if "sinks" in variant:
+        here["sinks"] = rng.standard_normal(H).astype(np.float32)
+        there["sinks"] = xp.asarray(here["sinks"])
     expected = reference.attend(q, *cache, batch, AttentionSpec(0.3, **here), np, np.empty_like(q))
     out = xp.asarray(np.full_like(q, np.nan))
     device: list[Any] = [xp.asarray(array) for array in (q, *cache)]

@@ -10,10 +10,10 @@ from minillm import reference
 from minillm.backends.cuda import rows
 from minillm.backends.cuda.kernels import STORAGE, Kernels
 from minillm.errors import DeviceError
-from minillm.reference.activation import ACTIVATIONS
+from minillm.reference.activation import ACTIVATIONS, GATES
 from tests.cuda_emulator import Emulator, LaunchError
 
-from .activations import EXACT
+from .activations import exact_gate
 from .launchers import ON_GPU, exhaustive
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes (the extra test)")
@@ -263,7 +263,7 @@ def test_rows_wider_than_a_block_holds_are_refused(emulator: Emulator) -> None:
 # The gate of an MLP
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", GATES)
 @pytest.mark.parametrize("F", [1, 7, 24, 2200])
 @pytest.mark.parametrize("offset", [32, 3], ids=["aligned", "unaligned"])
 def test_the_gate_is_its_formula(emulator: Emulator, storage: str, activation: str, F: int, offset: int) -> None:
@@ -282,7 +282,7 @@ def check_gate(kernels: Kernels, activation: str, F: int, offset: int = 32) -> N
     out, before = guarded.empty(3, F, like=x), x.copy()
     rows.glu(kernels, x, activation, out)
     wide = x.astype(np.float64)
-    exact = EXACT[activation](wide[:, :F]) * wide[:, F:]
+    exact = exact_gate(activation, wide[:, :F], wide[:, F:])
     plain = reference.glu(x.astype(np.float32), activation, np, np.empty((3, F), np.float32)).astype(x.dtype)
     allowed = 2 * np.abs(plain - exact).max() + np.finfo(np.float32).eps * np.abs(exact).max()
     assert np.abs(out - exact).max() <= allowed
@@ -300,6 +300,16 @@ def test_a_gate_far_from_0_is_shut_or_open(emulator: Emulator) -> None:
         np.testing.assert_array_equal(out[:, 0], [0, 0, 0, 45, 5e3, np.nan])
 
 
+def test_the_clamped_gate_bounds_infinity_and_no_nan(emulator: Emulator) -> None:
+    x, out = (
+        np.array([[np.nan, 1], [1, np.nan], [np.inf, np.inf], [-3e38, 1]], np.float32),
+        np.empty((4, 1), np.float32),
+    )
+    with np.errstate(over="ignore"):
+        rows.glu(Kernels(emulator, "float32"), x, "swiglu_oai", out)
+    np.testing.assert_allclose(out[:, 0], [np.nan, np.nan, 56, 0], rtol=1e-5)
+
+
 def test_no_rows_have_no_gate(emulator: Emulator) -> None:
     rows.glu(Kernels(emulator, "float32"), np.empty((0, 8), np.float32), "silu", np.empty((0, 4), np.float32))
 
@@ -313,4 +323,20 @@ def test_rms_norm_adds_the_residual(emulator: Emulator, storage: str, E: int, of
     rows.rms_norm(kernels, x, gain, EPSILON, out, residual)
     exact = rms_norm_formula(x.astype(np.float64), gain, None, EPSILON) + residual.astype(np.float64)
     np.testing.assert_allclose(out.astype(np.float64), exact, rtol=2 * float(ml_dtypes.finfo(x.dtype).eps), atol=1e-6)
+    guarded.check()
+
+
+@pytest.mark.parametrize("F", [1, 24, 771])
+@pytest.mark.parametrize("offset", [32, 3], ids=["aligned", "unaligned"])
+@pytest.mark.parametrize(("by_others", "by_factor"), [(True, False), (False, True), (True, True)])
+def test_products_of_rows(
+    emulator: Emulator, storage: str, F: int, offset: int, by_others: bool, by_factor: bool
+) -> None:
+    """By rows that lie further apart, and by one number."""
+    kernels, guarded = Kernels(emulator, storage), Guarded(offset)
+    x, wide = (guarded.copy(random(3, width, storage=storage, seed=width)) for width in (F, 2 * F))
+    factor, out = guarded.copy(random(1, seed=2)), guarded.empty(3, F, like=x)
+    rows.multiply(kernels, x, wide[:, F:] if by_others else None, factor if by_factor else None, out)
+    exact = x.astype(np.float64) * (wide[:, F:].astype(np.float64) if by_others else 1) * (factor if by_factor else 1)
+    np.testing.assert_allclose(out.astype(np.float64), exact, rtol=float(ml_dtypes.finfo(x.dtype).eps), atol=1e-7)
     guarded.check()

@@ -24,12 +24,20 @@ of each head's D numbers rotated,
     gated MLP   4 T E F + 2 b T F                         gate and up
                 + (a + 1) T F + 2 T F E + b T E + T E     activation, product; down, residual
     ALiBi       2 H pairs
+    sinks       3 T H
     experts     2 T E X + 4 T X + 2 n T k             router; softmax (3 T X of sigmoids); weights normalised
-                + b T X + g T + s T k                 biases of the choice; sums of g groups' best; a factor
+                + b T X + g T + s T k                 biases of the choice; sums of g groups' best; s factors
                 + 4 k T E F + (a + 1) k T F           gate and up of k experts; activation, product
                 + 2 k T F E + 2 k T E + T E           down; weighted sum, residual
+                + b (2 k T F + k T E + T X)           biases of the projections and of the router
+    latents     2 T Q (E + H (r + n)) or 2 T E H (r + n)  queries of low rank, or of full rank; their RMS norm
+                + 2 T E (r + C) + T (4 C + 4)         latent and rotated key, RMS norm of the latent
+                + 3 T (H + 1) r + 3 T r / 2           rotary
+                + 2 T H n C + 2 T H C V               absorbed into queries and results
+                + T H (r + C) + (2 (r + 2 C) + 4) H pairs    as attention, keys of r + C and values of C numbers
     scan        T H (5 P N + 3 P + 6) + H             H states of P N numbers
     gate        3 T n + T F                           n sigmoids of a row, and its product with them
+    factor      T F                                   of a row by another, or by one number
     a bias      H pairs, by distance; cross-attention as attention, its pairs those of a token and its source
     soft cap    3 H pairs of scores, 3 R V of logits      (+ R V if logits are scaled)
     T E where the embedding is scaled, and where a norm adds the residual, in place of the product before it
@@ -56,10 +64,13 @@ from .components import (
     Combine,
     Component,
     Convolve,
+    DeltaRule,
     Embed,
     ExpertLinear,
     Gate,
+    HeadLinear,
     Linear,
+    Multiply,
     Norm,
     Rotate,
     Route,
@@ -72,9 +83,9 @@ from .components import (
 )
 from .outlines import encoder_outline_of, outline_of
 
-ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1, "relu2": 2}
+ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1, "swiglu_oai": 8, "relu2": 2}
 """a, per element: ReLU is one comparison; GELU uses the erf of Abramowitz and Stegun, 7.1.26, or tanh; SiLU is an
-exponential, a sum and a division."""
+exponential, a sum and a division. gpt-oss's gate is SiLU with a product, after three comparisons, and a sum."""
 LOGITS = ("vocabulary", "router", "labels")
 """Roles of matrices whose products are always float32"""
 BITS = {"int8": 8, "int4": 4}
@@ -129,7 +140,7 @@ def operations(
     L = len(outline.layers)
     layers = [row for i, layer in enumerate(outline.layers) for row in rows(layer, i, step.tokens)]
     ends = rows(outline.after, L, step.tokens) + rows(outline.head, L, step.rows)
-    return rows(outline.before, None, step.tokens) + layers + ends
+    return rows((*outline.before, *outline.for_pass), None, step.tokens) + layers + ends
 
 
 def amounts_of(
@@ -150,12 +161,12 @@ def amounts_of(
             flops = T * part.rows * part.width * (ACTIVATION_FLOPS[part.activation] + 1)
             return Amounts(other=flops, read=2 * result, written=result, fusion_saves=2 * result)
         case StoreKV():
-            numbers = 2 * T * part.kv_heads * part.head_dim
-            written = T * position_bytes(storage, part.kv_heads, part.head_dim)
+            numbers = (1 if part.joined else 2) * T * part.kv_heads * part.head_dim
+            written = T * position_bytes(storage, part.kv_heads, part.head_dim, joined=part.joined)
             return Amounts(read=storage.activation_bytes * numbers, written=written)
-        case Attend() | Convolve() | Scan():
+        case Attend() | Convolve() | DeltaRule() | Scan():
             return _of_several_tokens(part, T, step, storage, conventions)
-        case TakeRows() | Route() | Spread() | ExpertLinear() | Combine() | Sigmoids():
+        case TakeRows() | Route() | Spread() | ExpertLinear() | HeadLinear() | Combine() | Sigmoids() | Multiply():
             return _of_chosen(part, T, storage, used)
         case ScaleLogits():
             numbers, steps = VECTOR_BYTES * T * part.width, part.scaled + part.capped
@@ -164,9 +175,11 @@ def amounts_of(
 
 
 def _of_several_tokens(
-    part: Attend | Convolve | Scan, T: int, step: Step, storage: Storage, conventions: Conventions
+    part: Attend | Convolve | DeltaRule | Scan, T: int, step: Step, storage: Storage, conventions: Conventions
 ) -> Amounts:
-    """Attention, a convolution, or a recurrence."""
+    """Attention, a convolution, a linear attention, or a recurrence."""
+    if isinstance(part, DeltaRule):
+        return _delta_rule(part, T, step, storage)
     if isinstance(part, Scan):
         return _scan(part, T, step, storage)
     if isinstance(part, Convolve):
@@ -177,10 +190,22 @@ def _of_several_tokens(
 
 
 def _of_chosen(
-    part: TakeRows | Route | Spread | ExpertLinear | Combine | Sigmoids, T: int, storage: Storage, used: Used
+    part: TakeRows | Route | Spread | ExpertLinear | HeadLinear | Combine | Sigmoids | Multiply,
+    T: int,
+    storage: Storage,
+    used: Used,
 ) -> Amounts:
-    """Some of all rows; the choice of experts, T k rows instead of T, and their sum; the shared expert's factor."""
+    """Some of all rows; the choice of experts, T k rows instead of T, and their sum; factors; the rows of all heads."""
     match part:
+        case Multiply():
+            numbers = storage.activation_bytes * T * part.width
+            read = numbers * (1 + part.by_rows) + VECTOR_BYTES * (not part.by_rows)
+            return Amounts(other=T * part.width, read=read, written=numbers)
+        case HeadLinear():
+            a, rows = storage.activation_bytes, T * part.heads
+            read = a * rows * (part.copied + part.inputs) + bool(T) * head_bytes(part, storage)
+            written = a * rows * (part.copied + part.outputs)
+            return Amounts(products=rows * part.inputs * part.outputs, read=read, written=written)
         case Sigmoids():
             numbers, logits = T * part.width, T * part.logits
             a = storage.activation_bytes
@@ -193,15 +218,17 @@ def _of_chosen(
             choices = T * part.chosen
             written = choices * (VECTOR_BYTES + 3 * ID_BYTES) + ID_BYTES * (part.experts + 1)
             flops = (3 if part.sigmoid else 4) * T * part.experts + 2 * choices * part.normalised
-            flops += T * part.experts * part.biased + T * part.groups * (part.groups > 1) + choices * part.scaled
-            read = VECTOR_BYTES * part.experts * (T + part.biased)
+            flops += T * part.experts * part.biased + T * part.groups * (part.groups > 1)
+            flops += choices * (part.scaled + part.by_factors)
+            read = VECTOR_BYTES * part.experts * (T + part.biased + part.by_factors)
             return Amounts(other=flops, read=read, written=written)
         case ExpertLinear():
             a, rows = storage.activation_bytes, T * part.chosen
             read = a * rows * part.inputs + round(used_experts(part, T, used) * expert_bytes(part, storage))
-            return Amounts(products=rows * part.inputs * part.outputs, read=read, written=a * rows * part.outputs)
+            results = rows * part.outputs
+            return Amounts(results * part.inputs, results * part.bias, read, a * results, 2 * a * results * part.bias)
         case Combine():
-            sums = T * part.width * (part.chosen + 1)  # with the residual
+            sums = T * part.width * (part.chosen + part.residual)
             a, choices = storage.activation_bytes, T * part.chosen
             return Amounts(
                 other=sums + choices * part.width,
@@ -273,7 +300,8 @@ def _rotate(part: Rotate, T: int, storage: Storage) -> Amounts:
     Scaling takes two more per pair and token, a stretch a power and a division.
     """
     heads = part.heads + part.kv_heads
-    numbers = storage.activation_bytes * T * heads * part.head_dim
+    row = part.heads * part.head_dim + part.kv_heads * (part.key_dim or part.head_dim)
+    numbers = storage.activation_bytes * T * row
     flops = T * part.pairs * (6 * heads + 3 + 2 * part.scaled + 2 * part.stretched)
     known = bool(T) * (ID_BYTES * T + VECTOR_BYTES * part.pairs)
     return Amounts(other=flops, read=numbers + known, written=numbers)
@@ -292,6 +320,27 @@ def _convolve(part: Convolve, T: int, step: Step, storage: Storage) -> Amounts:
         read=(3 if part.gated else 1) * a * T * C + VECTOR_BYTES * C * (k + part.bias) + states,
         written=a * T * C + states,
         fusion_saves=(2 * part.gated + part.bias + (part.activation is not None)) * 2 * a * T * C,
+    )
+
+
+def _delta_rule(part: DeltaRule, T: int, step: Step, storage: Storage) -> Amounts:
+    """Of each number of a matrix a product for its decay, and a multiply-add each to ask, correct and ask it again.
+
+    A correction is a difference and a product; beta an exponential, a sum and a division; the decay a sum, softplus'
+    exponential, logarithm, comparison and sum, a product and an exponential; its rate an exponential once. A query and
+    a key have a square, a sum and a division of each number, and a sum and a root; a query's numbers a product besides.
+    The state of a sequence is read and written. Unfused, queries and keys of unit length, and the state after each
+    token, would be written and read.
+    """
+    a, V, dk, dv = storage.activation_bytes, part.heads, part.key_dim, part.head_dim
+    matrix, values, keys = V * dk * dv, T * V * dv, T * part.key_heads * dk
+    states, sequences = VECTOR_BYTES * matrix, len(step.parts)
+    lengths = 2 * (3 * keys + 2 * T * part.key_heads) + keys
+    return Amounts(
+        other=7 * T * matrix + 2 * values + T * V * (3 + 7) + V + lengths,
+        read=a * (2 * keys + values + 2 * T * V) + 2 * VECTOR_BYTES * V + sequences * states,
+        written=a * values + sequences * states,
+        fusion_saves=2 * a * 2 * keys + 2 * (T - sequences) * states,
     )
 
 
@@ -314,21 +363,22 @@ def _scan(part: Scan, T: int, step: Step, storage: Storage) -> Amounts:
 
 
 def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> Amounts:
-    """Per pair and head D multiply-adds for the score, 4 FLOPs for softmax, D multiply-adds for the value.
+    """Per pair and head D multiply-adds for the score, 4 FLOPs for softmax, V multiply-adds for the value.
 
     Softmax's four are subtraction, exponential, sum and division. ALiBi's two are a product and a subtraction, a soft
     cap's three a division, a hyperbolic tangent and a product. Q is scaled once. Unfused, scores would be written by
     the first product, read and written by soft cap, ALiBi and softmax, and read by the second product. A bias by
-    distance is one sum.
+    distance is one sum. A sink is one more score of each query and head: a subtraction, an exponential, a sum.
     """
-    H, D, a = part.heads, part.head_dim, storage.activation_bytes
+    H, D, a, V = part.heads, part.head_dim, storage.activation_bytes, part.value_dim or part.head_dim
     queries, steps = T * H * D, 4 + 2 * part.biased + 3 * part.capped + bool(part.distances)
-    cached = step.reach(part.window) * position_bytes(storage, part.kv_heads, D)
+    position = position_bytes(storage, part.kv_heads, D, joined=bool(part.value_dim))
+    cached = step.reach(part.window) * position
     return Amounts(
-        products=2 * D * H * pairs,
-        other=steps * H * pairs + queries,
-        read=a * queries + cached + VECTOR_BYTES * H * (part.biased + part.distances),
-        written=a * queries,
+        products=(D + V) * H * pairs,
+        other=steps * H * pairs + queries + 3 * T * H * part.sunk,
+        read=a * queries + cached + VECTOR_BYTES * H * (part.biased + part.sunk + part.distances),
+        written=a * T * H * V,
         fusion_saves=steps * a * H * pairs,
     )
 
@@ -341,18 +391,27 @@ def parameters_of(part: Component) -> int:
         case Linear():
             return part.outputs * (part.inputs * (not part.tied) + part.bias)
         case ExpertLinear():
-            return part.experts * part.outputs * part.inputs
+            return part.experts * part.outputs * (part.inputs + part.bias)
+        case HeadLinear():
+            return part.heads * part.outputs * part.inputs
         case Route():
-            return part.experts * part.biased
-        case Attend():
-            return part.buckets * part.heads
+            return part.experts * (part.biased + part.by_factors)
+        case Attend() | DeltaRule() | Scan():
+            return part.heads * numbers_of_heads(part)
         case Convolve():
             return part.width * (part.taps + part.bias)
-        case Scan():
-            return 3 * part.heads
+        case Multiply():
+            return not part.by_rows
         case Norm():
             return (1 + part.mean) * part.width * part.affine * part.gains
     return 0
+
+
+def numbers_of_heads(part: Attend | DeltaRule | Scan) -> int:
+    """A head's own parameters: biases by distance and a sink; or rates, a step's bias and a factor to skip."""
+    if isinstance(part, Attend):
+        return part.buckets + part.sunk
+    return 2 if isinstance(part, DeltaRule) else 3
 
 
 def weight_bytes_of(part: Component, storage: Storage) -> int:
@@ -366,9 +425,12 @@ def weight_bytes_of(part: Component, storage: Storage) -> int:
             return VECTOR_BYTES * part.outputs * part.bias if part.tied else matrix_bytes(part, storage)
         case ExpertLinear():
             return part.experts * expert_bytes(part, storage)
+        case HeadLinear():
+            return head_bytes(part, storage)
         case Attend():
-            return part.buckets * row_bytes(storage, "positions", part.heads)
-        case Norm() | Route() | Convolve() | Scan():
+            buckets = part.buckets * row_bytes(storage, "positions", part.heads)
+            return buckets + VECTOR_BYTES * part.sunk * part.heads
+        case Norm() | Route() | Convolve() | DeltaRule() | Scan() | Multiply():
             return VECTOR_BYTES * parameters_of(part)
     return 0
 
@@ -379,8 +441,13 @@ def matrix_bytes(part: Linear, storage: Storage) -> int:
 
 
 def expert_bytes(part: ExpertLinear, storage: Storage) -> int:
-    """Bytes of one expert's stored matrix."""
-    return part.outputs * row_bytes(storage, "projection", part.inputs)
+    """Bytes of one expert's stored matrix and bias."""
+    return part.outputs * (row_bytes(storage, "projection", part.inputs) + VECTOR_BYTES * part.bias)
+
+
+def head_bytes(part: HeadLinear, storage: Storage) -> int:
+    """Bytes of all heads' stored matrices."""
+    return part.heads * part.outputs * row_bytes(storage, "projection", part.inputs)
 
 
 def row_bytes(storage: Storage, role: Role, width: int) -> int:
@@ -399,18 +466,20 @@ def row_bytes(storage: Storage, role: Role, width: int) -> int:
     return groups * (storage.group * BITS[stored] // 8 + 2)
 
 
-def position_bytes(storage: Storage, K: int, D: int) -> int:
-    """Bytes of one position's keys and values in one layer: 2 K D numbers; int8 adds a 4-byte scale per vector."""
-    if storage.cache == "int8":
-        return 2 * K * (D + 4)
-    return 2 * K * D * BYTES[storage.cache]
+def position_bytes(storage: Storage, K: int, D: int, *, joined: bool = False) -> int:
+    """Bytes of one position's keys and values in one layer: 2 K D numbers; int8 adds a 4-byte scale per vector.
+
+    Where they are joined it is K vectors of D numbers in all.
+    """
+    vectors = K if joined else 2 * K
+    return vectors * (D + 4) if storage.cache == "int8" else vectors * D * BYTES[storage.cache]
 
 
 def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> int:
     """Bytes of a forward pass's results in minillm's arena.
 
     The n-th results of all layers share one buffer, as large as the largest of them. If that buffer still holds the
-    previous layer's last result, a second one is used.
+    previous layer's last result, a second one is used. Results that stay for the pass have buffers of their own.
 
     Args:
         config: the model
@@ -418,7 +487,8 @@ def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> i
         T: new tokens of all sequences
         R: rows that go through the head
     """
-    places: dict[tuple[int, bool], int] = {}
+    stay = enumerate(outline_of(config).for_pass)
+    places = {(-1 - i, True): sum(result_bytes(part, storage, T)) for i, part in stay}
     for outline in (outline_of(config), *((encoder_outline_of(config),) if config.encoder_layers else ())):
         last = (-1, False)
         ends = (*((part, T) for part in outline.after), *((part, R) for part in outline.head))
@@ -438,7 +508,7 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
     """Bytes of each array that a component's operation returns."""
     a = storage.activation_bytes * rows
     match part:
-        case Embed() | TakeRows() | Combine() | Sigmoids() | Convolve():
+        case Embed() | TakeRows() | Combine() | Sigmoids() | Convolve() | Multiply():
             return (a * part.width,)
         case Gate():
             return (a * part.rows * part.width,)
@@ -451,9 +521,10 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
         case Linear():
             return ((VECTOR_BYTES * rows if part.role in LOGITS else a) * part.outputs,)
         case Rotate():
-            return a * part.heads * part.head_dim, a * part.kv_heads * part.head_dim
-        case Attend():
-            return (a * part.heads * part.head_dim,)
+            return a * part.heads * part.head_dim, a * part.kv_heads * (part.key_dim or part.head_dim)
+        case Attend() | DeltaRule() | HeadLinear():
+            width = part.copied + part.outputs if isinstance(part, HeadLinear) else part.value_dim or part.head_dim
+            return (a * part.heads * width,)
         case StoreKV() | Route() | ScaleLogits():
             return ()
 
@@ -478,6 +549,6 @@ def _all_parts(config: ModelConfig) -> list[Component]:
     return [
         part
         for outline in outlines
-        for parts in (outline.before, *outline.layers, outline.after, outline.head)
+        for parts in (outline.before, outline.for_pass, *outline.layers, outline.after, outline.head)
         for part in parts
     ]

@@ -82,6 +82,8 @@ class Rotate:
     head_dim: int
     pairs: int
     """Rotated pairs of numbers in each head"""
+    key_dim: int = 0
+    """Width of a key's head, if it is not a query's"""
     scaled: bool = False
     """Cosines and sines are multiplied by a factor"""
     stretched: bool = False
@@ -111,6 +113,16 @@ class Sigmoids:
     logits: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Multiply:
+    """A row times another, or times one number that is a parameter."""
+
+    kind: ClassVar[str] = "multiply"
+    name: str
+    width: int
+    by_rows: bool = False
+
+
 @dataclass(frozen=True)
 class Convolve:
     """Convolution of each channel over the last `taps` tokens, whose inputs are the state of a sequence."""
@@ -127,6 +139,20 @@ class Convolve:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeltaRule:
+    """The gated delta rule, whose state of a sequence is a matrix of each value head."""
+
+    kind: ClassVar[str] = "delta_rule"
+    name: str
+    key_heads: int
+    heads: int
+    """Value heads"""
+    key_dim: int
+    head_dim: int
+    """Of a value"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoreKV:
     """Write of new keys and values to the K/V cache."""
 
@@ -134,6 +160,20 @@ class StoreKV:
     name: str
     kv_heads: int
     head_dim: int
+    joined: bool = False
+    """Keys and values are one vector, of `head_dim` numbers in all"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadLinear:
+    """Product of each head's last numbers with its own matrix [outputs, inputs]; those before them are copied."""
+
+    kind: ClassVar[str] = "linear_heads"
+    name: str
+    heads: int
+    inputs: int
+    outputs: int
+    copied: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +185,8 @@ class Attend:
     heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int = 0
+    """Values are so many numbers of the keys; 0: they are as wide, and their own"""
     window: int | None = None
     """Sliding window: positions that a query sees, its own included; None: no window"""
     biased: bool = False
@@ -159,6 +201,8 @@ class Attend:
     """Different biases of a head that a checkpoint has for them; 0: another layer has them"""
     cross: bool = False
     """Over the source"""
+    sunk: bool = False
+    """A sink in each head's softmax"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +233,8 @@ class Route:
     """Groups of experts, of which some are chosen first"""
     scaled: bool = False
     """The weights have a factor"""
+    by_factors: bool = False
+    """The weights have a factor of each expert"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +257,7 @@ class ExpertLinear:
     outputs: int
     experts: int
     chosen: int
+    bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +268,7 @@ class Combine:
     name: str = "combine"
     width: int
     chosen: int
+    residual: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +297,7 @@ class Scan:
 
 Component = (
     Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows | Route | Spread | ExpertLinear | Combine
-    | ScaleLogits | Sigmoids | Convolve | Scan
+    | ScaleLogits | Sigmoids | Convolve | DeltaRule | Scan | Multiply | HeadLinear
 )  # fmt: skip
 
 
@@ -265,6 +313,8 @@ class Outline:
     """Components after the last layer, run on every new token"""
     head: tuple[Component, ...]
     """Components run only on rows whose logits are needed"""
+    for_pass: tuple[Component, ...] = ()
+    """Components after `before` whose results stay until the pass ends"""
 
 
 def self_attention(
@@ -277,6 +327,8 @@ def self_attention(
     causal: bool = True,
     distances: int = 0,
     buckets: int = 0,
+    sunk: bool = False,
+    gated: bool = False,
 ) -> tuple[Component, ...]:
     """Components of `layers.attention.Attention`.
 
@@ -289,10 +341,12 @@ def self_attention(
         causal: see `Attend.causal`
         distances: see `Attend.distances`
         buckets: see `Attend.buckets`
+        sunk: see `Attend.sunk`
+        gated: whether the heads' results have gates
     """
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     return (
-        Linear(name="attention.qkv", inputs=E, outputs=(H + 2 * K) * D, bias=bias),
+        Linear(name="attention.qkv", inputs=E, outputs=(H + gated * H + 2 * K) * D, bias=bias),
         *between,
         StoreKV(name="store_kv", kv_heads=K, head_dim=D),
         Attend(
@@ -304,7 +358,9 @@ def self_attention(
             causal=causal,
             distances=distances,
             buckets=buckets,
+            sunk=sunk,
         ),
+        *((Sigmoids(name="gate", width=H * D, logits=H * D),) if gated else ()),
         Linear(name="attention.out", inputs=H * D, outputs=E, bias=out_bias, residual=True),
     )
 

@@ -1,4 +1,4 @@
-"""The components of OPT, Llama and its kin, LFM2 and T5: outlines written out by hand from `components.py`.
+"""The components of OPT, Llama and its kin, LFM2, Qwen3-Next, Gemma 4 and T5: outlines by hand from `components.py`.
 
 Nothing here looks at how minillm builds a model. Other families have no outline: what is counted of them is held
 against the model of shapes alone.
@@ -17,14 +17,18 @@ from .components import (
     Combine,
     Component,
     Convolve,
+    DeltaRule,
     Embed,
     ExpertLinear,
     Gate,
+    HeadLinear,
     Linear,
+    Multiply,
     Norm,
     Outline,
     Rotate,
     Route,
+    ScaleLogits,
     Scan,
     Sigmoids,
     Spread,
@@ -38,7 +42,7 @@ from .components import (
 
 
 def has_outline(config: ModelConfig) -> bool:
-    """Whether the model is described here: OPT, the families built as Llama is, LFM2 and T5."""
+    """Whether the model is described here: OPT, families built as Llama is, LFM2, Qwen3-Next, Gemma 4 and T5."""
     return config.model_type in _outlines()
 
 
@@ -61,11 +65,13 @@ def outline_of(config: ModelConfig) -> Outline:
 
 def _outlines() -> dict[str, Callable[[Any], Outline]]:
     llamas = ("llama", "mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3", "smollm3", "granite", "phi3")
-    llamas += ("qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe")
-    llamas += ("granitemoe", "granitemoeshared", "granitemoehybrid", "bamba")  # the last with Mamba-2
-    return {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2, "nemotron_h": _nemotron_h} | dict.fromkeys(
-        llamas, _llama
-    )
+    llamas += ("qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe", "gpt_oss")
+    llamas += ("granitemoe", "granitemoeshared", "granitemoehybrid", "bamba")  # the last two with Mamba-2
+    latents = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3")
+    nets = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+    others = {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2, "gemma4_text": _gemma4, "nemotron_h": _nemotron_h}
+    others |= dict.fromkeys(latents, _latent) | dict.fromkeys(nets, _qwen3_next)
+    return others | dict.fromkeys(llamas, _llama)
 
 
 def encoder_outline_of(config: ModelConfig) -> Outline:
@@ -180,6 +186,42 @@ def _llama(config: Any) -> Outline:
     )
 
 
+def _latent(config: Any) -> Outline:
+    E = config.hidden_size
+    return replace(
+        _llama(config),
+        layers=tuple(
+            (
+                Norm(name="attention_norm.weight", width=E, mean=False),
+                *_latent_attention(config),
+                *_mlp_of_llama(config, i),
+            )
+            for i in range(config.num_layers)
+        ),
+    )
+
+
+def _latent_attention(config: Any) -> tuple[Component, ...]:
+    E, H, C, Q = config.hidden_size, config.num_heads, config.value_dim, config.query_rank
+    r, n, V, b = config.rope_dim, config.nope_dim, config.expanded_dim, config.qkv_bias
+    q: tuple[Component, ...] = (Linear(name="attention.qkv", inputs=Q or E, outputs=H * (r + n)),)
+    if Q:
+        low = Linear(name="attention.q_down", inputs=E, outputs=Q, bias=b)
+        q = (low, Norm(name="attention.q_norm.weight", width=Q, mean=False), *q)
+    rotation = replace(_rotation(config, config.rotary), kv_heads=1, head_dim=r + n, key_dim=r)
+    return (
+        Linear(name="attention.kv", inputs=E, outputs=r + C, bias=b),
+        Norm(name="attention.kv_norm.weight", width=C, mean=False),
+        *q,
+        rotation,
+        StoreKV(name="store_kv", kv_heads=1, head_dim=r + C, joined=True),
+        HeadLinear(name="attention.keys", heads=H, inputs=n, outputs=C, copied=r),
+        Attend(name="attend", heads=H, kv_heads=1, head_dim=r + C, value_dim=C),
+        HeadLinear(name="attention.values", heads=H, inputs=C, outputs=V),
+        Linear(name="attention.out", inputs=H * V, outputs=E, bias=config.out_bias, residual=True),
+    )
+
+
 def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
     E = config.hidden_size
     between: tuple[Component, ...] = (_rotation(config, config.rotary),) if config.rotated[i] else ()
@@ -187,20 +229,27 @@ def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
         between = (*_head_norms(config), *between)
     elif config.projection_norms:
         between = (*_projection_norms(config), *between)
-    dense = not (config.num_experts and config.sparse[i])
     if getattr(config, "mambas", None) and config.mambas[i]:
-        return (
-            Norm(name="mamba_norm.weight", width=E, mean=False),
-            *_mamba(config, config.mamba),
-            Norm(name="mlp_norm.weight", width=E, mean=False),
-            *(gated_mlp(config, config.activation, bias=config.mlp_bias) if dense else _experts(config)),
-        )
+        norm = Norm(name="mamba_norm.weight", width=E, mean=False)
+        return norm, *_mamba(config, config.mamba), *_mlp_of_llama(config, i)
     return (
         Norm(name="attention_norm.weight", width=E, mean=False),
         *self_attention(
-            config, bias=config.qkv_bias, out_bias=config.out_bias, between=between, window=config.windows[i]
+            config,
+            bias=config.qkv_bias,
+            out_bias=config.out_bias,
+            between=between,
+            window=config.windows[i],
+            sunk=config.sinks,
         ),
-        Norm(name="mlp_norm.weight", width=E, mean=False),
+        *_mlp_of_llama(config, i),
+    )
+
+
+def _mlp_of_llama(config: Any, i: int) -> tuple[Component, ...]:
+    dense = not (config.num_experts and config.sparse[i])
+    return (
+        Norm(name="mlp_norm.weight", width=config.hidden_size, mean=False),
         *(gated_mlp(config, config.activation, bias=config.mlp_bias) if dense else _experts(config)),
     )
 
@@ -272,10 +321,138 @@ def _lfm2_layer(config: Any, convolves: bool) -> tuple[Component, ...]:
     )
 
 
+def _qwen3_next(config: Any) -> Outline:
+    E = config.hidden_size
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
+        layers=tuple(_qwen3_next_layer(config, i) for i in range(config.num_layers)),
+        after=(Norm(name="final_norm.weight", width=E, mean=False),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _qwen3_next_layer(config: Any, i: int) -> tuple[Component, ...]:
+    E, (K, dk), (V, dv) = config.hidden_size, config.keys, config.values
+    mixed, values, kind = 2 * K * dk + V * dv, V * dv, "delta_net" if config.linear[i] else "attention"
+    operator: tuple[Component, ...] = (
+        Linear(name="delta_net.projection", inputs=E, outputs=mixed + values + 2 * V),
+        Convolve(
+            name="delta_net.taps",
+            width=mixed,
+            taps=config.taps,
+            bias=False,
+            gated=False,
+            activation=config.activation,
+        ),
+        DeltaRule(name="delta_net.decay", key_heads=K, heads=V, key_dim=dk, head_dim=dv),
+        Norm(name="delta_net.norm.weight", width=dv, rows=V, mean=False),
+        Sigmoids(name="gate", width=values, logits=values),
+        Linear(name="delta_net.out", inputs=values, outputs=E, residual=True),
+    )
+    if not config.linear[i]:
+        bias, between = config.qkv_bias, (*_head_norms(config), _rotation(config, config.rotary))
+        operator = self_attention(config, bias=bias, out_bias=bias, between=between, gated=True)
+    dense = not (config.num_experts and config.sparse[i])
+    return (
+        Norm(name=f"{kind}_norm.weight", width=E, mean=False),
+        *operator,
+        Norm(name="mlp_norm.weight", width=E, mean=False),
+        *(gated_mlp(config, config.activation) if dense else _experts(config)),
+    )
+
+
+def _gemma4(config: Any) -> Outline:
+    E, V, L, P = config.hidden_size, config.vocab_size, config.num_layers, config.per_layer_width // config.num_layers
+    per_layer = (
+        Embed(name="per_layer.table", width=L * P, vectors=V, scaled=True),
+        Linear(name="per_layer.projection", inputs=E, outputs=L * P),
+        Norm(name="per_layer.norm.weight", width=P, rows=L, mean=False, residual=True),
+    )
+    ends = head(config, tied=config.tied_head)
+    if config.logit_cap is not None:
+        ends = (*ends, ScaleLogits(name="scale_logits", width=V, capped=True))
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=V, scaled=True),),
+        for_pass=per_layer if P else (),
+        layers=tuple(_gemma4_layer(config, i) for i in range(L)),
+        after=(Norm(name="final_norm.weight", width=E, mean=False),),
+        head=ends,
+    )
+
+
+def _gemma4_layer(config: Any, i: int) -> tuple[Component, ...]:
+    E, P, activation = config.hidden_size, config.per_layer_width // config.num_layers, config.activation
+
+    def norm(name: str, *, residual: bool = False) -> Norm:
+        return Norm(name=f"{name}.weight", width=E, mean=False, residual=residual)
+
+    per_layer = (
+        Linear(name="per_layer.gate", inputs=E, outputs=P, activation=activation),
+        Multiply(name="multiply", width=P, by_rows=True),
+        Linear(name="per_layer.out", inputs=P, outputs=E),
+        norm("per_layer.norm", residual=True),
+    )
+    F = config.mlp_sizes[i]
+    return (
+        norm("attention_norm"),
+        *_gemma4_attention(config, i),
+        norm("attention_out_norm", residual=True),
+        norm("mlp_norm"),
+        Linear(name="mlp.gate_up", inputs=E, outputs=2 * F),
+        Gate(name="glu", width=F, activation=activation),
+        Linear(name="mlp.down", inputs=F, outputs=E),
+        *(_side_experts(config) if config.expert_size else ()),
+        norm("mlp_out_norm", residual=True),
+        *(per_layer if P else ()),
+        Multiply(name="factor", width=E),
+    )
+
+
+def _gemma4_attention(config: Any, i: int) -> tuple[Component, ...]:
+    E, H, (K, D) = config.hidden_size, config.num_heads, config.kv_shapes[i]
+    reads, merged = config.kv_sources[i] != i, config.keys_are_values and config.windows[i] is None
+    stored = 0 if reads else K if merged else 2 * K
+    own_norms = (
+        Norm(name="rms_norm", width=D, rows=K, mean=False, affine=False),
+        Norm(name="attention.head_norms.q", width=D, rows=H, mean=False),
+        Norm(name="attention.head_norms.k", width=D, rows=K, mean=False),
+    )
+    return (
+        Linear(name="attention.qkv", inputs=E, outputs=(H + stored) * D, bias=config.bias),
+        *(own_norms[1:2] if reads else own_norms),
+        Rotate(name="rotary", heads=H, kv_heads=1 if reads else K, head_dim=D, pairs=D // 2),
+        *(() if reads else (StoreKV(name="store_kv", kv_heads=K, head_dim=D),)),
+        Attend(name="attend", heads=H, kv_heads=K, head_dim=D, window=config.windows[i]),
+        Linear(name="attention.out", inputs=H * D, outputs=E, bias=config.bias),
+    )
+
+
+def _side_experts(config: Any) -> tuple[Component, ...]:
+    E, F, X, k = config.hidden_size, config.expert_size, config.num_experts, config.experts_per_token
+
+    def norm(name: str, *, residual: bool = False) -> Norm:
+        return Norm(name=f"experts.{name}.weight", width=E, mean=False, residual=residual)
+
+    return (
+        norm("mlp_out_norm"),
+        norm("norm"),
+        norm("router_norm"),
+        Linear(name="experts.experts.router", inputs=E, outputs=X, role="router"),
+        Route(experts=X, chosen=k, normalised=True, by_factors=True),
+        Spread(width=E, chosen=k),
+        ExpertLinear(name="experts.experts.gate_up", inputs=E, outputs=2 * F, experts=X, chosen=k),
+        Gate(name="glu", width=F, activation=config.activation, rows=k),
+        ExpertLinear(name="experts.experts.down", inputs=F, outputs=E, experts=X, chosen=k),
+        Combine(width=E, chosen=k, residual=False),
+        norm("out_norm", residual=True),
+    )
+
+
 def _experts(config: Any) -> tuple[Component, ...]:
     E, F, X, k = config.hidden_size, config.expert_size, config.num_experts, config.experts_per_token
+    bias = config.expert_bias
     return (
-        Linear(name="mlp.router", inputs=E, outputs=X, role="router"),
+        Linear(name="mlp.router", inputs=E, outputs=X, role="router", bias=bias),
         Route(
             experts=X,
             chosen=k,
@@ -287,9 +464,9 @@ def _experts(config: Any) -> tuple[Component, ...]:
         ),
         *_shared(config),
         Spread(width=E, chosen=k),
-        ExpertLinear(name="mlp.gate_up", inputs=E, outputs=2 * F, experts=X, chosen=k),
+        ExpertLinear(name="mlp.gate_up", inputs=E, outputs=2 * F, experts=X, chosen=k, bias=bias),
         Gate(name="glu", width=F, activation=config.activation, rows=k),
-        ExpertLinear(name="mlp.down", inputs=F, outputs=E, experts=X, chosen=k),
+        ExpertLinear(name="mlp.down", inputs=F, outputs=E, experts=X, chosen=k, bias=bias),
         Combine(width=E, chosen=k),
     )
 

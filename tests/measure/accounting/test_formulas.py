@@ -105,6 +105,7 @@ SLOPES, BIAS, CACHED = np.ones(4, np.float32), np.ones((4, 9), np.float32), 2 * 
 def attention(**terms: Any) -> tuple[Attend, Cost]:
     """A component of four heads, and the cost of the operation with these terms."""
     fields = {"capped": "softcap" in terms, "biased": "slopes" in terms, "distances": 9 * ("bias" in terms)}
+    fields["sunk"] = "sinks" in terms
     component = Attend(name="", heads=4, kv_heads=2, head_dim=8, **fields)
     return component, attention_cost(BATCH, 4, 8, CACHED, AttentionSpec(1.0, **terms))
 
@@ -115,6 +116,7 @@ def attention(**terms: Any) -> tuple[Attend, Cost]:
         attention(slopes=SLOPES),
         attention(softcap=2.0),
         attention(softcap=2.0, bias=BIAS),
+        attention(sinks=SLOPES),
         (
             Embed(name="", width=6, vectors=9, positions=5, types=2, scaled=True),
             embed_cost(11, 6, 24, 24, type_row_bytes=24, scaled=True),
@@ -124,7 +126,17 @@ def attention(**terms: Any) -> tuple[Attend, Cost]:
         (ScaleLogits(name="", width=9, capped=True), scale_logits_cost(11, 9, scaled=False, capped=True)),
         (ScaleLogits(name="", width=9, scaled=True, capped=True), scale_logits_cost(11, 9, scaled=True, capped=True)),
     ],
-    ids=["ALiBi", "soft cap", "cap and bias", "types", "computed positions", "residual norm", "cap", "scale and cap"],
+    ids=[
+        "ALiBi",
+        "soft cap",
+        "cap and bias",
+        "sinks",
+        "types",
+        "computed positions",
+        "residual norm",
+        "cap",
+        "scale and cap",
+    ],
 )
 def test_components_of_families_without_an_outline(component: Component, cost: Cost) -> None:
     """What BLOOM, Gemma, OLMo 2, BERT and Marian have and no outline."""
@@ -163,7 +175,9 @@ def test_memory_of_a_model_of_shapes_is_what_the_formula_says(shape: str) -> Non
     for storage in STORAGES:
         assert accounting.weights_bytes(config, storage) == closed_form.weights_bytes(config, storage)
         layers = 1 if config.bidirectional else layers_with_keys(config)  # the layers of an encoder share one's pages
-        token = layers * closed_form.position_bytes(storage, config.num_kv_heads, config.head_dim)
+        token = layers * closed_form.position_bytes(
+            storage, config.num_kv_heads, config.head_dim, joined=bool(config.value_dim)
+        )
         assert accounting.cache_bytes_per_token(config, storage) == token
         for T, R in ((1, 1), (512, 1), (512, 512), (64, 0), (70, 3)):
             held = closed_form.activation_bytes(config, storage, T, R)

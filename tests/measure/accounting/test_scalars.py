@@ -23,7 +23,7 @@ from minillm.runner.runner import Runner
 from ...families import CASES, CONFIGS
 from ...reference.test_cost import Module, Number
 from ...shapes import BASE, VARIANTS
-from .components import Attend, Component, ExpertLinear, Linear, Norm, Outline, Route, Scan
+from .components import Attend, Component, DeltaRule, ExpertLinear, HeadLinear, Linear, Norm, Outline, Route, Scan
 from .outlines import has_outline, outline_of
 
 SIZES = {"hidden_size": 6, "num_attention_heads": 2, "ffn_dim": 5, "vocab_size": 7, "num_hidden_layers": 2}
@@ -75,8 +75,7 @@ def turn_to_numbers(part: Any) -> None:
             if type(one).__name__ == "Weight":
                 if isinstance(one.data, Experts):
                     object.__setattr__(one, "data", Experts(tuple(map(numbers, one.data.matrices))))
-                    continue
-                for name in ("data", "bias"):
+                for name in ("data", "bias")[isinstance(one.data, Experts) :]:
                     if getattr(one, name) is not None and getattr(one, name).dtype != object:
                         object.__setattr__(one, name, numbers(getattr(one, name)))
             elif hasattr(one, "__dataclass_fields__") and not isinstance(one, ModelConfig):
@@ -93,19 +92,23 @@ def sums(outline: Outline, step: Step) -> int:
         match part:
             case Linear():
                 return rows * part.outputs
+            case HeadLinear():
+                return rows * part.heads * part.outputs
             case ExpertLinear():
                 return rows * part.chosen * part.outputs
             case Route():
                 return rows * (not part.sigmoid)  # a sum of chosen scores begins with a number above zero
             case Norm():
                 return rows * part.mean
+            case DeltaRule():  # two lengths, and two products with a matrix
+                return rows * (2 * part.key_heads + 2 * part.heads * part.head_dim)
             case Scan():
                 return rows * part.heads * part.head_dim
             case Attend():
-                return part.heads * (step.square + rows + rows * part.head_dim)
+                return part.heads * (step.square + rows + rows * (part.value_dim or part.head_dim))
         return 0
 
-    bodies = [*outline.before, *(part for layer in outline.layers for part in layer), *outline.after]
+    bodies = [*outline.before, *outline.for_pass, *(part for layer in outline.layers for part in layer), *outline.after]
     return sum(of(part, step.tokens) for part in bodies) + sum(of(part, step.rows) for part in outline.head)
 
 
@@ -166,8 +169,8 @@ def test_a_whole_model_on_numbers_that_count(
     outline = outline_of(config)
     step = Step(tuple(Part(*length) for length in lengths), rows)
     formula = sum(row.flops for row in operations(config, step, None, Conventions(full_square=True)))
-    softmaxes = [part.heads for layer in outline.layers for part in layer if isinstance(part, Attend)]
-    maxima = sum(softmaxes) * (step.square - step.tokens)  # which are no arithmetic
+    softmaxes = [part for layer in outline.layers for part in layer if isinstance(part, Attend)]
+    maxima = sum(each.heads * (step.square - step.tokens * (not each.sunk)) for each in softmaxes)  # no arithmetic
     choices = (part for layer in outline.layers for part in layer if isinstance(part, Route))
     maxima += sum(step.tokens * (part.experts - 1) for part in choices if not part.sigmoid)
     scans = (part for layer in outline.layers for part in layer if isinstance(part, Scan))

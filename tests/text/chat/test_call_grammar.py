@@ -49,6 +49,22 @@ TWO = {
     "granite": f"<|tool_call|>[{CALL}, {NOW}]",
     "phi4": f"<|tool_call|>[{CALL}, {NOW}]<|/tool_call|>",
     "json": f"{CALL}\n{NOW}",
+    "cohere": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "convert", "parameters": {"from": "m", "to": "km"}}'
+    ', {"tool_call_id": "1", "tool_name": "get-time", "parameters": {}}]<|END_ACTION|>',
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>convert<｜tool▁sep｜>"
+    '{"from": "m", "to": "km"}<｜tool▁call▁end｜>'
+    "<｜tool▁call▁begin｜>get-time<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.convert:0<|tool_call_argument_begin|>"
+    '{"from": "m", "to": "km"}<|tool_call_end|><|tool_call_begin|>functions.get-time:1<|tool_call_argument_begin|>{}'
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    "seed": "<seed:tool_call>\n<function=convert>\n<parameter=from>\nm\n</parameter>\n<parameter=to>\nkm\n"
+    "</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=get-time>\n</function>\n</seed:tool_call>",
+    "minimax": '<minimax:tool_call>\n<invoke name="convert">\n<parameter name="from">m</parameter>\n'
+    '<parameter name="to">km</parameter>\n</invoke>\n<invoke name="get-time">\n</invoke>\n</minimax:tool_call>',
+    "glm": "<tool_call>convert\n<arg_key>from</arg_key>\n<arg_value>m</arg_value>\n<arg_key>to</arg_key>\n<arg_value>km"
+    "</arg_value>\n</tool_call>\n<tool_call>get-time\n</tool_call>",
+    "lfm2": '<|tool_call_start|>[convert(from="m", to="km"), get-time()]<|tool_call_end|>',
+    "llama4": '[convert(from="m", to="km"), get-time()]',
     "qwen3-coder": "<tool_call>\n<function=convert>\n<parameter=from>\nm\n</parameter>\n<parameter=to>\nkm\n"
     "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=get-time>\n</function>\n</tool_call>",
 }
@@ -78,7 +94,10 @@ def fits(answer: Answer) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "json")) for name in FORMATS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "json")) for name in FORMATS if FORMATS[name].guides],
+)
 def test_a_required_call_parses_and_fits(name: str, engine: Engine) -> None:
     form = FORMATS[name]
     for single in (True, False):
@@ -86,7 +105,9 @@ def test_a_required_call_parses_and_fits(name: str, engine: Engine) -> None:
         results = engine.generate([[5, 6, 7]] * 3, guided_grammar=grammar, seed=4, **SAMPLED)
         for generation in results:
             [completion] = generation.completions
-            answer = read_calls(completion.text, form, OFFERED, schemas=SCHEMAS)
+            cut = completion.finish_reason != "stop"
+            text = completion.text.rstrip("\ufffd")  # half of a character
+            answer = read_calls(text, form, OFFERED, schemas=SCHEMAS, cut=cut)
             assert answer.content == ""
             assert len(answer.calls) == 1 if single else answer.calls
             assert completion.finish_reason == "stop" or not single
@@ -102,7 +123,7 @@ def test_several_calls_are_admitted_where_they_are_wanted(name: str, engine: Eng
     for required in (True, False):
         for single in (True, False):
             grammar = call_grammar(form, TOOLS, engine.tokenizer.added_ids, required=required, single=single)
-            repeated = bool(form.begin) and not form.lists and not required  # content may hold several of one each
+            repeated = bool(form.begin) and not form.block and not required  # content may hold several of one each
             assert accepts(engine, grammar, text) == (not single or repeated), (required, single)
 
 
