@@ -140,6 +140,7 @@ def streamed(response: httpx.Response) -> tuple[str, str, str]:
     [
         pytest.param(name, marks=pytest.mark.slow if name in ("json", "hermes", "llama3") else pytest.mark.exhaustive)
         for name in FORMATS
+        if FORMATS[name].guides
     ],
 )
 def test_a_required_call_cut_at_any_token_is_the_same_streamed_and_no_content(name: str, engine: Any) -> None:

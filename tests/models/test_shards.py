@@ -211,7 +211,7 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
             assert [other.first for _, other in others] == np.cumsum([0, *map(len, rows)])[:-1].tolist()
             continue
         halves = [weight.shape[-2] // 2] * 2 if place.endswith("gate_up") else []
-        sections = qkv_rows(config, int(path.split(".")[1]), len(weight.data)) if place == "attention.qkv" else halves
+        sections = qkv_rows(config, int(path.split(".")[1]), weight.shape[0]) if place == "attention.qkv" else halves
         if place.endswith(".projection"):
             sections = projected_rows(config, place, weight.shape[0])
         if place in ("mamba.taps", "mamba.rates"):

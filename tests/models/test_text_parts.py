@@ -15,7 +15,7 @@ from minillm.models import config_of, family_of, gemma3_text, llama, qwen2, qwen
 from minillm.models.text_parts import TEXT_PARTS, text_config, text_tensors
 
 from ..tiny import logits_of, runner_of, std_of, tiny_tensors
-from . import test_llama
+from . import test_llama, test_qwen3_5_moe_text, test_qwen3_5_text
 
 TEXT: dict[str, Any] = {
     "vocab_size": 96,
@@ -63,6 +63,15 @@ WHOLE: dict[str, dict[str, Any]] = {
     },
     "qwen2_5_vl": {"text_config": TEXT | M_ROPE, "vision_config": QWEN_TOWER, "tie_word_embeddings": True},
     "qwen3_vl": {"text_config": TEXT | M_ROPE | {"head_dim": 8}, "vision_config": QWEN_TOWER | DEEP},
+    "qwen3_5": {
+        "text_config": test_qwen3_5_text.CONFIGS["M-RoPE, tied"],
+        "vision_config": QWEN_TOWER | {"num_position_embeddings": 16},
+        "tie_word_embeddings": True,
+    },
+    "qwen3_5_moe": {
+        "text_config": test_qwen3_5_moe_text.CONFIG,
+        "vision_config": QWEN_TOWER | {"num_position_embeddings": 16},
+    },
     "mistral3": {
         "text_config": TEXT | {"model_type": "mistral", "head_dim": 8, "sliding_window": 5},
         "vision_config": TOWER | {"model_type": "pixtral", "head_dim": 4},

@@ -14,6 +14,7 @@ _BETWEEN = _SPACE + ",;"  # what may stand between two calls
 _KEYS = frozenset({"name", "arguments", "parameters", "type", "id", "tool_name", "tool_call_id"})
 _PAIRS = {"{": "}", "[": "]"}
 _CLOSING = "}]"
+_HALF = "\ufffd"
 _OUTSIDE = frozenset(_SPACE + '{}[]:,"+-.0123456789eEtrufalsn')  # characters of JSON outside of its strings
 
 NO_SCHEMAS: Mapping[str, Schema] = MappingProxyType({})
@@ -96,6 +97,7 @@ class CallParser:
         self._unmarked = [form.tags.function[0]] if form.tags is not None and form.tags.function[0] else []
         self._state: Callable[[], bool] = self._content if form.begin else self._start
         self._pending = ""  # text that no state has used yet
+        self._half = ""  # what a character that is not complete is shown as, at the end
         self._deltas: list[Delta] = []
         self._calls = 0
         self._after_call = False  # nothing but white space since a call
@@ -115,7 +117,10 @@ class CallParser:
 
     def push(self, text: str) -> list[Delta]:
         """Add text; returns what is new."""
-        self._pending += text
+        text = self._half + text
+        whole = text.rstrip(_HALF)
+        self._half = text[len(whole) :]
+        self._pending += whole
         while self._pending and not self.done and self._state():
             pass
         return self._taken()
@@ -130,6 +135,7 @@ class CallParser:
             cut: the text does not end by itself, so what may be the beginning of a call or of its marker is one
         """
         if not self.done:
+            self._pending += "" if cut else self._half
             rest = self._raw + self._pending
             if self._begun and not self._complete:
                 self._argue(self._pending)
@@ -379,8 +385,11 @@ class CallParser:
                 raise _NotACallError
             yield from self._object(c)
             self._end_call()
-            yield from _one_of((yield from _space((yield))), after)
-            c = yield from _space((yield))
+            while (c := (yield)) in _SPACE + _CLOSING:  # brackets too many
+                pass
+            yield from _one_of(c, after)
+            while (c := (yield)) in _SPACE + _CLOSING:
+                pass
 
     def _python_call(self, c: str) -> Generator[None, str, None]:
         """`name(key=value, ...)`, whose arguments are reported at its end."""
