@@ -126,7 +126,7 @@ def compare_mixtures(
     ours: dict[str, np.ndarray], runner: Runner, model: Any, ids: Any, close: Callable[..., None]
 ) -> None:
     """The routers' probabilities, of which transformers has the logits, or in some families the probabilities."""
-    if not hasattr(model.config, "output_router_logits"):
+    if not hasattr(model.config, "output_router_logits") or not runner.model.config.num_experts:
         return
     with torch.no_grad():
         router = model(ids, output_router_logits=True).router_logits
