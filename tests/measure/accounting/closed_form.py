@@ -510,14 +510,12 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
     match part:
         case Embed() | TakeRows() | Combine() | Sigmoids() | Convolve() | Multiply():
             return (a * part.width,)
-        case Gate():
+        case Gate() | Norm():
             return (a * part.rows * part.width,)
         case Spread():
             return (a * part.chosen * part.width,)
         case ExpertLinear():
             return (a * part.chosen * part.outputs,)
-        case Norm():
-            return (a * part.rows * part.width,)
         case Linear():
             return ((VECTOR_BYTES * rows if part.role in LOGITS else a) * part.outputs,)
         case Rotate():
@@ -525,6 +523,8 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
         case Attend() | DeltaRule() | HeadLinear():
             width = part.copied + part.outputs if isinstance(part, HeadLinear) else part.value_dim or part.head_dim
             return (a * part.heads * width,)
+        case Scan():
+            return (a * part.heads * part.head_dim,)
         case StoreKV() | Route() | ScaleLogits():
             return ()
 

@@ -279,11 +279,12 @@ def _nemotron_h(config: Any) -> Outline:
     E = config.hidden_size
 
     def parts(kind: str) -> tuple[Component, ...]:
+        own = self_attention(config, bias=False, out_bias=False)
         if kind == "mamba":
-            return _mamba(config, config.mamba)
-        if kind == "mlp":
-            return mlp(config, config.activation, bias=config.mlp_bias)
-        return self_attention(config, bias=False, out_bias=False)
+            own = _mamba(config, config.mamba)
+        elif kind == "mlp":
+            own = mlp(config, config.activation, bias=config.mlp_bias)
+        return tuple(replace(each, name=each.name.replace(f"{kind}.", "part.")) for each in own)
 
     return Outline(
         before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
