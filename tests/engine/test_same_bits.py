@@ -36,7 +36,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": CONFIGS["granitemoehybrid"]["two groups"] | {"max_position_embeddings": 128},
 }
 """Widths that are multiples of a vector and of a block of inputs, and others"""
-EACH = [pytest.param(model, marks=[pytest.mark.exhaustive] if model == "qwen3_5_text" else []) for model in MODELS]
+LATE = "qwen3_5_text", "granitemoehybrid"
+EACH = [pytest.param(model, marks=[pytest.mark.exhaustive] if model in LATE else []) for model in MODELS]
 FORMS = ["float32", "float16", "bfloat16", "int8", "int4"]
 WAYS: list[dict[str, Any]] = [
     {},
@@ -182,10 +183,6 @@ def compare(bench: Bench, mixes: int, at_least: int) -> None:
 )
 def test_logits_have_the_same_bits_in_any_mix_of_requests(model: str, form: str) -> None:
     compare(Bench(model, weights=form), 3, 100)
-
-
-LATE = ["granitemoehybrid"]
-MOST = [pytest.param(model, marks=[pytest.mark.exhaustive] if model in LATE else []) for model in MODELS]
 
 
 @pytest.mark.slow
