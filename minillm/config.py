@@ -157,6 +157,11 @@ class ModelConfig:
         return ()
 
     @property
+    def layer_parts(self) -> int:
+        """Parts of a layer whose results are added to the residual stream, each of which ranks share."""
+        return 3 if self.encoder_layers else 2
+
+    @property
     def shared_expert_layers(self) -> int:
         """Number of layers with an expert that all tokens share, beside those that are chosen."""
         return 0

@@ -51,6 +51,11 @@ class NemotronHConfig(ModelConfig):
     """Each layer's kind: "mamba", "attention" or "mlp" """
     mamba: MambaConfig
 
+    @property
+    def layer_parts(self) -> int:
+        """One, of which each layer consists."""
+        return 1
+
     def sharded(self, ranks: int) -> Self:
         """As `ModelConfig.sharded`: groups of Mamba's heads are shared too."""
         if ranks == 1 or "mamba" not in self.kinds:
