@@ -22,10 +22,10 @@ MOST_EXPONENT_DIGITS = 2
 
 _RUN = re.compile(rb"[^0-9.eE+-]?[0-9.eE+-]*\Z", re.DOTALL)
 """The end of a text that may be a number, and the character before it"""
-_NUMBER = re.compile(rb"[\s:,\[]?-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]*)?")
+_NUMBER = re.compile(rb"[\s:,\[=>]?-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]*)?")
 _LONG_EXPONENT = re.compile(rb"[0-9.]*[eE][+-]?[0-9]{%d}" % (MOST_EXPONENT_DIGITS + 1))
-_IN_JSON = frozenset(b"0123456789.eE+-,}] \t\r\n")
-"""Characters in a number of JSON, or after it"""
+_IN_JSON = frozenset(b"0123456789.eE+-,}] \t\r\n<)")
+"""Characters in a number of JSON, or after it; calls have numbers between tags and parentheses too"""
 _UNREAD, _OUTSIDE, _ENDLESS = -1, -2, 999
 """Instead of a token's digits: not read yet; no JSON after a digit; an exponent of too many"""
 

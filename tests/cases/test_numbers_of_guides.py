@@ -224,7 +224,7 @@ def test_numbers_of_required_calls_end(engine: Engine, name: str) -> None:
         completion = engine.generate([5, 6], guided_grammar=grammar, **eager(engine)).completions[0]
         assert completion.finish_reason == "stop"
         [call] = read_calls(completion.text, FORMATS[name], ["f"], schemas={"f": schema}).calls
-        assert max(runs_in(call.arguments)) == 16
+        assert 1 < max(runs_in(call.arguments)) <= 16
 
 
 NEEDED: list[tuple[dict[str, Any], str]] = [

@@ -135,14 +135,14 @@ def _body(form: CallFormat, name: str, arguments: str) -> str:
     """A call without the markers around all calls."""
     if form.args_marker:
         named = f"functions.{name}:" if form.numbered_ids else name
-        number = " /[0-9]+/" if form.numbered_ids else ""
+        number = " /[0-9]{1,3}/" if form.numbered_ids else ""
         call = f"{json.dumps(named)}{number} args_marker {arguments}"
         return f"before {call} behind" if form.around[0] else call
     text = f'"{form.name_key}": {json.dumps(name)}, {json.dumps(form.arguments)}: '
     if form.name_key == "name":
         return f'{json.dumps("{" + text)} {arguments} "}}"'
     begin = json.dumps('{"tool_call_id": "')
-    return f'{begin} /[0-9]+/ {json.dumps(chr(34) + ", " + text)} {arguments} "}}"'
+    return f'{begin} /[0-9]{{1,3}}/ {json.dumps(chr(34) + ", " + text)} {arguments} "}}"'
 
 
 def _function(tags: CallTags, i: int, function: Mapping[str, Any], constrained: bool, rules: list[str]) -> str:
