@@ -27,7 +27,7 @@ class Pages:
     """In the first group of `ModelConfig.kv_groups`, the memory of the others. This one's own is not among them: in a
     circle of references a cache would keep its memory until Python's collector finds it"""
     alike: "tuple[Pages, ...]" = ()
-    """Those of them that have the same page numbers: a page is copied, read and written in all of them"""
+    """The others that have the same page numbers: a page is copied, read and written in all of them"""
     value_dim = 0
     """Values are the last numbers of the keys, so many (latent attention); 0: values of their own"""
     states: States | None = None

@@ -99,7 +99,7 @@ def _render(name: str, draw: Draw, data: dict[str, Any], **options: Any) -> byte
 
 # --- the roofline -----------------------------------------------------------------------------------------------------
 
-CLOSE, CLOSE_NARROW = 1.25, 2.0
+CLOSE, CLOSE_NARROW = 1.25, 2.45
 """Operations whose intensities differ by less than this factor share a mark; in a narrow figure"""
 MARGIN = 0.12
 """Share of the plot's width, on either side, that holds no mark"""

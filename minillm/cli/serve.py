@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> None:
     binding = Binding(**address | {"send_timeout": limits.send_timeout})
     binding.check()
     tracing = None if args.otlp_endpoint is None else otlp_tracing(args.otlp_endpoint)
-    names, stored, kept = _names(args), _stored(args), _kept(args)
+    names, stored, lifetimes = _names(args), _stored(args), _lifetimes(args)
     if has_ranks(args):
         from ..distributed.mpi import check_threads
 
@@ -219,7 +219,7 @@ def run(args: argparse.Namespace) -> None:
             reasoning_format=args.reasoning_format,
             stored=stored,
             load=load,
-            **kept,
+            **lifetimes,
             tracing=tracing,
         )
         url = binding.url(bound)
@@ -270,7 +270,7 @@ def _stored(args: argparse.Namespace) -> Mapping[str, "StoredModel"]:
     return stored_models(args.models)
 
 
-def _kept(args: argparse.Namespace) -> dict[str, Any]:
+def _lifetimes(args: argparse.Namespace) -> dict[str, Any]:
     """How long models of --models stay loaded, and how many, as `make_app` takes them."""
     given = {name: getattr(args, name) for name in ("idle_timeout", "max_loaded") if getattr(args, name) is not None}
     if not given.get("idle_timeout", 0) >= 0:

@@ -144,8 +144,8 @@ class _Plan(Loader):
         self, name: str, experts: Sequence[Sequence[Tensor]], biases: Sequence[Sequence[Tensor]] = ()
     ) -> Weight:
         """A placeholder for each expert."""
-        each = zip_longest(experts, biases, fillvalue=())
-        return Weight(name, Experts(tuple(self.prepare(name, *parts).data for parts in each)))
+        pairs = zip_longest(experts, biases, fillvalue=())
+        return Weight(name, Experts(tuple(self.prepare(name, *parts).data for parts in pairs)))
 
 
 def write_checkpoint(

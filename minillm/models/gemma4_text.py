@@ -165,8 +165,8 @@ def _shapes(fields: Fields, slides: list[bool], sources: tuple[int, ...]) -> tup
     shapes = []
     for i, slide in enumerate(slides):
         layer = own.get(str(i), {}) if own else {} if slide else wide
-        one = Fields(layer if isinstance(layer, dict) else {"": layer}, f"{fields.source}, layer {i}")
-        shapes.append((one.size("num_key_value_heads", K), one.size("head_dim", D)))
+        own_fields = Fields(layer if isinstance(layer, dict) else {"": layer}, f"{fields.source}, layer {i}")
+        shapes.append((own_fields.size("num_key_value_heads", K), own_fields.size("head_dim", D)))
     unknown = {name for layer in own.values() for name in (layer if isinstance(layer, dict) else [layer])} - OF_LAYERS
     if unknown or not own.keys() <= {str(i) for i in range(len(slides))}:
         raise UnsupportedModelError(

@@ -207,8 +207,8 @@ class CpuBackend(Recordable, Backend):
         [T, H, r + in] -> [T, H, r + out]
         """
         (T, H, D), (rows, inputs), scratch = x.shape, weight.shape, self.memory.workspace.scratch
-        outputs, kept = rows // H, D - inputs
-        out = self.memory.arena.take((T, H, kept + outputs))
+        outputs, copied = rows // H, D - inputs
+        out = self.memory.arena.take((T, H, copied + outputs))
         x = _contiguous(x)
         if weight not in self._experts:
             matrices = (some_rows(weight.data, slice(h * outputs, (h + 1) * outputs)) for h in range(H))
@@ -216,12 +216,12 @@ class CpuBackend(Recordable, Backend):
         by_head = scratch.take("by head", H * T * inputs).reshape(H, T, inputs)
         products = scratch.take("products by head", H * T * outputs).reshape(H, T, outputs)
         starts = np.arange(H + 1, dtype=np.int64) * T
-        self._move_heads(x[:, :, kept:], by_head.transpose(1, 0, 2))  # [T, H, in] -> [H, T, in]
+        self._move_heads(x[:, :, copied:], by_head.transpose(1, 0, 2))  # [T, H, in] -> [H, T, in]
         table = self._experts[weight]
         self._multiply_experts(by_head.reshape(H * T, inputs), table, starts, products.reshape(H * T, outputs))
-        self._move_heads(products.transpose(1, 0, 2), out[:, :, kept:])  # [H, T, out] -> [T, H, out]
-        if kept:
-            self._move_heads(x[:, :, :kept], out[:, :, :kept])
+        self._move_heads(products.transpose(1, 0, 2), out[:, :, copied:])  # [H, T, out] -> [T, H, out]
+        if copied:
+            self._move_heads(x[:, :, :copied], out[:, :, :copied])
         return out
 
     def _move_heads(self, x: Any, out: Any) -> None:
