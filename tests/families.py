@@ -41,11 +41,35 @@ def has_experts(raw: Mapping[str, Any]) -> bool:
     return bool({"num_experts_per_tok", "moe_k", "top_k_experts"} & raw.keys())
 
 
+_ONCE = ("granitemoe", "granitemoeshared", "granitemoehybrid", "bamba", "nemotron_h")
+"""Families of which the long tests run the first configuration; the others run before a release, but for transformers'
+logits."""
+
+
+def marks_of(case: tuple[str, str]) -> list[pytest.MarkDecorator]:
+    """What a case has in tests that are long: some run before a release alone."""
+    family, name = case
+    return [pytest.mark.exhaustive] if family in _ONCE and name != next(iter(CONFIGS[family])) else []
+
+
+LIKE_GRANITES = ("granitemoe", "granitemoeshared", "bamba")
+"""Families whose layers are those of Granite 4's hybrids"""
+
+
+def marks_of_ranks(case: tuple[str, str]) -> list[pytest.MarkDecorator]:
+    """What a case has in tests of several ranks, which run layers that several families have once."""
+    return [pytest.mark.exhaustive] if case[0] in LIKE_GRANITES else []
+
+
 def each_of(cases: list[tuple[str, str]]) -> list[Any]:
     """Cases as parameters of tests, some of them for the long tests alone."""
     quick = {(family, name) for family in FAMILIES for name in list(CONFIGS[family])[: _QUICK.get(family, 1)]}
     return [
-        pytest.param(case, marks=[] if case in quick else [pytest.mark.slow], id="-".join(case).replace(" ", "-"))
+        pytest.param(
+            case,
+            marks=[] if case in quick else marks_of(case) or [pytest.mark.slow],
+            id="-".join(case).replace(" ", "-"),
+        )
         for case in cases
     ]
 

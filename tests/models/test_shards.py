@@ -30,7 +30,7 @@ from minillm.models.parameters import by_block, random_tensors, transpose
 from minillm.models.points import operator_of
 from minillm.reference.quantize import dequantize, quantize
 
-from ..families import CASES, CONFIGS, GOLDEN_CASES, GOLDEN_IDS, IDS
+from ..families import CASES, CONFIGS, GOLDEN_CASES, GOLDEN_IDS, IDS, marks_of
 from ..tiny import each_expert
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -274,10 +274,14 @@ def is_shared(family: str, name: str, ranks: int = 2) -> bool:
     return True
 
 
-SHARED = [case for case in CASES if is_shared(*case) and case[0] != "nemotron_h"]  # whose layers have one part
+SHARED = [
+    pytest.param(*case, marks=marks_of(case), id=name)
+    for case, name in zip(CASES, IDS, strict=True)
+    if is_shared(*case) and case[0] != "nemotron_h"  # whose layers have one part
+]
 
 
-@pytest.mark.parametrize(("family", "name"), SHARED, ids=[i for c, i in zip(CASES, IDS, strict=True) if c in SHARED])
+@pytest.mark.parametrize(("family", "name"), SHARED)
 @pytest.mark.slow
 def test_ranks_attend_with_whole_heads_and_their_results_add_up(family: str, name: str) -> None:
     """Attention, or a convolution, and MLP of a layer: the sum of what the ranks compute is what the whole computes."""
