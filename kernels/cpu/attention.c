@@ -1,17 +1,16 @@
-/* The paged K/V cache: storing in it, and attention over it.
+/* Attention over the paged K/V cache.
  *
- *     store_kv   keys[slot_pages, :, slot_offsets], values[slot_pages, :, slot_offsets] = k, v
  *     attention  out = softmax(score(q @ keys.T * scale) + mask) @ values, for each query of each sequence, by head
  *
  * A query sees the keys at its own position and before: of these, those in its window if there is one, and of a tree of
  * guesses at the end of the sequence its own ancestors. If attention is not causal it also sees the keys after it,
  * those in its window if there is one. A score may be bounded by a soft cap, cap * tanh(score / cap); then a bias by
- * the distance is added; then ALiBi subtracts the head's slope times the distance. A head's sink is one more score of each
- * query, of a key without a value: the blocks are merged after it.
+ * the distance is added; then ALiBi subtracts the head's slope times the distance. A head's sink is one more score of
+ * each query, of a key without a value: the blocks are merged after it.
  *
- * Keys and values are [pages, K, P, D] of float, of bfloat16 (its 16 bits), or of int8 with a float scale for each
- * vector, [pages, K, P]. Position i of a sequence is in page table[i / P] at offset i % P. Values may be the last V
- * numbers of the keys, and then have no memory of their own: out is [T, H, V].
+ * Keys and values are [pages, K, P, D] in a format of the cache (`cache.c` stores them). Position i of a sequence is in
+ * page table[i / P] at offset i % P. Values may be the last V numbers of the keys, and then have no memory of their
+ * own: out is [T, H, V].
  *
  * Bytes moved: at decode each visible key and value is read once for all query heads of its K/V head.
  * Floor: decode, these bytes / memory bandwidth; prefill, 2 (D + V) FLOPs per (query, visible key, head) / peak of FMA.
@@ -41,74 +40,6 @@ enum {
     GROUP = VECTOR_REGISTERS == 32 ? 4 : 3,   /* rows of a register tile: GROUP * 4 sums, GROUP + 1 operands */
     ROW = BLOCK + 8                           /* scores of a row; the last register tile may write beyond the block */
 };
-
-/* --- storing ------------------------------------------------------------------------------------------------------ */
-
-typedef struct {
-    const float *k, *v;          /* [T, K, D], `stride` numbers from one token to the next */
-    void *keys, *values;         /* [pages, K, P, D] */
-    float *key_scales, *value_scales; /* [pages, K, P], int8 only */
-    const int64_t *slot_pages, *slot_offsets; /* [T] */
-    float *joined;               /* [shares, D], or NULL: values of their own. Else k and v have D - V and V numbers */
-    int64_t T, K, P, D, V, k_stride, v_stride, format;
-} store_kv_arguments;
-
-/* Rounds a vector to int8 and returns its scale, the largest magnitude / 127. NaN or infinity give the scale NaN, and a
- * vector without a number above 1e-36 zeros: the inverse of its scale would overflow. */
-static float store_int8(const float *x, int64_t D, int8_t *out) {
-    ints highest = {0}; /* magnitudes as integers: ordered like the numbers, infinity and NaN above all */
-    for (int64_t d = 0; d < D; d += LANES) {
-        ints size = (ints)magnitude(load_part(x + d, D - d));
-        ints mask = size > highest;
-        highest = (mask & size) | (~mask & highest);
-    }
-    int32_t bits = largest_int(highest);
-    float most;
-    memcpy(&most, &bits, sizeof most);
-    bool finite = most < INFINITY, usable = finite && most > 1e-36f;
-    float inverse = usable ? 127 / most : 0;
-    for (int64_t d = 0; d < D; d++) out[d] = usable ? (int8_t)rintf(x[d] * inverse) : 0;
-    return usable ? most / 127 : finite ? 0 : NAN;
-}
-
-/* Rounds a vector and writes it to slot number `slot` of the pages. */
-static void store_vector(const float *x, int64_t D, int64_t format, int64_t slot, void *pages, float *scales) {
-    if (format == FLOAT32) {
-        memcpy((float *)pages + slot * D, x, sizeof(float) * D);
-    } else if (format == INT8) {
-        scales[slot] = store_int8(x, D, (int8_t *)pages + slot * D);
-    } else {
-        uint16_t *target = (uint16_t *)pages + slot * D, part[LANES];
-        int64_t d = 0;
-        for (; d + LANES <= D; d += LANES) store_bfloat16(target + d, load(x + d));
-        if (d == D) return;
-        store_bfloat16(part, load_part(x + d, D - d));
-        memcpy(target + d, part, sizeof(uint16_t) * (D - d));
-    }
-}
-
-void store_kv(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
-    const store_kv_arguments *a = arguments;
-    int64_t first, last;
-    (void)worker;
-    share_of(a->T, share, shares, &first, &last);
-    for (int64_t t = first; t < last; t++) {
-        for (int64_t head = 0; head < a->K; head++) {
-            int64_t slot = (a->slot_pages[t] * a->K + head) * a->P + a->slot_offsets[t];
-            int64_t width = a->joined ? a->D - a->V : a->D;
-            const float *k = a->k + t * a->k_stride + head * width, *v = a->v + t * a->v_stride + head * a->V;
-            if (a->joined) {
-                float *joined = a->joined + share * a->D;
-                memcpy(joined, k, sizeof(float) * width);
-                memcpy(joined + width, v, sizeof(float) * a->V);
-                store_vector(joined, a->D, a->format, slot, a->keys, a->key_scales);
-                continue;
-            }
-            store_vector(k, a->D, a->format, slot, a->keys, a->key_scales);
-            store_vector(v, a->D, a->format, slot, a->values, a->value_scales);
-        }
-    }
-}
 
 /* --- register tiles ----------------------------------------------------------------------------------------------- */
 

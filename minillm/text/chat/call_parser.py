@@ -8,19 +8,15 @@ from typing import Any
 from .calls import Answer, ArgumentsDelta, CallBegin, CallFormat, CallTags, ContentDelta, Delta
 from .harmony import HarmonyParser
 from .parameter_types import Schema, is_text, json_of, keywords_of, properties_of, types_of
+from .scans import PAIRS, SPACE, NotACallError, Scan, scan_one_of, scan_space, scan_string, scan_up_to, scan_value
 
-_SPACE = " \t\r\n"
-_BETWEEN = _SPACE + ",;"  # what may stand between two calls
+_BETWEEN = SPACE + ",;"  # what may stand between two calls
 _KEYS = frozenset({"name", "arguments", "parameters", "type", "id", "tool_name", "tool_call_id"})
-_PAIRS = {"{": "}", "[": "]"}
 _CLOSING = "}]"
 _HALF = "\ufffd"
-_OUTSIDE = frozenset(_SPACE + '{}[]:,"+-.0123456789eEtrufalsn')  # characters of JSON outside of its strings
+_OUTSIDE = frozenset(SPACE + '{}[]:,"+-.0123456789eEtrufalsn')  # characters of JSON outside of its strings
 
 NO_SCHEMAS: Mapping[str, Schema] = MappingProxyType({})
-
-Scan = Generator[None, str, str]
-"""Reads characters, the first as its argument; returns the first character that it has not used."""
 
 
 def read_calls(
@@ -55,10 +51,6 @@ def parser_of(
     if form.name == "harmony":
         return HarmonyParser(form, single=single)
     return CallParser(form, names, single=single, schemas=schemas)
-
-
-class _NotACallError(Exception):
-    """The text at hand is not a call."""
 
 
 class CallParser:
@@ -150,7 +142,7 @@ class CallParser:
             return True
         if self._state == self._inside:
             return cut or self._calls > 0 or bool(self._form.begin)
-        text = self._pending.lstrip(_SPACE)
+        text = self._pending.lstrip(SPACE)
         return (cut or self._after_call) and bool(text) and self._state in (self._start, self._content)
 
     def _taken(self) -> list[Delta]:
@@ -171,13 +163,13 @@ class CallParser:
 
     def _start(self) -> bool:
         """The beginning of an answer in a format without a marker."""
-        text, openings = self._pending.lstrip(_SPACE), self._form.openings
+        text, openings = self._pending.lstrip(SPACE), self._form.openings
         if any(opening.startswith(text) and opening != text for opening in openings):
             return False  # it may become that opening
-        text = text.removeprefix(next(filter(text.startswith, openings), "")).lstrip(_SPACE)
+        text = text.removeprefix(next(filter(text.startswith, openings), "")).lstrip(SPACE)
         if not text:
             return False
-        if text[0] not in _PAIRS:
+        if text[0] not in PAIRS:
             self._state = self._rest
             return True
         self._enter(len(self._pending) - len(text))
@@ -194,13 +186,13 @@ class CallParser:
         text, markers = self._pending, [self._form.begin, *self._unmarked]
         at, begin = min(((at, marker) for marker in markers if (at := text.find(marker)) >= 0), default=(-1, ""))
         if at >= 0:
-            free = text[:at].rstrip(_SPACE)
+            free = text[:at].rstrip(SPACE)
             self._write(free)
             self._pending = text[len(free) :]
             self._marked = begin == self._form.begin
             self._enter(at - len(free) + (len(begin) if self._marked else 0))
             return True
-        free = text[: len(text) - max(_begun(text, marker) for marker in markers)].rstrip(_SPACE)
+        free = text[: len(text) - max(_begun(text, marker) for marker in markers)].rstrip(SPACE)
         self._write(free)
         self._pending = text[len(free) :]
         return False
@@ -228,7 +220,7 @@ class CallParser:
                     self._state = self._content_or_rest()
                 self._pending, self._raw = text[position:], ""
                 return not self.done
-            except _NotACallError:
+            except NotACallError:
                 self._pending = text[position - 1 :]
                 self._give_up()
                 return True
@@ -259,19 +251,19 @@ class CallParser:
         text, end = self._pending, self._form.end
         at = text.find(end) if end else -1
         if at >= 0:
-            self._argue("" if self._complete else text[:at].rstrip(_SPACE))
+            self._argue("" if self._complete else text[:at].rstrip(SPACE))
             self._pending = text[at + len(end) :]
             self._end_call()
             self._state = self._content_or_rest()
             return True
-        free = text[: len(text) - _begun(text, end)].rstrip(_SPACE)
+        free = text[: len(text) - _begun(text, end)].rstrip(SPACE)
         self._argue("" if self._complete else free)
         self._pending = text[len(free) :]
         return False
 
     def _after(self) -> bool:
         """After calls: brackets too many, the marker at their end, a separator, or content."""
-        form, text = self._form, self._pending.lstrip(_SPACE + _CLOSING)
+        form, text = self._form, self._pending.lstrip(SPACE + _CLOSING)
         if not text:
             return False
         if form.end and text.startswith(form.end):
@@ -280,12 +272,12 @@ class CallParser:
         if form.end.startswith(text):
             return False
         dropped = self._pending[: len(self._pending) - len(text)]
-        self._pending = dropped[len(dropped.rstrip(_SPACE)) :] + text
+        self._pending = dropped[len(dropped.rstrip(SPACE)) :] + text
         if not form.begin:
             item = text.lstrip(_BETWEEN)
             if not item:
                 return False
-            if item[0] in _PAIRS:
+            if item[0] in PAIRS:
                 self._enter(len(self._pending) - len(item))
                 return True
         self._state = self._content_or_rest()
@@ -295,22 +287,22 @@ class CallParser:
 
     def _region(self) -> Generator[None, str, None]:
         """A call, a list of calls, name and arguments, or a call as XML or as Python's."""
-        c = yield from _space((yield))
+        c = yield from scan_space((yield))
         if self._form.tags is not None:
             yield from self._function(c, self._form.tags)
         elif self._form.around[0]:
             yield from self._named_calls(c)
         elif c == "[":
-            c = yield from _space((yield))
+            c = yield from scan_space((yield))
             while c != "]":
                 yield from self._python_call(c) if self._form.literals else self._item(c)
-                c = yield from _space((yield))
+                c = yield from scan_space((yield))
                 while c == "}":  # one too many
-                    c = yield from _space((yield))
+                    c = yield from scan_space((yield))
                 if c == ",":
-                    c = yield from _space((yield))
+                    c = yield from scan_space((yield))
                 elif c != "]":
-                    raise _NotACallError
+                    raise NotACallError
         elif self._form.literals:
             yield from self._python_call(c)
         elif c == "{" or not self._form.short_ids:
@@ -321,17 +313,17 @@ class CallParser:
     def _item(self, c: str) -> Generator[None, str, None]:
         """`{"name": ..., "arguments": {...}}`"""
         if c != "{":
-            raise _NotACallError
+            raise NotACallError
         self._begin_call()
-        c = yield from _space((yield))
+        c = yield from scan_space((yield))
         while c != "}":
             c = yield from self._field(c)
             if c == ",":
-                c = yield from _space((yield))
+                c = yield from scan_space((yield))
             elif c != "}":
-                raise _NotACallError
+                raise NotACallError
         if self._name is None:
-            raise _NotACallError
+            raise NotACallError
         if not self._complete:
             self._early = "{}"
             self._announce()
@@ -340,20 +332,20 @@ class CallParser:
     def _field(self, c: str) -> Scan:
         """A key and its value."""
         key: list[str] = []
-        c = yield from _string(c, key, None if self._form.begin else _KEYS)
+        c = yield from scan_string(c, key, None if self._form.begin else _KEYS)
         if c != ":":
-            raise _NotACallError
-        c = yield from _space((yield))
+            raise NotACallError
+        c = yield from scan_space((yield))
         if key[0] in ("name", self._form.name_key):
             name: list[str] = []
-            c = yield from _string(c, name, None if self._form.begin and self._marked else self._names)
+            c = yield from scan_string(c, name, None if self._form.begin and self._marked else self._names)
             self._set_name(name[0])
             return c
         if key[0] in ("arguments", "parameters"):
             return (yield from self._arguments(c))
         if not (key[0] in _KEYS or self._form.begin):
-            raise _NotACallError
-        return (yield from _skip(c))
+            raise NotACallError
+        return (yield from scan_value(c))
 
     def _named(self, c: str) -> Generator[None, str, None]:
         """`name[CALL_ID]...[ARGS]{...}`; all but name and arguments may be missing."""
@@ -362,13 +354,13 @@ class CallParser:
         while c not in "[{ \t\r\n":
             name += c
             c = yield
-        c = yield from _space(c)
+        c = yield from scan_space(c)
         while c == "[":
             while c not in "{ \t\r\n":  # markers, and the id that the model gave, which is not needed
                 c = yield
-            c = yield from _space(c)
+            c = yield from scan_space(c)
         if not name or c != "{":
-            raise _NotACallError
+            raise NotACallError
         self._set_name(name)
         yield from self._object(c)
         self._end_call()
@@ -376,19 +368,19 @@ class CallParser:
     def _named_calls(self, c: str) -> Generator[None, str, None]:
         """Names and arguments with a marker around each, up to the marker after all."""
         before, after = self._form.around
-        while (yield from _one_of(c, before, self._form.end)) == before:
+        while (yield from scan_one_of(c, before, self._form.end)) == before:
             self._begin_call()
-            name = (yield from _up_to(self._form.args_marker)).strip()
+            name = (yield from scan_up_to(self._form.args_marker)).strip()
             self._set_name(name.removeprefix("functions.").rpartition(":")[0] if self._form.numbered_ids else name)
-            c = yield from _space((yield))
+            c = yield from scan_space((yield))
             if c != "{":
-                raise _NotACallError
+                raise NotACallError
             yield from self._object(c)
             self._end_call()
-            while (c := (yield)) in _SPACE + _CLOSING:  # brackets too many
+            while (c := (yield)) in SPACE + _CLOSING:  # brackets too many
                 pass
-            yield from _one_of(c, after)
-            while (c := (yield)) in _SPACE + _CLOSING:
+            yield from scan_one_of(c, after)
+            while (c := (yield)) in SPACE + _CLOSING:
                 pass
 
     def _python_call(self, c: str) -> Generator[None, str, None]:
@@ -398,10 +390,10 @@ class CallParser:
         while c not in "( \t\r\n":
             name += c
             if known is not None and not any(other.startswith(name) for other in known):
-                raise _NotACallError
+                raise NotACallError
             c = yield
-        if (yield from _space(c)) != "(":
-            raise _NotACallError
+        if (yield from scan_space(c)) != "(":
+            raise NotACallError
         text, depth = "", 0
         while (c := (yield)) != ")" or depth:
             text += c
@@ -415,7 +407,7 @@ class CallParser:
             depth += (c in "([{") - (c in ")]}")
         arguments = keywords_of(text)
         if arguments is None:
-            raise _NotACallError
+            raise NotACallError
         self._set_name(name)
         self._early = json.dumps(arguments, ensure_ascii=False)
         self._complete = True
@@ -425,19 +417,19 @@ class CallParser:
     def _arguments(self, c: str) -> Scan:
         """An object; text that holds one; or null."""
         if self._complete:
-            raise _NotACallError  # given twice
+            raise NotACallError  # given twice
         if c == "{":
             yield from self._object(c)
-            return (yield from _space((yield)))
+            return (yield from scan_space((yield)))
         if c == '"':
             value: list[str] = []
-            c = yield from _string(c, value)
+            c = yield from scan_string(c, value)
             self._early = value[0] if _is_object(value[0]) else ""
         elif c == "n":
-            c = yield from _skip(c)
+            c = yield from scan_value(c)
             self._early = "{}"
         if not self._early:
-            raise _NotACallError
+            raise NotACallError
         self._complete = True
         self._announce()
         return c
@@ -445,16 +437,16 @@ class CallParser:
     def _object(self, c: str) -> Generator[None, str, None]:
         """An object whose text is passed on as it comes. Line breaks within strings are escaped, as JSON has them."""
         opened = c
-        while (c := (yield)) in _SPACE:
+        while (c := (yield)) in SPACE:
             opened += c
         if c not in '"}':
-            raise _NotACallError
+            raise NotACallError
         self._early = opened
         self._announce()
         expected = ["}"]
         while True:
             if c not in _OUTSIDE or (c in "}]" and expected.pop() != c):
-                raise _NotACallError
+                raise NotACallError
             self._argue(c)
             if c == '"':
                 while (c := (yield)) != '"':
@@ -462,8 +454,8 @@ class CallParser:
                     if c == "\\":
                         self._argue((yield))
                 self._argue(c)
-            elif c in _PAIRS:
-                expected.append(_PAIRS[c])
+            elif c in PAIRS:
+                expected.append(PAIRS[c])
             if not expected:
                 break
             c = yield
@@ -474,8 +466,8 @@ class CallParser:
         self._begin_call()
         before, after, end = tags.function[0], tags.function[1].strip(), tags.end or self._form.end
         if before:
-            yield from _one_of(c, before)
-            name, c = (yield from _up_to(after)), " "
+            yield from scan_one_of(c, before)
+            name, c = (yield from scan_up_to(after)), " "
         else:  # the name ends with its line, or at a tag
             name = ""
             while c not in "\n<":
@@ -487,10 +479,10 @@ class CallParser:
         self._announce()
         root = self._schemas.get(name, {})
         properties, keys = properties_of(root), set[str]()
-        while (yield from _one_of((yield from _space(c)), end, tags.key[0])) != end:
-            key = yield from _up_to(tags.key[1].strip())
+        while (yield from scan_one_of((yield from scan_space(c)), end, tags.key[0])) != end:
+            key = yield from scan_up_to(tags.key[1].strip())
             if opening := tags.value[0].strip():
-                yield from _one_of((yield from _space((yield))), opening)
+                yield from scan_one_of((yield from scan_space((yield))), opening)
             yield from self._parameter(key, tags, root, properties.get(key), again=key in keys)
             keys.add(key)
             c = yield
@@ -541,7 +533,7 @@ class CallParser:
     def _set_name(self, name: str) -> None:
         marked = self._form.begin and self._marked
         if self._name is not None or not name or not (marked or name in self._names):
-            raise _NotACallError
+            raise NotACallError
         self._name = name
         if self._early:
             self._announce()
@@ -568,7 +560,7 @@ class CallParser:
 
     def _write(self, text: str) -> None:
         if self._calls and not self._written:
-            text = text.lstrip(_SPACE)
+            text = text.lstrip(SPACE)
         if text:
             self._deltas.append(ContentDelta(text))
             self._written, self._after_call = True, False
@@ -577,66 +569,6 @@ class CallParser:
 def _begun(text: str, marker: str) -> int:
     """The number of characters at the end of a text that may be the beginning of a marker."""
     return next(n for n in range(min(max(len(marker) - 1, 0), len(text)), -1, -1) if text.endswith(marker[:n]))
-
-
-def _space(c: str) -> Scan:
-    """The first character that is not white space."""
-    while c in _SPACE:
-        c = yield
-    return c
-
-
-def _string(c: str, strings: list[str], expected: Collection[str] | None = None) -> Scan:
-    """A JSON string; its value is appended to `strings`. It is given up where it differs from all expected ones."""
-    if c != '"':
-        raise _NotACallError
-    text = c
-    while (c := (yield)) != '"':
-        text += c
-        if c == "\\":
-            text += yield
-            expected = None  # written in another way
-        elif expected is not None and not any(value.startswith(text[1:]) for value in expected):
-            raise _NotACallError
-    try:
-        strings.append(json.loads(f'{text}"', strict=False))
-    except ValueError:
-        raise _NotACallError from None
-    return (yield from _space((yield)))
-
-
-def _one_of(c: str, *expected: str) -> Scan:
-    """One of some texts, which is returned."""
-    prefix = c
-    while prefix not in expected:
-        if not any(text.startswith(prefix) for text in expected):
-            raise _NotACallError
-        prefix += yield
-    return prefix
-
-
-def _up_to(end: str) -> Scan:
-    """A name in one line, up to the text that ends it, which is left out."""
-    name = ""
-    while not name.endswith(end):
-        c = yield
-        if c == "\n" or (c == "<" and not end.startswith("<")):
-            raise _NotACallError
-        name += c
-    return name.removesuffix(end)
-
-
-def _skip(c: str) -> Scan:
-    """Any JSON value, read roughly."""
-    depth = 0
-    while depth or c not in ",}]":
-        if c == '"':
-            while (c := (yield)) != '"':
-                if c == "\\":
-                    yield
-        depth += (c in _PAIRS) - (c in "}]")
-        c = yield
-    return c
 
 
 def _is_object(text: str) -> bool:
