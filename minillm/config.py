@@ -334,7 +334,7 @@ def read_score_function(fields: Fields, name: str = "") -> ScoreFunction | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a checkpoint folder; `quantization_config` may be from a file beside it.
+    """The config.json of a checkpoint folder; `quantization_config` may be from a file beside it, or as MLX writes it.
 
     Raises:
         ModelNotFoundError: the folder has none.
@@ -350,6 +350,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise ModelNotFoundError(f"{folder} holds no config.json: expected a Hugging Face checkpoint folder")
     raw = read_json(path)
+    of_mlx = raw.get("quantization")  # newer releases also write it as quantization_config
+    if isinstance(of_mlx, dict) and raw.get("quantization_config", of_mlx) == of_mlx:
+        raw["quantization_config"] = of_mlx | {"quant_method": "mlx", "file": "config.json: quantization"}
     return raw if raw.get("quantization_config") is not None else raw | _quantisation_beside(folder)
 
 

@@ -190,6 +190,24 @@ def awq(size: int = 32, *, symmetric: bool = False, dtype: str = "") -> Publishe
     return Published(config, write, dtype or ("int4" if symmetric else ZEROS))
 
 
+def mlx(bits: int = 4, size: int = 64, *, dtype: str = "int4 with offsets", stored: str = "bfloat16") -> Published:
+    """MLX's affine quantisation (`mlx.core.quantize`): a stream of bits a row, scales and biases of groups."""
+
+    def write(matrix: np.ndarray) -> tuple[Parts, np.ndarray]:
+        grouped = matrix.reshape(len(matrix), -1, size)
+        low, high = grouped.min(axis=2), grouped.max(axis=2)
+        scales = ((high - low) / (2**bits - 1)).astype(getattr(ml_dtypes, stored, stored))
+        biases = low.astype(scales.dtype)
+        wide, floor = scales.astype(np.float64)[..., None], biases.astype(np.float64)[..., None]
+        q = np.clip(np.rint((grouped - floor) / wide), 0, 2**bits - 1).astype(np.uint8)
+        stream = np.unpackbits(q.reshape(len(matrix), -1, 1), axis=2, bitorder="little")[..., :bits]
+        words = np.packbits(stream.reshape(len(matrix), -1), axis=1, bitorder="little").view("<u4")
+        return {"weight": words, "scales": scales, "biases": biases}, (q * wide + floor).reshape(matrix.shape)
+
+    config = {"quant_method": "mlx", "group_size": size, "bits": bits}
+    return Published(config, write, dtype, stored)
+
+
 def compressed(
     layout: str,
     *,
@@ -346,6 +364,11 @@ ALL: dict[str, Published] = {
     "awq-symmetric": awq(symmetric=True),
     "awq-of-128": awq(128),
     "awq-of-16": awq(16, dtype="float16"),
+    "mlx-int4": mlx(),
+    "mlx-int4-of-32": mlx(size=32, stored="float16"),
+    "mlx-3-bits": mlx(3),
+    "mlx-6-bits": mlx(6, dtype="bfloat16"),
+    "mlx-8-bits": mlx(8, dtype="bfloat16"),
     "compressed-int8": compressed("int-quantized"),
     "compressed-int8-tensor": compressed("naive-quantized", strategy="tensor"),
     "compressed-int8-asymmetric": compressed("int-quantized", symmetric=False, dtype="bfloat16"),

@@ -36,6 +36,7 @@ _DTYPES = {code: dtype for dtype, (code, _) in _CODES.items()} | {
     "F64": "float64",
     "I64": "int64",
     "I32": "int32",
+    "U32": "uint32",
     "BOOL": "bool",
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",

@@ -35,6 +35,7 @@ _STORED: dict[str, np.dtype[Any]] = {
     "int8": np.dtype("<i1"),
     "uint8": np.dtype("<u1"),
     "int32": np.dtype("<i4"),
+    "uint32": np.dtype("<u4"),
     "int64": np.dtype("<i8"),
 }
 FLOATS = ("float32", "float16", "bfloat16")

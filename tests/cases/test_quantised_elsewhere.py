@@ -6,12 +6,13 @@ import logging
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.errors import UnsupportedModelError
+from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.formats.load_model import load_model
 
-from ..published import ALL, write_pair
+from ..published import ALL, rounded, write_pair
 from ..tiny import logits_of, runner_of
 
 LINE = [3, 17, 40, 9, 77]
@@ -142,3 +143,63 @@ def test_what_bitsandbytes_packs_in_another_type_means_the_same(tmp_path, storag
         (where / "config.json").write_text(json.dumps(raw | added))
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, where / "model.safetensors")
     np.testing.assert_allclose(logits(folder), logits(plain), atol=1e-5)
+
+
+def as_mlx_writes(folder, added=(), also=False):
+    """The folder with its description in config.json's `quantization`; `also` in the usual field, without a method."""
+    raw = json.loads((folder / "config.json").read_text())
+    config = raw.pop("quantization_config")
+    del config["quant_method"]
+    raw |= dict.fromkeys(["quantization", *["quantization_config"] * also], config | dict(added))
+    (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_mlx_describes_it_in_a_field_of_its_own(tmp_path, also):
+    quantised, plain = write_pair(tmp_path, "llama", ALL["mlx-int4"])
+    np.testing.assert_allclose(logits(as_mlx_writes(quantised, also=also)), logits(plain), atol=1e-4)
+
+
+def test_modules_of_mlx_may_have_settings_of_their_own(tmp_path):
+    wide, plain = ALL["mlx-6-bits"], {}
+    gate = "model.layers.1.mlp.gate_proj"
+
+    def change(tensors):
+        matrix = np.random.default_rng(2).standard_normal((128, 64)).astype(np.float32)
+        parts, meant = wide.write(matrix)
+        plain[f"{gate}.weight"] = rounded(meant.astype(np.float32), "bfloat16")
+        tensors |= {f"{gate}.{part}": array for part, array in parts.items()}
+
+    quantised, folder = write_pair(tmp_path, "llama", ALL["mlx-int4"], change=change)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | plain, folder / "model.safetensors")
+    as_mlx_writes(quantised, {gate: {"group_size": 64, "bits": 6}, "model.embed_tokens": False})
+    np.testing.assert_allclose(logits(quantised), logits(folder), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("added", "error", "message"),
+    [
+        ({"mode": "mxfp8"}, UnsupportedModelError, "quantization: mode is 'mxfp8'; minillm runs 'affine'"),
+        ({"bits": 7}, UnsupportedModelError, "quantization: bits is 7; minillm reads 2 and 3 and 4 and 5 and 6 and 8"),
+        ({"model.norm": 3}, CheckpointError, "settings of model.norm should be group_size and bits, or false, found 3"),
+        ({"model.layers.0.mlp.up_proj": False}, CheckpointError, r"up_proj are quantised, but config\.json says"),
+        ({"group_size": 16}, CheckpointError, r"scales should be .* of shape .* by MLX, .* found"),
+    ],
+)
+def test_what_mlx_could_mean_otherwise_is_refused(tmp_path, added, error, message):
+    quantised, _ = write_pair(tmp_path, "llama", ALL["mlx-int4"])
+    with pytest.raises(error, match=message):
+        logits(as_mlx_writes(quantised, added))
+
+
+def test_experts_that_mlx_stacks_are_refused(tmp_path):
+    def stack(tensors):
+        for part in ("weight", "scales", "biases"):
+            experts = [tensors.pop(f"model.layers.0.block_sparse_moe.experts.{i}.w1.{part}") for i in range(4)]
+            tensors[f"model.layers.0.block_sparse_moe.switch_mlp.gate_proj.{part}"] = np.stack(experts)
+
+    quantised, _ = write_pair(tmp_path, "mixtral", ALL["mlx-int4"], change=stack)
+    with pytest.raises(UnsupportedModelError, match=r"switch_mlp.gate_proj holds .* in one tensor, as MLX stacks them"):
+        logits(as_mlx_writes(quantised))

@@ -56,8 +56,8 @@ def projections(folder: Path, backend: Any) -> list[Any]:
 
 def format_of(data: Any) -> str:
     if isinstance(data, Quantized):
-        assert data.offsets is None or data.has_zeros
-        return f"int{data.bits}{' with zero points' if data.has_zeros else ''}"
+        kind = "zero points" if data.has_zeros else "offsets"
+        return f"int{data.bits}{'' if data.offsets is None else f' with {kind}'}"
     return "bfloat16" if data.dtype == np.uint16 else str(data.dtype)
 
 
@@ -80,7 +80,7 @@ def test_the_model_is_the_dequantised_one(name: str, tmp_path: Path) -> None:
     [
         pytest.param(name, family, marks=() if (i - j) % 3 == 0 else pytest.mark.exhaustive)
         for i, name in enumerate(
-            ["gptq-int4", "gptq-int8-rows", "awq", "compressed-int8", "fp8-blocks", "bitsandbytes-nf4"]
+            ["gptq-int4", "gptq-int8-rows", "awq", "compressed-int8", "fp8-blocks", "bitsandbytes-nf4", "mlx-int4"]
         )
         for j, family in enumerate(CONFIGS)
     ],

@@ -51,6 +51,17 @@ def test_matrices_that_autogptq_and_autoawq_packed(case: str, config: dict[str, 
     np.testing.assert_array_equal(expand(tensor.stored()), expected)
 
 
+@pytest.mark.parametrize(("bits", "size"), [(2, 64), (3, 32), (4, 64), (5, 64), (6, 64), (8, 64)])
+def test_matrices_that_mlx_packed(bits: int, size: int, tmp_path: Path) -> None:
+    """Packed by MLX 0.32.4 (`mlx.core.quantize`) in float16, read by its `dequantize` in float32."""
+    arrays = np.load(PACKED)
+    parts = {f"a.{part}": arrays[f"mlx-{bits}.{part}"] for part in ("weight", "scales", "biases")}
+    save_arrays(parts, tmp_path / "model.safetensors")
+    tensor = read(tmp_path, {"quant_method": "mlx", "bits": bits, "group_size": size})
+    assert tensor.dtype == ("int4 with offsets" if bits <= 4 else "float32")
+    np.testing.assert_allclose(expand(tensor.stored()), arrays[f"mlx-{bits}.dequantized"], atol=1e-7)
+
+
 def bits_equal(tensor: Any, expected: Any, dtype: str) -> None:
     """The stored numbers are those of a torch tensor, which is read as float32 where integers are kept."""
     if STORED_FORMATS[tensor.dtype].scale_bits:

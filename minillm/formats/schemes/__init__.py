@@ -12,7 +12,7 @@ from typing import Any
 from ...config import Fields
 from ...errors import UnsupportedModelError
 from ..tensors import FLOATS
-from . import awq, bitsandbytes, compressed_tensors, fp8, gptq, minillm, mxfp4
+from . import awq, bitsandbytes, compressed_tensors, fp8, gptq, minillm, mlx, mxfp4
 from .matrix import Scheme
 from .minillm import MinillmScheme
 from .mxfp4 import Mxfp4Scheme
@@ -28,6 +28,7 @@ SCHEMES: dict[str, Callable[[Fields, str], Scheme | Mxfp4Scheme]] = {
     "modelopt": fp8.read_modelopt,
     "bitsandbytes": bitsandbytes.read,
     "mxfp4": mxfp4.read,
+    "mlx": mlx.read,
 }
 """quant_method -> the reader of its quantization_config, which also gets the dtype of matrices that are not exact in 8
 or 4 bits. It raises CheckpointError for an invalid field and UnsupportedModelError for what is not read; reading a

@@ -1,13 +1,14 @@
 """A quantised matrix of a published checkpoint: several stored tensors, read as one.
 
-    weight[o, i] = scale[o, g] x (number[o, i] - zero[o, g]),   g the group of column i
+    weight[o, i] = scale[o, g] x (number[o, i] - zero[o, g]),   g the group of column i, or with offsets
+    weight[o, i] = scale[o, g] x (number[o, i] + 2**(bits - 1)) + offset[o, g]
 
 Numbers are integers of 4 or 8 bits, or float8; a group is some neighbours in a row, or columns that a table lists. Each
 scheme says where in its tensors the numbers, the scales and the zero points of a range of rows are; all else is here.
 
-A matrix of integers whose groups and scales fit `reference/quantize.py` is read as such, exactly; with zero points if
-it has 4 bits. Any other is expanded: each weight is computed in float32 and rounded once to the dtype that config.json
-names.
+A matrix of integers whose groups and scales fit `reference/quantize.py` is read as such, exactly; with zero points or
+offsets if it has 4 bits. Any other is expanded: each weight is computed in float32 and rounded once to the dtype that
+config.json names.
 """
 
 import logging
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.formats import FLOAT32, INT4, INT4_ZEROS, INT8, STORED_FORMATS, Format
+from ...backends.formats import FLOAT32, INT4, INT4_OFFSETS, INT4_ZEROS, INT8, STORED_FORMATS, Format
 from ...backends.loader import CHUNK, Tensor
 from ...backends.weights import expand, narrow
 from ...config import Fields, ModelConfig
@@ -50,6 +51,8 @@ class Matrix:
     """[n, G] float32; None: all are 1"""
     zeros: Rows | None = None
     """[n, G] integers; None: all are 0"""
+    offsets: Rows | None = None
+    """[n, G] float32, of integers that count from 0 on; None: there are none"""
     size: int = 1
     """Neighbours in a row that form a group"""
     columns: Callable[[], NDArray[np.integer[Any]]] | None = None
@@ -73,8 +76,12 @@ class Matrix:
         with np.errstate(all="ignore"):  # damaged scales are infinite or NaN; the model's results say so
             if self.zeros is not None:
                 values -= self._by_column(self.zeros(first, stop))
+            if self.offsets is not None:
+                values += 2 ** (self.bits - 1)
             if self.scales is not None:
                 values *= self._by_column(self.scales(first, stop))
+            if self.offsets is not None:
+                values += self._by_column(self.offsets(first, stop))
         return values
 
     def _by_column(self, groups: NDArray[Any]) -> NDArray[Any]:
@@ -100,6 +107,8 @@ class Matrix:
             return None
         if self.columns is not None and not np.array_equal(self.columns(), np.arange(inputs) // self.size):
             return None
+        if self.offsets is not None and self.bits == 8:
+            return None
         symmetric = True
         rows = max(1, CHUNK * self.size // max(1, inputs))
         for first in range(0, outputs, rows):
@@ -108,10 +117,12 @@ class Matrix:
                 symmetric = False
                 if self.bits == 8 or zeros.min() < -8 or zeros.max() > 7:
                     return None
-            scales = self.scales(first, stop)
+            parts = [self.scales(first, stop)] + ([self.offsets(first, stop)] if self.offsets is not None else [])
             with np.errstate(over="ignore", invalid="ignore"):
-                if not np.isfinite(scales).all() or (scales.astype(np.float16) != scales).any():
+                if any(not np.isfinite(part).all() or (part.astype(np.float16) != part).any() for part in parts):
                     return None
+        if self.offsets is not None:
+            return INT4_OFFSETS
         return INT8 if self.bits == 8 else INT4 if symmetric else INT4_ZEROS
 
 
@@ -175,14 +186,15 @@ class MatrixTensor(ComputedTensor):
             yield values if form.scale_bits or form == FLOAT32 else narrow(values, form)
 
     def _integers(self) -> Quantized:
-        """The same integers, padded to whole groups, their scales and their zero points."""
+        """The same integers, padded to whole groups, their scales, and their zero points or offsets."""
         matrix, bits, group = self.matrix, self.matrix.bits, self.matrix.group
         assert matrix.scales is not None
         (outputs, inputs), start = self.shape, self.rows[0]
         groups = -(-inputs // group)
         values = np.empty((outputs, groups * group * bits // 8), np.int8 if bits == 8 else np.uint8)
         scales = np.empty((outputs, groups), np.float16)
-        zeros = np.empty((outputs, groups), np.uint8) if self.dtype == INT4_ZEROS.name else None
+        form = STORED_FORMATS[self.dtype]
+        offsets = np.empty((outputs, groups), form.offset_dtype) if form.offset_bits else None
         shared = (self.columns[0] + np.arange(groups) * group) // matrix.size  # the group in the file of each of ours
         for first, stop in self._ranges():
             rows = slice(first - start, stop - start)
@@ -190,10 +202,12 @@ class MatrixTensor(ComputedTensor):
             padded[:, :inputs] = matrix.numbers(first, stop)[:, slice(*self.columns)]
             values[rows] = padded if bits == 8 else pack(np.ascontiguousarray(padded.T)).T  # [n, in'] -> [n, in' / 2]
             scales[rows] = matrix.scales(first, stop)[:, shared]
-            if zeros is not None:
+            if offsets is not None and matrix.offsets is not None:
+                offsets[rows] = matrix.offsets(first, stop)[:, shared]
+            elif offsets is not None:
                 assert matrix.zeros is not None
-                zeros[rows] = matrix.zeros(first, stop)[:, shared] + 8
-        return Quantized(values, scales, inputs, zeros)
+                offsets[rows] = matrix.zeros(first, stop)[:, shared] + 8
+        return Quantized(values, scales, inputs, offsets)
 
 
 class Module:
