@@ -18,9 +18,11 @@ from minillm.backends.formats import INT4, INT8, Format
 from minillm.backends.shapes import ShapeBackend
 from minillm.backends.weights import Weight
 from minillm.config import ModelConfig
+from minillm.layers.block import Sublayer
 from minillm.layers.convolution import ConvolutionBlock
 from minillm.layers.delta_net import DeltaNetBlock
 from minillm.layers.head import LMHead
+from minillm.layers.mamba import MambaBlock
 from minillm.layers.mlp import MLP
 from minillm.measure.accounting import Part
 from minillm.models import published_config, shape_model
@@ -149,7 +151,8 @@ class Bench:
     def products(self) -> Iterator[Figure]:
         """Each projection, with as many rows as a step has; for many rows also by the library."""
         block = self.model.layers[0]
-        assert isinstance(self.model.head, LMHead) and not isinstance(block, ConvolutionBlock | DeltaNetBlock)
+        unlike = ConvolutionBlock | DeltaNetBlock | MambaBlock | Sublayer
+        assert isinstance(self.model.head, LMHead) and not isinstance(block, unlike)
         attention, mlp = block.attention, block.mlp
         linears = {
             "qkv": attention.qkv,

@@ -92,8 +92,9 @@ class ModelConfig:
     mixed_layers: bool = False
     """Layers differ in their results: some have experts, or do not rotate queries and keys"""
     layer_states: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    """Shapes of the arrays, float32, that each layer keeps of a sequence in place of keys and values. No shapes: keys
-    and values; no entries: all layers keep these"""
+    """Shapes of the arrays, float32, that each layer keeps of a sequence; no entries: none keeps any"""
+    attends: tuple[bool, ...] = ()
+    """Whether each layer keeps keys and values; empty: those do that keep no states"""
     encoder_layers: int = 0
     """Layers of the encoder of an encoder-decoder; 0: decoder-only"""
     max_source_positions: int = 0
@@ -132,7 +133,7 @@ class ModelConfig:
         """
         groups: dict[tuple[int | None, int, int], list[int]] = {}
         for layer in range(self.num_layers):
-            if self.kv_source(layer) == layer and not (self.layer_states and self.layer_states[layer]):
+            if self.kv_source(layer) == layer and self.has_keys(layer):
                 groups.setdefault((self.window_of(layer), *self.kv_shape(layer)), []).append(layer)
         V = self.value_dim
         whole = [KVGroup(tuple(layers), K, D, None, V) for (window, K, D), layers in groups.items() if window is None]
@@ -144,10 +145,21 @@ class ModelConfig:
         source = self.kv_source(layer)
         return next(i for i, group in enumerate(self.kv_groups) if source in group.layers)
 
+    def has_keys(self, layer: int) -> bool:
+        """Whether a layer keeps keys and values."""
+        if self.attends:
+            return self.attends[layer]
+        return not (self.layer_states and self.layer_states[layer])
+
     @property
     def expanded_widths(self) -> tuple[int, ...]:
         """Widths of a head's key and value where the cache has neither, but what they are expanded from."""
         return ()
+
+    @property
+    def layer_parts(self) -> int:
+        """Parts of a layer whose results are added to the residual stream, each of which ranks share."""
+        return 3 if self.encoder_layers else 2
 
     @property
     def shared_expert_layers(self) -> int:
@@ -157,7 +169,7 @@ class ModelConfig:
     def layers_with_keys(self, layers: range | None = None) -> list[int]:
         """Numbers of the layers, or of those of a range, that keep keys and values."""
         own = range(self.num_layers) if layers is None else layers
-        return [i for i in own if not (self.layer_states and self.layer_states[i])]
+        return [i for i in own if self.has_keys(i)]
 
     def within_vocabulary(self: C) -> C:
         """The configuration without special tokens that the vocabulary does not have."""

@@ -29,7 +29,7 @@ IDS = [f"{family}-{name}".replace(" ", "-") for family, name in CASES]
 _SWITCHES = """
 ernie4_5 gemma glm glm4 helium hunyuan_v1_dense internlm3 ministral3 olmo3 seed_oss stablelm cohere qwen2_moe dots1
 minimax_m2 ernie4_5_moe gpt_oss qwen3_next qwen3_5_moe_text
-deepseek_v2 deepseek_v3 glm4_moe_lite minicpm3
+deepseek_v2 deepseek_v3 glm4_moe_lite minicpm3 granitemoe granitemoeshared bamba nemotron_h
 """
 _QUICK = {"opt": 3, "qwen3_moe": 0, "olmoe": 0} | dict.fromkeys(_SWITCHES.split(), 0)
 """The number of configurations that the ordinary tests run of a family, if it is not 1: the long tests run all. Those
@@ -41,11 +41,35 @@ def has_experts(raw: Mapping[str, Any]) -> bool:
     return bool({"num_experts_per_tok", "moe_k", "top_k_experts"} & raw.keys())
 
 
+_ONCE = ("granitemoe", "granitemoeshared", "granitemoehybrid", "bamba", "nemotron_h")
+"""Families of which the long tests run the first configuration; the others run before a release, but for transformers'
+logits."""
+
+
+def marks_of(case: tuple[str, str]) -> list[pytest.MarkDecorator]:
+    """What a case has in tests that are long: some run before a release alone."""
+    family, name = case
+    return [pytest.mark.exhaustive] if family in _ONCE and name != next(iter(CONFIGS[family])) else []
+
+
+LIKE_GRANITES = ("granitemoe", "granitemoeshared", "bamba")
+"""Families whose layers are those of Granite 4's hybrids"""
+
+
+def marks_of_ranks(case: tuple[str, str]) -> list[pytest.MarkDecorator]:
+    """What a case has in tests of several ranks, which run layers that several families have once."""
+    return [pytest.mark.exhaustive] if case[0] in LIKE_GRANITES else []
+
+
 def each_of(cases: list[tuple[str, str]]) -> list[Any]:
     """Cases as parameters of tests, some of them for the long tests alone."""
     quick = {(family, name) for family in FAMILIES for name in list(CONFIGS[family])[: _QUICK.get(family, 1)]}
     return [
-        pytest.param(case, marks=[] if case in quick else [pytest.mark.slow], id="-".join(case).replace(" ", "-"))
+        pytest.param(
+            case,
+            marks=[] if case in quick else marks_of(case) or [pytest.mark.slow],
+            id="-".join(case).replace(" ", "-"),
+        )
         for case in cases
     ]
 

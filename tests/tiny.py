@@ -52,6 +52,8 @@ STDS = {
     "relative_attention_bias": 1.0,
     "shared": 0.5,
     "Attention.q.": 0.05,
+    "mixer.up_proj": 0.2,
+    **dict.fromkeys(("conv1d.weight", "mamba.D", "mixer.D"), 1.0),
     **dict.fromkeys(("embed_positions", "wpe", "position_embeddings"), 2.0),
     **dict.fromkeys(("embed_tokens", "embed_in", "wte", "word_embeddings.", "lm_head", "embed_out"), 0.5),
     **dict.fromkeys(("norm", "Norm", "ln_", "scal"), 0.2),
@@ -59,7 +61,8 @@ STDS = {
     "sinks": 1.0,
 }
 """The first that a tensor's name holds is the spread of its numbers. T5 does not scale its scores: its queries are
-small."""
+small. Nemotron-H squares what follows. Mamba's results are normed, so that small ones are as uncertain as their
+rounding."""
 
 
 def std_of(name: str, raw: dict[str, Any]) -> float:
@@ -76,6 +79,8 @@ def std_of(name: str, raw: dict[str, Any]) -> float:
         return 0.05  # it is multiplied by sqrt(E): a tied head would find the token itself
     if "linear_num_key_heads" in raw and any(part in name for part in ("embed_tokens", "lm_head", "in_proj")):
         return 0.15 if "in_proj" in name else 0.04  # gains are about 2, and a delta net's norm enlarges rounding
+    if raw["model_type"] in ("bamba", "nemotron_h") and "lm_head" in name:
+        return 0.15  # the norm after Mamba-2's gate enlarges rounding
     if "encoder_layers" in raw and name.endswith(("_proj.weight", "fc1.weight", "fc2.weight")):
         # The source has a say, and scores are no larger than rounding allows.
         return 0.15 if "fc" in name else 0.4 if "encoder_attn" in name else 0.3

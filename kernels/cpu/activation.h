@@ -5,6 +5,7 @@
  *     gelu_new  x (1 + tanh(sqrt(2 / pi) x (1 + 0.044715 x^2))) / 2
  *     silu      x / (1 + e^-x)
  *     swiglu_oai  min(g, 7) / (1 + e^(-1.702 min(g, 7))) (clamp(u, -7, 7) + 1), of two numbers       (arXiv 2508.10925)
+ *     relu2     max(x, 0)^2
  *
  * The polynomials were fitted to the least largest relative error (Lawson's algorithm).
  */
@@ -13,7 +14,7 @@
 #include "simd.h"
 
 /* Codes of the activations, as Python numbers them. */
-enum { NO_ACTIVATION, RELU, GELU, GELU_NEW, SILU, SWIGLU_OAI };
+enum { NO_ACTIVATION, RELU, GELU, GELU_NEW, SILU, SWIGLU_OAI, RELU2 };
 
 /* e^x / 2^n with an integer n, which becomes `power`: x = n ln 2 + r, and e^r = 1 + r + r^2 q(r); q's error is 3e-9. */
 INLINE floats scaled_exponential(floats x, ints *power) {
@@ -93,6 +94,10 @@ INLINE floats gelu_new(floats x) {
 INLINE floats activate(floats x, int64_t activation) {
     switch (activation) {
     case RELU: return at_least(splat(0.0f), x);
+    case RELU2: {
+        floats y = at_least(splat(0.0f), x);
+        return y * y;
+    }
     case GELU: return gelu(x);
     case GELU_NEW: return gelu_new(x);
     case SILU: return logistic(x, x);

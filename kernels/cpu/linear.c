@@ -47,6 +47,7 @@ void finish(const linear *a, int64_t row, int64_t end, int64_t first, int64_t la
     case GELU: finish_as(GELU, a, row, end, first, last); break;
     case GELU_NEW: finish_as(GELU_NEW, a, row, end, first, last); break;
     case SILU: finish_as(SILU, a, row, end, first, last); break;
+    case RELU2: finish_as(RELU2, a, row, end, first, last); break;
     default:
         if (a->bias || a->residual) finish_as(NO_ACTIVATION, a, row, end, first, last);
     }

@@ -30,11 +30,11 @@
 
 typedef struct {
     const float *x;    /* [T, heads, width], `stride` numbers from one row to the next; may be `out` */
-    const float *gain; /* [width], or NULL */
+    const float *gain; /* [width], or [heads, width] if gain_stride is width, or NULL */
     const float *bias; /* [width], or NULL; layer_norm only */
     const float *residual; /* [T, width], or NULL; rms_norm of one head only */
     float *out;        /* [T, heads, width] */
-    int64_t T, heads, width, stride;
+    int64_t T, heads, width, stride, gain_stride;
     double epsilon;
 } norm_arguments;
 
@@ -107,13 +107,15 @@ void rms_norm(const void *arguments, int64_t share, int64_t shares, int64_t work
     int64_t first, last;
     (void)worker;
     share_of(a->T, share, shares, &first, &last);
+    norm_arguments own = *a; /* with the gain of a head */
     for (int64_t t = first; t < last; t++) {
         for (int64_t head = 0; head < a->heads; head++) {
+            own.gain = a->gain ? a->gain + head * a->gain_stride : NULL;
             const float *x = a->x + t * a->stride + head * a->width;
             float mean_square = moments_of(x, a->width, 0).second / a->width;
             float factor = 1 / sqrtf(mean_square + (float)a->epsilon);
             const float *residual = a->residual ? a->residual + t * a->width : NULL;
-            scale_row(a, x, residual, a->out + (t * a->heads + head) * a->width, 0, 0, factor);
+            scale_row(&own, x, residual, a->out + (t * a->heads + head) * a->width, 0, 0, factor);
         }
     }
 }
@@ -149,6 +151,7 @@ void glu(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
     case GELU_NEW: glu_rows(a, GELU_NEW, first, last); break;
     case SILU: glu_rows(a, SILU, first, last); break;
     case SWIGLU_OAI: glu_rows(a, SWIGLU_OAI, first, last); break;
+    case RELU2: glu_rows(a, RELU2, first, last); break;
     default: glu_rows(a, NO_ACTIVATION, first, last); break;
     }
 }

@@ -47,12 +47,14 @@ __device__ __forceinline__ void parameter(float x[VECTOR], const Loaded<T>& earl
 
 template <bool CENTRED>
 __device__ __forceinline__ void norm_row(storage_t* out, const storage_t* x, const float* gain, const float* bias,
-                                         const storage_t* residual, int E, int x_stride, float epsilon) {
+                                         const storage_t* residual, int E, int x_stride, int gain_stride,
+                                         float epsilon) {
     __shared__ float scratch[WARP];
     bool wide = rows_aligned(x, x_stride) && rows_aligned(out, E) && rows_aligned(gain, E) && rows_aligned(bias, E);
     wide = wide && rows_aligned(residual, E);
     follow();
     x += (long long)blockIdx.x * x_stride + blockIdx.y * E;
+    if (gain != nullptr) gain += blockIdx.y * gain_stride;
     if (residual != nullptr) residual += ((long long)blockIdx.x * gridDim.y + blockIdx.y) * E;
     out += ((long long)blockIdx.x * gridDim.y + blockIdx.y) * E;
 
@@ -114,11 +116,11 @@ __device__ __forceinline__ void norm_row(storage_t* out, const storage_t* x, con
 extern "C" __global__ void __launch_bounds__(512, 1)
     layer_norm(storage_t* out, const storage_t* x, const float* gain, const float* bias, int E, int x_stride,
                float epsilon) {
-    norm_row<true>(out, x, gain, bias, nullptr, E, x_stride, epsilon);
+    norm_row<true>(out, x, gain, bias, nullptr, E, x_stride, 0, epsilon);
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
     rms_norm(storage_t* out, const storage_t* x, const float* gain, const storage_t* residual, int E, int x_stride,
-             float epsilon) {
-    norm_row<false>(out, x, gain, nullptr, residual, E, x_stride, epsilon);
+             int gain_stride, float epsilon) {
+    norm_row<false>(out, x, gain, nullptr, residual, E, x_stride, gain_stride, epsilon);
 }

@@ -16,6 +16,7 @@ from ..reference.linear import embed_cost, linear_cost, linear_heads_cost, reduc
 from ..reference.low_rank import low_rank_cost
 from ..reference.norm import layer_norm_cost, rms_norm_cost
 from ..reference.rotary import rotary_cost
+from ..reference.selective_scan import selective_scan_cost
 
 
 def _embed(call: Any) -> Cost:
@@ -64,8 +65,9 @@ def _layer_norm(call: Any) -> Cost:
 def _rms_norm(call: Any) -> Cost:
     width = call.result.shape[-1]
     affine, residual = call.weight.data is not None, call.residual is not None
-    rows = call.result.size // width
-    return rms_norm_cost(rows, width, affine=affine, residual=residual, number_bytes=call.result.itemsize)
+    rows, gains = call.result.size // width, call.weight.data.size // width if affine else 0
+    number_bytes = call.result.itemsize
+    return rms_norm_cost(rows, width, affine=affine, residual=residual, gains=gains, number_bytes=number_bytes)
 
 
 def _rotary(call: Any) -> Cost:
@@ -129,6 +131,12 @@ def _delta_rule(call: Any) -> Cost:
     return delta_rule_cost(T, K, V, dk, width // V, len(call.batch.spans), call.result.itemsize)
 
 
+def _selective_scan(call: Any) -> Cost:
+    (T, width), H = call.result.shape, call.steps.shape[1]
+    G, N = call.groups
+    return selective_scan_cost(T, H, width // H, G, N, len(call.batch.spans), call.result.itemsize)
+
+
 def _store_kv(call: Any) -> Cost:
     (T, K, D), V, memory = call.k.shape, call.v.shape[2], call.backend.memory
     if call.cache.value_dim:  # k and v become one vector
@@ -174,6 +182,7 @@ COSTS: dict[str, Callable[[Any], Cost]] = {
     "combine": _combine,
     "convolve": _convolve,
     "delta_rule": _delta_rule,
+    "selective_scan": _selective_scan,
     "store_kv": _store_kv,
     "attend": _attend,
     "take_rows": _take_rows,

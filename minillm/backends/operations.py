@@ -12,6 +12,7 @@ from ..batch import Batch
 from ..reference.attention import AttentionSpec
 from ..reference.experts import SOFTMAX, RouterSpec, Routing
 from ..reference.rotary import Rotation
+from ..reference.selective_scan import UNLIMITED
 from .group import Group
 from .loader import Loader
 from .memory import Memory
@@ -110,7 +111,7 @@ class Backend:
     def rms_norm(self, x: Any, weight: Weight, epsilon: float, *, residual: Any | None = None) -> Any:
         """Normalise rows to mean square 1, apply gain, add the residual. [T, E] -> [T, E]
 
-        By head without a residual: [T, heads, D] -> [T, heads, D].
+        By head without a residual: [T, heads, D] -> [T, heads, D], with a gain [D] or [heads D].
         """
         return reference.rms_norm(x, weight.data, epsilon, self.xp, self.memory.arena.take(x.shape), residual)
 
@@ -204,6 +205,32 @@ class Backend:
         places = batch.state_before, batch.state_after
         return reference.delta_rule(
             x, gates, weight.data, weight.bias, states, *places, self.xp, out, key_heads=keys[0]
+        )
+
+    def selective_scan(
+        self,
+        x: Any,
+        steps: Any,
+        weight: Weight,
+        cache: Pages,
+        layer: int,
+        batch: Batch,
+        *,
+        groups: tuple[int, int],
+        limits: tuple[float, float] = UNLIMITED,
+    ) -> Any:
+        """Mamba-2's recurrence, its states in the cache: `reference.selective_scan`. [T, H P + 2 G N] -> [T, H P]
+
+        Steps are [T, H], `groups` are G and N. The weight has the rates of decay [H], then the factors to skip [H], and
+        as bias the steps'. The states are the second of a layer's, beside a convolution's.
+        """
+        _, states = cache.states_of(layer)
+        _, H, P, _ = states.shape
+        out = self.memory.arena.take((len(x), H * P))
+        before, after = batch.state_before, batch.state_after
+        decay, skip = weight.data.reshape(2, H)  # [2 H] -> 2 x [H]
+        return reference.selective_scan(
+            x, steps, decay, skip, weight.bias, states, before, after, self.xp, out, groups=groups[0], limits=limits
         )
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:

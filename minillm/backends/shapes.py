@@ -188,6 +188,21 @@ class ShapeBackend(Backend):
         """[T, 2 K dk + V dv] -> [T, V dv]"""
         return self.memory.arena.take((len(x), x.shape[1] - 2 * keys[0] * keys[1]))
 
+    def selective_scan(
+        self,
+        x: Any,
+        steps: Any,
+        weight: Weight,
+        cache: Any,
+        layer: int,
+        batch: Batch,
+        *,
+        groups: tuple[int, int],
+        **variant: Any,
+    ) -> Any:
+        """[T, H P + 2 G N] -> [T, H P]"""
+        return self.memory.arena.take((len(x), x.shape[1] - 2 * groups[0] * groups[1]))
+
     def store_kv(self, k: Any, v: Any, cache: Any, layer: int, batch: Batch) -> None:
         """Nothing to store. k, v: [T, K, D]"""
 

@@ -414,10 +414,11 @@ def notes(analysis: "Analysis") -> list[str]:
             for name, phase in phases.items()
         ]
         counts = " and ".join(dict.fromkeys(str(phase.all_reduces) for phase in phases.values()))
+        a_layer = "one" if config.layer_parts == 1 else "two"
         more = " (three in the decoder's)" if config.encoder_layers else ""
         lines.append(
-            f"tensor parallelism over {parallel.tensor}: {counts} all-reduces, two a layer{more} and the embedding's; "
-            f"{', '.join(messages)}"
+            f"tensor parallelism over {parallel.tensor}: {counts} all-reduces, {a_layer} a layer{more} and the "
+            f"embedding's; {', '.join(messages)}"
         )
     if parallel.pipeline > 1:
         transfers = [f"{name} {bytes_text(size)}" for name, size in sizes.items()]

@@ -86,7 +86,7 @@ def premature_layers(value: str | tuple[int, ...], config: ModelConfig) -> tuple
         ParameterError: the model has no such layer, or it is a Granite, whose hidden states are scaled otherwise.
     """
     count = config.num_layers
-    if config.model_type == "granite":
+    if config.model_type.startswith("granite"):
         raise ParameterError("dola_layers is not offered with Granite, whose hidden states have a factor: leave it out")
     if isinstance(value, tuple):
         if max(value) >= count:

@@ -86,10 +86,9 @@ class Ranks:
         model = shape_model(config, ShapeBackend())
         self.width = model.embedding.tokens.shape[1]
         used = config.experts_per_token / config.num_experts if config.num_experts else 1.0
-        operators = [operator_of(layer) for layer in model.layers]
         sizes = [
-            _bytes_read(operator) + int(_bytes_read(layer.mlp) * used)
-            for operator, layer in zip(operators, model.layers, strict=True)
+            _bytes_read(operator_of(layer)) + (int(_bytes_read(layer.mlp) * used) if hasattr(layer, "mlp") else 0)
+            for layer in model.layers
         ]
         return self.parallel.layers_of(self.rank, [*sizes, _bytes_read(model.head)])
 
@@ -198,6 +197,7 @@ class Ranks:
             kv_shapes=tuple(config.kv_shape(i) for i in self.layers) if config.kv_shapes else (),
             kv_sources=tuple(config.kv_source(i) - self.layers.start for i in self.layers) if config.kv_sources else (),
             layer_states=states if any(states) else (),
+            attends=tuple(config.has_keys(i) for i in self.layers) if config.attends else (),
         )
 
 

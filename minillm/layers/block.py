@@ -10,6 +10,7 @@ from .attention import Attention
 from .convolution import ConvolutionBlock
 from .delta_net import DeltaNetBlock
 from .experts import ExpertMLP
+from .mamba import Mamba2, MambaBlock
 from .mlp import MLP, GatedMLP
 from .norm import Norm, RMSNorm
 
@@ -102,4 +103,19 @@ class OutputNorm:
         return self.mlp_norm(backend, self.mlp(backend, x, residual=None), residual=x)
 
 
-Block = PreNorm | PostNorm | Parallel | Sandwich | OutputNorm | ConvolutionBlock | DeltaNetBlock
+@dataclass(frozen=True, eq=False)
+class Sublayer:
+    """Pre-norm block of one part: attention, Mamba-2 or an MLP (Nemotron-H, arXiv 2504.03624, section 2.1)."""
+
+    norm: RMSNorm
+    part: Attention | Mamba2 | MLP
+
+    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
+        """x + part(norm(x)). [T, E] -> [T, E]"""
+        normed = self.norm(backend, x)
+        if isinstance(self.part, MLP):
+            return self.part(backend, normed, residual=x)
+        return self.part(backend, normed, cache, batch, residual=x)
+
+
+Block = PreNorm | PostNorm | Parallel | Sandwich | OutputNorm | ConvolutionBlock | DeltaNetBlock | MambaBlock | Sublayer

@@ -74,6 +74,11 @@ FAMILIES = (
     "glm4_moe_lite",
     "youtu",
     "minicpm3",
+    "granitemoe",
+    "granitemoeshared",
+    "granitemoehybrid",
+    "bamba",
+    "nemotron_h",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 

@@ -239,8 +239,8 @@ NAMES = Names(
         (".router.per_expert_scale", ".router.per_expert_scale.weight"),
     ),
     expert_tensors={
-        ".experts.gate_up_proj": ".experts.*.gate_up_proj.weight",
-        ".experts.down_proj": ".experts.*.down_proj.weight",
+        ".experts.gate_up_proj": (".experts.*.gate_up_proj.weight",),
+        ".experts.down_proj": (".experts.*.down_proj.weight",),
     },
 )
 """Tensors of checkpoints: (model.)layers.0.mlp.up_proj.weight."""

@@ -20,7 +20,7 @@ from ..config import Fields
 from .llama import NAMES, TOKENS, LlamaConfig, build, read_kin
 from .reading import refuse_other_layers
 
-__all__ = ["NAMES", "build", "read_config"]
+__all__ = ["NAMES", "build", "read_config", "read_factors"]
 
 MOST = 1e6
 """Upper bound of a factor and of its inverse."""
@@ -35,16 +35,24 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
     fields = Fields(TOKENS | dict(raw))
     refuse_other_layers(fields)
     bias = fields.get("attention_bias", False)
+    mlp_bias = fields.get("mlp_bias", False)
+    config: LlamaConfig = read_kin(
+        fields, "granite", qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias, **read_factors(fields)
+    )
+    return config
+
+
+def read_factors(fields: Fields) -> dict[str, Any]:
+    """The four factors of Granite's families, and the norms' epsilon: fields of `LlamaConfig`.
+
+    Raises:
+        CheckpointError: one is invalid.
+    """
     names = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
     embedding, residual, scores, logits = (fields.number(name, 1.0, above=1 / MOST, most=MOST) for name in names)
-    return read_kin(
-        fields,
-        "granite",
-        epsilon=fields.number("rms_norm_eps", 1e-6) / residual**2,
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=fields.get("mlp_bias", False),
-        embedding_scale=embedding / residual,
-        score_scale=scores,
-        logit_scale=1 / logits,
-    )
+    return {
+        "epsilon": fields.number("rms_norm_eps", 1e-6) / residual**2,
+        "embedding_scale": embedding / residual,
+        "score_scale": scores,
+        "logit_scale": 1 / logits,
+    }

@@ -19,6 +19,7 @@ from ..layers.block import PreNorm, Sandwich
 from ..layers.embedding import Embedding
 from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
+from ..layers.mamba import Mamba2, MambaBlock
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
 from ..reference.attention import AttentionSpec
@@ -151,21 +152,32 @@ def build(
     backend: Backend,
     *,
     mlp: Callable[[Any, Weights, int], GatedMLP | ExpertMLP] = gated_mlp,
+    mamba: Callable[[Any, Weights, int], Mamba2 | None] = lambda config, weights, i: None,
 ) -> Decoder:
-    """Build the model; `mlp` builds a layer's MLP from its weights and its number."""
+    """Build the model.
+
+    `mlp` builds a layer's MLP from its weights and its number, `mamba` what a layer has in place of attention.
+    """
     E, V, rotation = config.hidden_size, config.vocab_size, config.rotary.rotation(backend)
     embedding = Embedding(weights.table("embed_tokens", V, E, "vocabulary"), scale=config.embedding_scale)
     head = embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary")
     lm_head = LMHead(head, scale=config.logit_scale)
-    layers = tuple(_build_layer(config, weights.at(f"layers.{i}"), rotation, i, mlp) for i in range(config.num_layers))
+    layers = tuple(
+        _build_layer(config, weights.at(f"layers.{i}"), rotation, i, mlp, mamba) for i in range(config.num_layers)
+    )
     return Decoder(
         config.sharded(weights.ranks), embedding, layers, weights.rms_norm("norm", E, config.epsilon), lm_head
     )
 
 
 def _build_layer(
-    config: LlamaConfig, weights: Weights, rotation: Rotation, i: int, mlp: Callable[..., GatedMLP | ExpertMLP]
-) -> PreNorm | Sandwich:
+    config: LlamaConfig,
+    weights: Weights,
+    rotation: Rotation,
+    i: int,
+    mlp: Callable[..., GatedMLP | ExpertMLP],
+    mamba: Callable[..., Mamba2 | None],
+) -> PreNorm | Sandwich | MambaBlock:
     E, D = config.hidden_size, config.head_dim
 
     def norm(name: str) -> RMSNorm:
@@ -173,6 +185,9 @@ def _build_layer(
 
     scale = D**-0.5 if config.score_scale is None else config.score_scale
     attention_norm = norm("input_layernorm")
+    recurrence = mamba(config, weights, i)
+    if recurrence is not None:
+        return MambaBlock(attention_norm, recurrence, norm("post_attention_layernorm"), mlp(config, weights, i))
     sinks = weights.vector("self_attn.sinks", config.num_heads, split="outputs") if config.sinks else None
     attention = weights.attention(
         config,

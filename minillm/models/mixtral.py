@@ -163,7 +163,7 @@ def expert_mlp(
     down: str,
     correction: str = "gate.e_score_correction_bias",
     published: tuple[int, ...] | None = None,
-    shared: str = "shared_experts",
+    shared: str | None = "shared_experts",
 ) -> ExpertMLP:
     """A layer's experts: the router, and of each expert "experts.3.NAME.weight" of these names.
 
@@ -176,7 +176,7 @@ def expert_mlp(
         down: another
         correction: name of the bias of the choice
         published: its shape in checkpoints, if it is not [X]
-        shared: name of the expert that all tokens share, whose tensors have Llama's names
+        shared: name of the expert that all tokens share, whose tensors have Llama's names; None: the family adds it
     """
     E, F, X = config.hidden_size, config.expert_size, config.num_experts
     gate_up, bias = {f"experts.*.{gate}": F, f"experts.*.{up}": F}, config.expert_bias
@@ -190,7 +190,7 @@ def expert_mlp(
         activation=config.activation,
         spec=config.router,
         correction=weights.vector(correction, X, published=published) if config.corrected else None,
-        shared=_shared_mlp(config, weights.at(shared)) if config.shared_size else None,
+        shared=_shared_mlp(config, weights.at(shared)) if shared and config.shared_size else None,
         shared_gate=weights.linear("shared_expert_gate", 1, inputs=E) if config.shared_gate else None,
     )
 

@@ -323,15 +323,16 @@ class Weights:
         gain: bool = True,
         offset: float = 0.0,
         factor: float = 1.0,
+        split: Split | None = None,
     ) -> Weight:
         """The gain of a norm [width], and its bias, or neither.
 
         Published checkpoints of some families have the gain less an `offset`: Gemma's of 1 is stored as 0; or what is
-        the gain times a `factor`.
+        the gain times a `factor`. `split` "outputs": a rank has its share of the gain.
         """
         if not gain:
             return Weight(self._prefix + name, None)
-        gains, biases = self._tensors(f"{name}.weight", (width,)), []
+        gains, biases = self._tensors(f"{name}.weight", (width,), split=split), []
         if (offset or factor != 1) and not self._as_built:
             gains = [Shifted(tensor, offset, factor) for tensor in gains]
         if bias:
@@ -377,6 +378,14 @@ class Weights:
         taps = [Rearranged(tensor, arrange) for tensor in self._tensors(f"{name}.weight", shape)]
         biases = self._tensors(f"{name}.bias", (channels,), split="outputs", blocks=sizes) if bias else []
         return self._prepare(name, taps, biases, "projection")
+
+    def rates(self, heads: int) -> Weight:
+        """The logarithms of the rates of decay of a rank's heads of Mamba-2, then the factors to skip. [2 heads]
+
+        The bias is that of the steps. [heads]
+        """
+        tensors = [each for name in ("A_log", "D") for each in self._tensors(name, (heads,), split="outputs")]
+        return self._prepare("rates", tensors, self._tensors("dt_bias", (heads,), split="outputs"), "router")
 
     def layer_norm(self, name: str, width: int, epsilon: float) -> LayerNorm:
         """A layer norm with gain and bias."""
@@ -626,9 +635,9 @@ class Names:
     """Prefixes of heads' tensors; some checkpoints have more heads than are run"""
     renamed: tuple[tuple[str, str], ...] = ()
     """Older names of tensors: an ending, and what stands for it today"""
-    expert_tensors: Mapping[str, str] = field(default_factory=dict)
-    """Endings of tensors that hold one matrix of each expert [X, out, in] -> that of an expert's matrix, with * for its
-    number"""
+    expert_tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Endings of tensors that hold one matrix of each expert [X, rows, columns] -> those of equal parts of an expert's
+    rows, with * for its number"""
     other_parts: tuple[str, ...] = ()
     """Prefixes of tensors that are no part of the text model, such as a vision tower's"""
     embedding: str = "embed_tokens.weight"
@@ -640,9 +649,6 @@ class Names:
     """A bias of logits, [1, V], which is zeros where a checkpoint lacks it"""
     stacked: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Tensors of all experts of a layer, and the projections whose outputs alternate in them (`stacked_experts.py`)"""
-    fused_experts: bool = False
-    """Checkpoints have all experts' matrices in one tensor [X, 2 F, E], gate and up, and one [X, E, F], as transformers
-    has them in memory"""
     head_decides: bool = False
     """The head is tied unless a checkpoint stores another, as transformers has it in the T5 families, whatever
     config.json says"""
@@ -656,12 +662,18 @@ class Names:
         return self.head if name == "lm_head.weight" else name
 
     def unstacked(self, short: str, tensor: Tensor) -> dict[str, Tensor]:
-        """A tensor of this `short` name; or if it is one of `expert_tensors`, each expert's matrix by its name."""
+        """A tensor of this `short` name; or if it is one of `expert_tensors`, each expert's matrices by their names."""
         ending = next((ending for ending in self.expert_tensors if short.endswith(ending)), None)
-        if ending is None:
+        if ending is None or len(tensor.shape) != 3 or tensor.shape[1] % len(self.expert_tensors[ending]):
             return {short: tensor}
-        stem = short.removesuffix(ending) + self.expert_tensors[ending]
-        return {stem.replace("*", str(i)): _item(tensor, i) for i in range(tensor.shape[0])}
+        stem, parts = short.removesuffix(ending), self.expert_tensors[ending]
+        rows, matrices = tensor.shape[1] // len(parts), dict[str, Tensor]()
+        for i in range(tensor.shape[0]):
+            matrix = _item(tensor, i)  # [X, rows, columns] -> [rows, columns]
+            for j, part in enumerate(parts):
+                own = matrix if len(parts) == 1 else matrix.part(0, j * rows, (j + 1) * rows)
+                matrices[stem + part.replace("*", str(i))] = own
+        return matrices
 
     def ties_head(self, stored: Mapping[str, Tensor], configured: bool) -> bool:
         """Whether the head is the embedding, where config.json says `configured`."""
@@ -687,9 +699,6 @@ class Names:
             short = self.short(name)
             if short.endswith(self.left_out) or short.startswith(self.other_parts):
                 continue
-            if self.fused_experts and short.endswith(_FUSED) and len(tensor.shape) == 3:
-                tensors |= _each_expert(short, tensor)
-                continue
             for own, matrix in self.unstacked(short, tensor).items():
                 if own in tensors:
                     raise CheckpointError(f"the checkpoint holds tensor {own} twice, once as {name}: leave one out")
@@ -709,25 +718,6 @@ class Names:
         if self.zeros is not None and self.zeros not in tensors and self.embedding in tensors:
             tensors[self.zeros] = RandomTensor(self.zeros, (1, tensors[self.embedding].shape[0]), seed=0, std=0)
         return tensors
-
-
-_FUSED = ("experts.gate_up_proj", "experts.down_proj")
-
-
-def _each_expert(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """The matrices of single experts in a tensor of all, by the names that they have one by one."""
-    stem, _, kind = name.rpartition(".")
-    matrices: dict[str, Tensor] = {}
-    for i in range(tensor.shape[0]):
-        matrix = Rearranged(tensor.part(0, i, i + 1), lambda one: one[0])  # [1, rows, columns] -> [rows, columns]
-        member = tensor.item(i) if hasattr(tensor, "item") else matrix
-        if kind == "down_proj":
-            matrices[f"{stem}.{i}.down_proj.weight"] = member
-            continue
-        F = member.shape[0] // 2
-        matrices[f"{stem}.{i}.gate_proj.weight"] = member.part(0, 0, F)
-        matrices[f"{stem}.{i}.up_proj.weight"] = member.part(0, F, 2 * F)
-    return matrices
 
 
 def _item(tensor: Any, index: int) -> Any:

@@ -13,6 +13,7 @@ with experts has `experts.probabilities` in place of `mlp.hidden`.
     blocks.3.attention.out     [T, E]     their product with W^O, before any norm of it and the residual sum
     blocks.3.convolution.out   [T, E]     the same of a convolution, in a block that has one in place of attention
     blocks.3.delta_net.out     [T, E]     the same of a linear attention by the delta rule
+    blocks.3.mamba.out         [T, E]     the same of Mamba-2
     blocks.3.residual_mid      [T, E]     the residual stream between attention and MLP
     blocks.3.cross.*                      the same of cross-attention: q, pattern, z, out, residual
     blocks.3.mlp.in            [T, E]     what the MLP, or the router of the experts, reads
@@ -39,14 +40,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ParameterError, listed, shown
-from ..layers.block import OutputNorm, Parallel, PostNorm
-from ..layers.convolution import ConvolutionBlock
+from ..layers.block import OutputNorm, Parallel, PostNorm, Sublayer
+from ..layers.convolution import ConvolutionBlock, ShortConvolution
 from ..layers.cross_attention import PostNormCross
-from ..layers.delta_net import DeltaNetBlock
+from ..layers.delta_net import DeltaNetBlock, GatedDeltaNet
 from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
 from ..layers.latent_attention import LatentAttention
+from ..layers.mamba import Mamba2, MambaBlock
+from ..layers.mlp import MLP
 
+RECURRENT: dict[type, str] = {ShortConvolution: "convolution", GatedDeltaNet: "delta_net", Mamba2: "mamba"}
+"""Layers in place of attention, and the names of their points"""
 Shape = tuple[int | str, ...]
 """Sizes of a point's array; "T" tokens and "S" positions of the context differ from call to call"""
 
@@ -99,7 +104,8 @@ def _points(stack: Any, prefix: str) -> Points:
     """The points of a stack of layers between an embedding and a final norm."""
     closing = "final" if stack.final_norm is None else None
     points = Points(prefix, last=len(stack.layers), closing=closing)
-    E = operator_of(stack.layers[0]).out.shape[0]
+    operator = operator_of(stack.layers[0])
+    E = (operator.down if isinstance(operator, MLP) else operator.out).shape[0]
     points.shapes[points.name(None, "embedding")] = "T", E
     for i, block in enumerate(stack.layers):
         for point, shape in _of_block(block, points, E):
@@ -112,35 +118,17 @@ def _points(stack: Any, prefix: str) -> Points:
 
 def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]:
     """The points of a block with their shapes, in order; notes in `points` the weights at which they are met."""
-    mlp = block.mlp
-    if isinstance(block, ConvolutionBlock | DeltaNetBlock):
-        result = "convolution.out" if isinstance(block, ConvolutionBlock) else "delta_net.out"
-        yield result, ("T", E)
-        points.summands[id(operator_of(block).out)] = result
-    else:
-        attention = block.attention
-        H, K, D = attention.num_heads, attention.num_kv_heads, attention.out.shape[1] // attention.num_heads
-        q, k, v = D, D, D
-        if isinstance(attention, LatentAttention):
-            q, k, v = attention.widths
-            points.inputs[id(attention.keys)] = "attention.q"
-            points.results[id(attention.values)] = "attention.z"
-        yield "attention.q", ("T", H, q)
-        if not getattr(attention, "only_reads", False):
-            yield "attention.k", ("T", K, k)
-            yield "attention.v", ("T", K, v)
-        yield "attention.pattern", ("T", H, "S")
-        yield "attention.z", ("T", H, D)
-        yield "attention.out", ("T", E)
-        points.summands[id(attention.out)] = "attention.out"
+    mlp: Any = block.part if isinstance(block, Sublayer) else block.mlp
+    yield from _of_operator(operator_of(block), points, E)
     cross = getattr(block, "cross", None)
     normed_first = not isinstance(block, PostNorm | PostNormCross | OutputNorm)
-    if not isinstance(block, Parallel):
+    if not isinstance(block, Parallel | Sublayer):
         yield "residual_mid", ("T", E)
         following = block.mlp_norm if cross is None else block.cross_norm
         norm, met = (following, points.before) if normed_first else (block.attention_norm, points.after)
         met[id(norm.weight)] = "residual_mid"
     if cross is not None:
+        H, D = cross.num_heads, cross.out.shape[1] // cross.num_heads
         yield "cross.q", ("T", H, D)
         yield "cross.pattern", ("T", H, "S")
         yield "cross.z", ("T", H, D)
@@ -149,6 +137,9 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
         points.summands[id(cross.out)] = "cross.out"
         norm, met = (block.mlp_norm, points.before) if normed_first else (block.cross_norm, points.after)
         met[id(norm.weight)] = "cross.residual"
+    if not hasattr(mlp, "down"):  # a layer of attention or Mamba-2 alone
+        yield "residual", ("T", E)
+        return
     yield "mlp.in", ("T", E)
     if isinstance(mlp, ExpertMLP):
         yield "experts.probabilities", ("T", mlp.router.shape[0])
@@ -168,8 +159,37 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
     yield "residual", ("T", E)
 
 
+def _of_operator(operator: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]:
+    """The points of a block's attention, or of what is in its place; none of an MLP that is a layer's only part."""
+    if isinstance(operator, MLP):
+        return
+    if type(operator) in RECURRENT:
+        result = f"{RECURRENT[type(operator)]}.out"
+        yield result, ("T", E)
+        points.summands[id(operator.out)] = result
+        return
+    H, K, D = operator.num_heads, operator.num_kv_heads, operator.out.shape[1] // operator.num_heads
+    q, k, v = D, D, D
+    if isinstance(operator, LatentAttention):
+        q, k, v = operator.widths
+        points.inputs[id(operator.keys)] = "attention.q"
+        points.results[id(operator.values)] = "attention.z"
+    yield "attention.q", ("T", H, q)
+    if not getattr(operator, "only_reads", False):
+        yield "attention.k", ("T", K, k)
+        yield "attention.v", ("T", K, v)
+    yield "attention.pattern", ("T", H, "S")
+    yield "attention.z", ("T", H, D)
+    yield "attention.out", ("T", E)
+    points.summands[id(operator.out)] = "attention.out"
+
+
 def operator_of(block: Any) -> Any:
-    """The part of a block before its MLP: attention, or what is in its place."""
+    """The part of a block before its MLP: attention, or what is in its place; or its only part."""
+    if isinstance(block, Sublayer):
+        return block.part
+    if isinstance(block, MambaBlock):
+        return block.mamba
     if isinstance(block, DeltaNetBlock):
         return block.delta_net
     return block.convolution if isinstance(block, ConvolutionBlock) else block.attention

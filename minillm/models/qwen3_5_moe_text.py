@@ -12,7 +12,14 @@ from .text_parts import without_mrope
 
 __all__ = ["NAMES", "build", "read_config"]
 
-NAMES = Names(prefixes=("model.",), left_out=("rotary_emb.inv_freq",), fused_experts=True)
+NAMES = Names(
+    prefixes=("model.",),
+    left_out=("rotary_emb.inv_freq",),
+    expert_tensors={
+        ".experts.gate_up_proj": (".experts.*.gate_proj.weight", ".experts.*.up_proj.weight"),
+        ".experts.down_proj": (".experts.*.down_proj.weight",),
+    },
+)
 """Tensors of checkpoints: (model.)layers.0.mlp.experts.gate_up_proj, or each expert's as in `qwen3_next`"""
 DEFAULTS = {
     "head_dim": 256,

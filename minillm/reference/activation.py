@@ -13,12 +13,12 @@ from typing import Any
 
 from .cost import Cost
 
-FLOPS_PER_ELEMENT = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1, "swiglu_oai": 8}
-"""ReLU is one comparison. GELU as computed here is 20: a scaling; in erf 3 for t, 9 for the polynomial, 3 for the
-exponential (a square, exp, a product) and the subtraction from 1; then the addition of 1 and two products. Its
-approximation is 9: two products and a sum for 1 + c x^2, two products for the argument, tanh, the addition of 1 and two
-products. SiLU is 3: an exponential, a sum and a division. tanh alone counts as one. gpt-oss's gate is 8 beside its
-last product: three comparisons, a product, SiLU's 3 and a sum."""
+FLOPS_PER_ELEMENT = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1, "swiglu_oai": 8, "relu2": 2}
+"""ReLU is one comparison; its square ("relu2") takes a product more. GELU as computed here is 20: a scaling; in erf 3
+for t, 9 for the polynomial, 3 for the exponential (a square, exp, a product) and the subtraction from 1; then the
+addition of 1 and two products. Its approximation is 9: two products and a sum for 1 + c x^2, two products for the
+argument, tanh, the addition of 1 and two products. SiLU is 3: an exponential, a sum and a division. tanh alone counts
+as one. gpt-oss's gate is 8 beside its last product: three comparisons, a product, SiLU's 3 and a sum."""
 
 ALIASES = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 """Alternative names in config.json."""
@@ -27,6 +27,12 @@ ALIASES = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_
 def relu(x: Any, xp: Any) -> Any:
     """max(x, 0), in place. [T, F] -> [T, F]"""
     return xp.maximum(x, 0, out=x)
+
+
+def relu2(x: Any, xp: Any) -> Any:
+    """max(x, 0)^2, in place (So et al., arXiv 2109.08668, section 3.1). [T, F] -> [T, F]"""
+    xp.maximum(x, 0, out=x)
+    return xp.multiply(x, x, out=x)
 
 
 def gelu(x: Any, xp: Any) -> Any:
@@ -74,7 +80,7 @@ def erf(x: Any, xp: Any) -> Any:
     return xp.copysign(1 - y, x)
 
 
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_new": gelu_new, "silu": silu}
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_new": gelu_new, "silu": silu, "relu2": relu2}
 """Activation functions of an MLP by name."""
 
 CLAMPED = "swiglu_oai"

@@ -36,22 +36,25 @@ def layer_norm_cost(T: int, E: int, *, gain: bool, bias: bool, number_bytes: int
 def rms_norm(x: Any, gain: Any | None, epsilon: float, xp: Any, out: Any, residual: Any | None = None) -> Any:
     """x / sqrt(mean(x^2) + epsilon) * gain + residual over the last axis. [T, E] -> [T, E]
 
-    Or of each head, [T, heads, D] -> [T, heads, D]. Gain and residual may be None.
+    Or of each head, [T, heads, D] -> [T, heads, D], with one gain [D] for all or [heads D] (Mamba-2's groups). Gain and
+    residual may be None.
     """
     mean_square = xp.einsum("...e,...e->...", x, x) / x.shape[-1]  # [T, E] -> [T]; no array of squares
     y = xp.multiply(x, (1 / xp.sqrt(mean_square + epsilon))[..., None], out=out)
     if gain is not None:
-        y *= gain
+        y *= gain.reshape(-1, x.shape[-1]) if x.ndim == 3 else gain
     if residual is not None:
         y += residual
     return y
 
 
-def rms_norm_cost(T: int, E: int, *, affine: bool, residual: bool = False, number_bytes: int = 4) -> Cost:
+def rms_norm_cost(
+    T: int, E: int, *, affine: bool, residual: bool = False, gains: int = 1, number_bytes: int = 4
+) -> Cost:
     """RMS norm. Per element: square and sum 2, scaling 1, gain 1, residual 1; per row 4 more.
 
-    The four: a division by E, epsilon's addition, a square root and its reciprocal.
+    The four: a division by E, epsilon's addition, a square root and its reciprocal. `gains` are those that are read.
     """
     numbers = number_bytes * T * E
     flops = T * ((3 + affine + residual) * E + 4)
-    return Cost(flops, numbers * (1 + residual) + 4 * E * affine, numbers, 2 * numbers * residual)
+    return Cost(flops, numbers * (1 + residual) + 4 * gains * E * affine, numbers, 2 * numbers * residual)

@@ -23,13 +23,14 @@ from ..tiny import loop_of, request_for, run, runner_of
 pytestmark = pytest.mark.reference
 
 PROMPT = [40, 41, 42, 7, 8, 60]
-FAMILIES = [family for family in CONFIGS if family != "granite"]
+FAMILIES = [family for family in CONFIGS if not family.startswith("granite")]
 
 
 def deeper(raw: dict[str, Any]) -> dict[str, Any]:
     """A config.json of six layers."""
     name = "n_layer" if "n_layer" in raw else "num_hidden_layers"
-    kinds = {"layer_types": (raw["layer_types"] * 6)[:6]} if "layer_types" in raw else {}
+    lists = [field for field in ("layer_types", "layers_block_type") if field in raw]
+    kinds = {field: (raw[field] * 6)[:6] for field in lists}
     return raw | {name: 6} | kinds
 
 

@@ -14,7 +14,7 @@ from minillm.formats import open_model
 from minillm.models import family_of
 from minillm.parallel import Parallel
 
-from ..families import GOLDEN_CASES, GOLDEN_IDS
+from ..families import GOLDEN_CASES, GOLDEN_IDS, marks_of_ranks
 from ..tiny import write_checkpoint
 from .ranks import DEGREES, on_ranks
 
@@ -141,7 +141,9 @@ SHARED_IDS = [i for case, i in zip(GOLDEN_CASES, GOLDEN_IDS, strict=True) if cas
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", DEGREES, ids=NAMES)
-@pytest.mark.parametrize(("family", "name"), SHARED, ids=SHARED_IDS)
+@pytest.mark.parametrize(
+    ("family", "name"), [pytest.param(*case, marks=marks_of_ranks(case)) for case in SHARED], ids=SHARED_IDS
+)
 def test_every_family(family: str, name: str, parallel: Parallel) -> None:
     folder = GOLDEN / family / name.replace(" ", "-")
     if parallel.pipeline > 1 and open_model(folder).config.per_layer_width:

@@ -13,7 +13,7 @@ from minillm.formats import open_model
 from minillm.measure.inside import ablate_heads
 from minillm.parallel import Parallel
 
-from ..families import GOLDEN_CASES
+from ..families import GOLDEN_CASES, marks_of_ranks
 from ..task_models import BERT, T5, write_task_model
 from .processes import MPIEXEC, output
 from .ranks import DEGREES, on_ranks
@@ -69,7 +69,7 @@ def test_every_point_is_watched_and_changed_as_in_one_process(parallel: Parallel
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", DEGREES, ids=NAMES)
-@pytest.mark.parametrize(("family", "name"), FAMILIES)
+@pytest.mark.parametrize(("family", "name"), [pytest.param(*case, marks=marks_of_ranks(case)) for case in FAMILIES])
 def test_every_family(family: str, name: str, parallel: Parallel) -> None:
     folder = GOLDEN / family / name.replace(" ", "-")
     if parallel.pipeline > 1 and open_model(folder).config.per_layer_width:

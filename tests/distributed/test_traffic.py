@@ -14,7 +14,7 @@ from minillm.measure.accounting.storage import Storage
 from minillm.models import published_config
 from minillm.parallel import Parallel
 
-from ..families import GOLDEN_CASES
+from ..families import GOLDEN_CASES, marks_of_ranks
 from ..tiny import write_checkpoint
 from .ranks import DEGREES, on_ranks
 
@@ -40,6 +40,7 @@ def assert_counted(folder: Path, parallel: Parallel) -> None:
     analysis = analysis_of(config, parallel, T)
     E, L, tensor = config.hidden_size, config.num_layers, parallel.tensor
     W = getattr(config, "embedding_size", E) + config.per_layer_width
+    parts = L if config.model_type == "nemotron_h" else 2 * L + config.shared_expert_layers
     for i in range(tensor):  # ranks with the same heads in all stages: together they have the model
         own = [shared.traffic[stage * tensor + i] for stage in range(parallel.pipeline)]
         reduced = [traffic.of("all-reduce") for traffic in own]
@@ -47,7 +48,7 @@ def assert_counted(folder: Path, parallel: Parallel) -> None:
         assert sum(sent.bytes for sent in reduced) == expected
         assert sum(sent.messages for sent in reduced) == analysis.prefill.all_reduces + analysis.decode.all_reduces
         if tensor > 1:
-            assert expected == 4 * (T + 1) * ((2 * L + config.shared_expert_layers) * E + W)
+            assert expected == 4 * (T + 1) * (parts * E + W)
         for traffic in own[:-1]:
             assert traffic.of("stage").messages == 2
             assert traffic.of("stage").bytes == analysis.prefill.message_bytes + analysis.decode.message_bytes
@@ -68,7 +69,7 @@ def test_bytes_of_a_prompt_and_a_step(parallel: Parallel, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", DEGREES, ids=str)
-@pytest.mark.parametrize(("family", "name"), GOLDEN_CASES)
+@pytest.mark.parametrize(("family", "name"), [pytest.param(*case, marks=marks_of_ranks(case)) for case in GOLDEN_CASES])
 def test_bytes_of_every_family(family: str, name: str, parallel: Parallel) -> None:
     folder = GOLDEN / family / name.replace(" ", "-")
     config = open_model(folder).config

@@ -33,9 +33,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "lfm2": CONFIGS["lfm2"]["grouped"] | {"max_position_embeddings": 128},
     "qwen3_5_text": CONFIGS["qwen3_5_text"]["grouped"] | {"max_position_embeddings": 128},
     "youtu": CONFIGS["youtu"]["tied"] | {"max_position_embeddings": 128},
+    "granitemoehybrid": CONFIGS["granitemoehybrid"]["two groups"] | {"max_position_embeddings": 128},
 }
 """Widths that are multiples of a vector and of a block of inputs, and others"""
-EACH = [pytest.param(model, marks=[pytest.mark.exhaustive] if model == "qwen3_5_text" else []) for model in MODELS]
+LATE = "qwen3_5_text", "granitemoehybrid"
+EACH = [pytest.param(model, marks=[pytest.mark.exhaustive] if model in LATE else []) for model in MODELS]
 FORMS = ["float32", "float16", "bfloat16", "int8", "int4"]
 WAYS: list[dict[str, Any]] = [
     {},
@@ -174,6 +176,7 @@ def compare(bench: Bench, mixes: int, at_least: int) -> None:
         ("mixtral", "float16"),
         ("lfm2", "float32"),
         pytest.param("qwen3_5_text", "float32", marks=pytest.mark.slow),
+        pytest.param("granitemoehybrid", "float32", marks=pytest.mark.slow),
         pytest.param("mistral", "bfloat16", marks=pytest.mark.slow),
         pytest.param("llama", "int4", marks=pytest.mark.slow),
     ],

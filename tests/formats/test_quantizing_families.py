@@ -69,7 +69,8 @@ def test_16_bits_keep_names_and_layout(source: Path, dtype: str, tmp_path: Path)
     assert set(written) == set(found)
     for name, tensor in found.items():
         # a bias may be stored as a row, and all experts' matrices as one tensor
-        matrix = (len(tensor.shape) == 2 or ".experts." in name) and not name.endswith("bias")
+        stacked = ".experts." in name or (len(tensor.shape) == 3 and name.endswith("put_linear.weight"))
+        matrix = (len(tensor.shape) == 2 or stacked) and not name.endswith("bias")
         expected = narrow(tensor.load(), FORMATS[dtype]) if matrix else tensor.load()
         assert written[name].dtype == (dtype if matrix else "float32")
         np.testing.assert_array_equal(written[name].stored(), expected, strict=True)

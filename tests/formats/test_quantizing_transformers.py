@@ -14,7 +14,7 @@ from minillm.formats.load_model import load_model  # noqa: E402
 from minillm.formats.write_checkpoint import write_checkpoint  # noqa: E402
 
 from .. import huggingface  # noqa: E402
-from ..families import CASES, CONFIGS, IDS  # noqa: E402
+from ..families import CASES, CONFIGS, IDS, marks_of  # noqa: E402
 from ..tiny import logits_of, runner_of  # noqa: E402
 
 pytestmark = pytest.mark.reference
@@ -25,7 +25,7 @@ LINE = [3, 4, 5, 6, 7, 3, 90]
 def in_turn(*dtypes: str) -> list[Any]:
     """Every case with every dtype; of two neighbours one has the first of them in the slow tests, one the second."""
     return [
-        pytest.param(case, dtype, marks=() if i % 2 == j else pytest.mark.exhaustive, id=f"{name}-{dtype}")
+        pytest.param(case, dtype, marks=marks_of(case) if i % 2 == j else pytest.mark.exhaustive, id=f"{name}-{dtype}")
         for i, (case, name) in enumerate(zip(CASES, IDS, strict=True))
         for j, dtype in enumerate(dtypes)
     ]

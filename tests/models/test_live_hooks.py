@@ -16,10 +16,12 @@ pytest.importorskip("transformers", reason="needs the reference extra")
 from minillm.backends.numpy import NumpyBackend  # noqa: E402
 from minillm.decoding.hooks import join_watched  # noqa: E402
 from minillm.formats.load_model import load_model  # noqa: E402
+from minillm.layers.mlp import MLP  # noqa: E402
+from minillm.models.points import RECURRENT, operator_of  # noqa: E402
 from minillm.runner.runner import Runner  # noqa: E402
 
 from .. import huggingface, seq2seq  # noqa: E402
-from ..families import CASES, CONFIGS, IDS  # noqa: E402
+from ..families import CASES, CONFIGS, IDS, marks_of  # noqa: E402
 from ..tiny import loop_of, request_for, runner_of  # noqa: E402
 
 pytestmark = pytest.mark.reference
@@ -30,10 +32,10 @@ SOURCE = np.random.default_rng(4).integers(3, 96, 30).tolist()
 FIRST = [(family, next(iter(configs))) for family, configs in CONFIGS.items()]
 # Names of transformers' modules, the first group being the layer's number: what each reads or returns.
 OUTPUT_PROJECTION = (
-    r"layers?\.(\d+)\..*?(?:self_attn|attn|conv|attention|self_attention|SelfAttention)\."
+    r"layers?\.(\d+)\..*?(?:self_attn|attn|conv|attention|self_attention|SelfAttention|mixer|mamba)\."
     r"(?:o_proj|out_proj|c_proj|dense|o)"
 )
-MLP_DOWN = r"layers?\.(\d+)\.(?:.*\.)?(?:down_proj|fc2|c_proj|dense_4h_to_h|wo|w2)"
+MLP_DOWN = r"layers?\.(\d+)\.(?:.*\.)?(?:down_proj|fc2|c_proj|dense_4h_to_h|wo|w2|shared_mlp\.output_linear)"
 
 
 def load(folder: Path) -> Runner:
@@ -86,7 +88,7 @@ def assert_close(ours: np.ndarray, theirs: Any, *, times: float = 1) -> None:
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * times * max(10, np.abs(expected).max()))
 
 
-@pytest.mark.parametrize("case", CASES, ids=IDS)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of(case)) for case in CASES], ids=IDS)
 def test_every_point_of_a_decoder(case: tuple[str, str], tmp_path: Path) -> None:
     family, name = case
     model = huggingface.build_model(CONFIGS[family][name], 5)
@@ -114,7 +116,7 @@ def test_every_point_of_a_decoder(case: tuple[str, str], tmp_path: Path) -> None
     if runner.model.head.project_out is None:  # else theirs is projected already
         close(ours["final"], last_hidden_state(model, ids))
     products = seen_by_modules(model, lambda: model(ids), OUTPUT_PROJECTION)
-    assert [*products] == [*range(layers)]
+    assert [*products] == [i for i in range(layers) if not isinstance(operator_of(runner.model.layers[i]), MLP)]
     for i, (z, out) in products.items():
         compare_operators(i, runner.model.layers[i], ours, z, out, close)
     compare_mlps(ours, runner, seen_by_modules(model, lambda: model(ids), MLP_DOWN), close)
@@ -124,7 +126,7 @@ def compare_mixtures(
     ours: dict[str, np.ndarray], runner: Runner, model: Any, ids: Any, close: Callable[..., None]
 ) -> None:
     """The routers' probabilities, of which transformers has the logits, or in some families the probabilities."""
-    if not hasattr(model.config, "output_router_logits"):
+    if not hasattr(model.config, "output_router_logits") or not runner.model.config.num_experts:
         return
     with torch.no_grad():
         router = model(ids, output_router_logits=True).router_logits
@@ -152,9 +154,9 @@ def compare_operators(
     i: int, block: Any, ours: dict[str, np.ndarray], z: Any, out: Any, close: Callable[..., None]
 ) -> None:
     """What attention's output projection reads and returns, or what is in its place returns."""
-    [result] = {f"blocks.{i}.{kind}.out" for kind in ("attention", "convolution", "delta_net")} & ours.keys()
+    [result] = {f"blocks.{i}.{kind}.out" for kind in ("attention", *RECURRENT.values())} & ours.keys()
     close(ours[result], out)
-    if hasattr(block, "attention") and not block.attention.gated:  # else theirs is multiplied by the gates
+    if "attention" in result and not operator_of(block).gated:  # else theirs is multiplied by the gates
         close(ours[f"blocks.{i}.attention.z"], z)
 
 
@@ -176,7 +178,8 @@ def test_a_head_is_ablated_as_by_a_hook_on_the_output_projection(case: tuple[str
 
     before = watched(runner, request_for(LINE, max_new_tokens=1), ["logits"])["logits"]
     ours = watched(runner, request_for(LINE, max_new_tokens=1), ["logits"], {"blocks.1.attention.z": without_head})
-    D = runner.model.layers[1].attention.out.shape[1] // runner.model.layers[1].attention.num_heads
+    attention = operator_of(runner.model.layers[1])
+    D = attention.out.shape[1] // attention.num_heads
 
     def mask(_: Any, inputs: Any) -> Any:
         changed = inputs[0].clone()

@@ -30,7 +30,7 @@ from minillm.models.parameters import by_block, random_tensors, transpose
 from minillm.models.points import operator_of
 from minillm.reference.quantize import dequantize, quantize
 
-from ..families import CASES, CONFIGS, GOLDEN_CASES, GOLDEN_IDS, IDS
+from ..families import CASES, CONFIGS, GOLDEN_CASES, GOLDEN_IDS, IDS, marks_of
 from ..tiny import each_expert
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -170,8 +170,22 @@ def joined(whole: Weight, shares: list[Weight], sections: list[int]) -> tuple[np
     return stacked(data), None if biases[0] is None else stacked(biases)
 
 
+def projected_rows(config: Any, place: str, rows: int) -> list[int]:
+    """Rows of the parts of a convolution's projection, or of those of a delta net or Mamba-2."""
+    if place == "convolution.projection":
+        return [rows // 3] * 3
+    if place == "delta_net.projection":
+        V, dv = config.values
+        return [*mixed_widths(config), V * dv, V, V]
+    inner, wide = config.mamba.inner, config.mamba.groups * config.mamba.state_size
+    return [inner, inner, wide, wide, config.mamba.num_heads]
+
+
 def mixed_widths(config: Any) -> list[int]:
-    """Widths of the queries, keys and values that a delta net convolves."""
+    """Widths of what a delta net or Mamba-2 convolves: queries, keys and values, or x, B and C."""
+    if hasattr(config, "mamba"):
+        wide = config.mamba.groups * config.mamba.state_size
+        return [config.mamba.inner, wide, wide]
     (K, dk), (V, dv) = config.keys, config.values
     return [K * dk, K * dk, V * dv]
 
@@ -185,10 +199,12 @@ def qkv_rows(config: Any, layer: int, rows: int) -> list[int]:
 
 def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
     config, split = whole.config, 0
+    mambas = sum(bool(states[1:]) for states in config.layer_states) if hasattr(config, "mamba") else 0
     for (path, weight), *others in zip(weight_paths(whole), *map(weight_paths, shares), strict=True):
         if path.endswith(("slopes", "frequencies")):
             continue
         place = path.split(".", 2)[-1]
+        place = place.replace("part.qkv", "attention.qkv").replace("part.", "mamba.")  # of layers with one part
         if path in ("embedding.tokens", "head.weight", "per_layer.table"):
             rows = [expand(each.data) for each in (other for _, other in others)]
             np.testing.assert_array_equal(np.concatenate(rows), expand(weight.data), err_msg=path)
@@ -196,11 +212,11 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
             continue
         halves = [weight.shape[-2] // 2] * 2 if place.endswith("gate_up") else []
         sections = qkv_rows(config, int(path.split(".")[1]), weight.shape[0]) if place == "attention.qkv" else halves
-        if place == "convolution.projection":
-            sections = [weight.shape[0] // 3] * 3
-        if place == "delta_net.projection":
-            V, dv = config.values
-            sections = [*mixed_widths(config), V * dv, V, V]
+        if place.endswith(".projection"):
+            sections = projected_rows(config, place, weight.shape[0])
+        if place in ("mamba.taps", "mamba.rates"):
+            assert_vectors_are_shared(config.mamba, weight, [other for _, other in others])
+            continue
         if place.endswith(".taps"):
             k = config.taps
             blocks = [weight.shape[0] // k] if place == "convolution.taps" else mixed_widths(config)
@@ -214,10 +230,12 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
                 np.testing.assert_equal(bias, one.bias, err_msg=path)
         split += others[0][1].data is not None and others[0][1].shape != weight.shape
     whole_qkv = config.model_type in ("olmoe", "olmo2", "olmo3", "minimax_m2")  # whose norms of queries span all heads
-    shared = sum(getattr(layer.mlp, "shared", None) is not None for layer in whole.layers)
+    shared = sum(getattr(getattr(layer, "mlp", None), "shared", None) is not None for layer in whole.layers)
     latent = 2 * bool(config.value_dim)  # the matrices of heads by which latents are expanded
     parts = 4 - whole_qkv + latent + getattr(config, "sinks", False)  # both projections of attention and of each MLP
-    assert split == parts * config.num_layers + 2 * shared + sum(getattr(config, "linear", ()))
+    parts -= 2 * (config.model_type == "nemotron_h")  # whose layers have one part
+    norms = sum(getattr(config, "linear", ())) + mambas
+    assert split == parts * config.num_layers + 2 * shared + norms
 
 
 @pytest.mark.sampled(4)
@@ -229,15 +247,41 @@ def test_ranks_of_a_checkpoint_have_the_whole(family: str, name: str) -> None:
     assert_shares_are_the_whole(load_model(folder, NumpyBackend()), shares)
 
 
-def heads(family: str, name: str) -> int:
+def assert_vectors_are_shared(mamba: Any, whole: Any, shares: list[Any]) -> None:
+    """The taps of a convolution, by blocks of channels, or the rates of heads: those of ranks make up the whole."""
+    wide = mamba.groups * mamba.state_size
+    by_block = [mamba.inner, wide, wide] if whole.shape[0] > 2 * mamba.num_heads else [mamba.num_heads]
+    rows = whole.shape[0] // sum(by_block)
+    stops = np.cumsum([0, *by_block]) // len(shares)
+
+    def joined(arrays: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate(
+            [array.reshape(-1, stops[-1])[:, a:b] for a, b in itertools.pairwise(stops) for array in arrays], axis=1
+        )
+
+    np.testing.assert_array_equal(joined([share.data for share in shares]), whole.data.reshape(rows, -1))
+    if whole.bias is not None:
+        np.testing.assert_array_equal(joined([share.bias for share in shares])[0], whole.bias)
+
+
+def is_shared(family: str, name: str, ranks: int = 2) -> bool:
+    """Whether a configuration's heads, or groups of them, can be shared."""
     raw = CONFIGS[family][name]
-    return family_of(raw).read_config(raw).num_heads
+    try:
+        family_of(raw).read_config(raw).sharded(ranks)
+    except ParameterError:
+        return False
+    return True
 
 
-SHARED = [case for case in CASES if heads(*case) % 2 == 0]
+SHARED = [
+    pytest.param(*case, marks=marks_of(case), id=name)
+    for case, name in zip(CASES, IDS, strict=True)
+    if is_shared(*case) and case[0] != "nemotron_h"  # whose layers have one part
+]
 
 
-@pytest.mark.parametrize(("family", "name"), SHARED, ids=[i for c, i in zip(CASES, IDS, strict=True) if c in SHARED])
+@pytest.mark.parametrize(("family", "name"), SHARED)
 @pytest.mark.slow
 def test_ranks_attend_with_whole_heads_and_their_results_add_up(family: str, name: str) -> None:
     """Attention, or a convolution, and MLP of a layer: the sum of what the ranks compute is what the whole computes."""
@@ -256,8 +300,7 @@ def test_ranks_attend_with_whole_heads_and_their_results_add_up(family: str, nam
         operators = [operator_of(layer)(backend, x, cache.storage, batch, residual=residual).copy() for layer in layers]
         return *operators, layers[0].mlp(backend, x, residual=residual).copy()
 
-    key_heads = getattr(config, "keys", (4, 0))[0]
-    for ranks in (2, 4) if config.num_heads % 4 == key_heads % 4 == 0 else (2,):
+    for ranks in (2, 4) if is_shared(family, name, 4) else (2,):
         sums = [np.sum(parts, axis=0) for parts in zip(*(attended(rank, ranks) for rank in range(ranks)), strict=True)]
         for ours, expected in zip(sums, attended(0, 1), strict=True):
             np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-5 * np.abs(expected).max())

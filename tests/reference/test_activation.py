@@ -18,6 +18,7 @@ from minillm.reference.activation import (
     glu_cost,
     multiply,
     relu,
+    relu2,
     scale_logits,
     silu,
 )
@@ -60,6 +61,10 @@ def test_silu_is_x_times_the_logistic_function() -> None:
 def test_other_names_stand_for_activations_that_there_are() -> None:
     assert set(ALIASES.values()) <= set(ACTIVATIONS)
     assert not set(ALIASES) & set(ACTIVATIONS)
+
+
+def test_the_square_of_relu() -> None:
+    assert relu2(np.array([[-1.5, 0.0, 2.5]], np.float32), np).tolist() == [[0.0, 0.0, 6.25]]
 
 
 def test_relu() -> None:

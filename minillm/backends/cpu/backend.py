@@ -21,6 +21,7 @@ from ...reference.experts import SOFTMAX, RouterSpec, Routing
 from ...reference.philox import Keys
 from ...reference.quantize import Quantized
 from ...reference.rotary import Rotation
+from ...reference.selective_scan import UNLIMITED
 from ..formats import Format, WeightFormats
 from ..group import Group
 from ..loader import HugePages, Loader
@@ -52,6 +53,7 @@ from .launching import (
     Sample,
     ScaleLogits,
     Scratch,
+    SelectiveScan,
     StoreKV,
     Table,
     TakeRows,
@@ -67,12 +69,14 @@ from .launching import (
 )
 from .memory import FEW_ROWS, PIECE, CpuMemory
 
-ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
+ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4, "relu2": 6}
 """Codes of `kernels/cpu/activation.h`"""
 GATES = ACTIVATIONS | {"swiglu_oai": 5}
 """Codes of gates of a gated MLP, likewise"""
 MOST_TAPS = 64
 """The most inputs of a convolution in `kernels/cpu/convolution.c`"""
+MOST_STATE, STATE_ROWS = 256, 16
+"""The largest N of `kernels/cpu/selective_scan.c`, and the rows of a head that are one piece of its work"""
 _CODES = {np.dtype(kind): code for code, kind in enumerate((np.float32, np.float16, np.uint16, np.int8, np.uint8))}
 """Type of an array of weights, keys or values -> its format in C: uint16 holds bfloat16, uint8 pairs of int4"""
 INT8 = _CODES[np.dtype(np.int8)]
@@ -256,7 +260,7 @@ class CpuBackend(Recordable, Backend):
     def rms_norm(self, x: Any, weight: Weight, epsilon: float, *, residual: Any | None = None) -> Any:
         """Normalise rows to mean square 1, apply gain, add the residual. [T, E] -> [T, E]
 
-        By head without a residual: [T, heads, D] -> [T, heads, D].
+        By head without a residual: [T, heads, D] -> [T, heads, D], with a gain [D] or [heads D].
         """
         by_head = x if x.ndim == 3 else x[:, None]
         return self._norm("rms_norm", by_head, weight, epsilon, residual).reshape(x.shape)
@@ -268,6 +272,7 @@ class CpuBackend(Recordable, Backend):
         arguments = filled(
             Norm, x=x, gain=weight.data, bias=weight.bias, residual=_contiguous(residual), out=out, T=T, heads=heads,
             width=width, stride=stride, epsilon=epsilon,
+            gain_stride=0 if weight.data is None or weight.data.size == width else width,
         )  # fmt: skip
         launch(kernel, arguments, shares_of(T))
         return out
@@ -432,6 +437,35 @@ class CpuBackend(Recordable, Backend):
             stride=stride, gate_stride=gate_stride,
         )  # fmt: skip
         launch("delta_rule", arguments, shares_of(V * -(-dv // COLUMNS)))
+        return out
+
+    @recorded
+    def selective_scan(
+        self,
+        x: Any,
+        steps: Any,
+        weight: Weight,
+        cache: Pages,
+        layer: int,
+        batch: Batch,
+        *,
+        groups: tuple[int, int],
+        limits: tuple[float, float] = UNLIMITED,
+    ) -> Any:
+        """Mamba-2's recurrence, its states in the cache. [T, H P + 2 G N], [T, H] -> [T, H P]"""
+        _, states = cache.states_of(layer)
+        T, (_, H, P, N) = len(x), states.shape
+        if N > MOST_STATE:
+            not_recorded()
+            return super().selective_scan(x, steps, weight, cache, layer, batch, groups=groups, limits=limits)
+        (x, stride), (steps, step_stride) = _rows(x[:, None]), _rows(steps[:, None])
+        out = self.memory.arena.take((T, H * P))
+        arguments = filled(
+            SelectiveScan, x=x, steps=steps, rates=weight.data, step_bias=weight.bias, states=states,
+            before=batch.state_before, after=batch.state_after, out=out, T=T, H=H, P=P, G=groups[0], N=N, stride=stride,
+            step_stride=step_stride, least=limits[0], most=limits[1],
+        )  # fmt: skip
+        launch("selective_scan", arguments, shares_of(H * -(-P // STATE_ROWS)))
         return out
 
     @recorded

@@ -30,7 +30,9 @@ def _structure(name: str, *fields: tuple[str, Any]) -> Any:
     return type(name, (ctypes.Structure,), {"_fields_": members})
 
 
-Norm = _structure("Norm", ("p", "x gain bias residual out"), ("i", "T heads width stride"), ("d", "epsilon"))
+Norm = _structure(
+    "Norm", ("p", "x gain bias residual out"), ("i", "T heads width stride gain_stride"), ("d", "epsilon")
+)
 Glu = _structure("Glu", ("p", "x out"), ("i", "T F activation"))
 Gate = _structure("Gate", ("p", "x logits out"), ("i", "T F n stride silu"))
 Multiply = _structure("Multiply", ("p", "x others factor out"), ("i", "T F stride"))
@@ -51,6 +53,12 @@ DeltaRule = _structure(
     "DeltaRule",
     ("p", "x gates decay step_bias states before after out"),
     ("i", "T K V dk dv stride gate_stride"),
+)
+SelectiveScan = _structure(
+    "SelectiveScan",
+    ("p", "x steps rates step_bias states before after out"),
+    ("i", "T H P G N stride step_stride"),
+    ("d", "least most"),
 )
 StoreKV = _structure(
     "StoreKV",

@@ -65,6 +65,7 @@ def _cases() -> Iterator[Case]:
     yield "rms_norm", methodcaller("rms_norm", x, Weight("", gain), 1e-5)
     yield from _convolutions(rng)
     yield from _delta_rules(rng)
+    yield from _selective_scans(rng)
     yield "take_rows", methodcaller("take_rows", x, np.array([2, 0]))
     down, up = (Weight("", rng.standard_normal(shape, np.float32)) for shape in ((5, 100), (100, 5)))
     yield (
@@ -214,6 +215,29 @@ def _delta_rule(
     batch: Any = SimpleNamespace(state_before=before, state_after=after)
     out = on.delta_rule(x, gates, weight, cache, 0, batch, keys=keys)
     return np.concatenate([out, kept.reshape(-1, out.shape[1])])
+
+
+def _selective_scans(rng: np.random.Generator) -> Iterator[Case]:
+    """The same of Mamba-2's recurrence, with two heads of a group and odd sizes, and of a norm by groups."""
+    before, after = np.array([-1, 0, 1, 2, -2 - 3, 4, 4, 5]), np.array([-1, 5, -1, 1, -1, 0, -1, -1])
+    H, P, G, N = 4, 21, 2, 37
+    states = rng.standard_normal((7, H, P, N), np.float32)
+    weight = Weight("", rng.standard_normal(2 * H, np.float32), rng.standard_normal(H, np.float32))
+    x, steps = (rng.standard_normal((8, width), np.float32) for width in (H * P + 2 * G * N, H))
+    yield "selective_scan", partial(_selective_scan, x, steps, weight, states, before, after, G)
+    gain = Weight("", rng.standard_normal(H * P, np.float32))
+    yield "rms_norm by groups", methodcaller("rms_norm", x[:, : H * P].reshape(8, H, P).copy(), gain, 1e-5)
+
+
+def _selective_scan(
+    x: Any, steps: Any, weight: Weight, states: Any, before: Any, after: Any, groups: int, on: Backend
+) -> Any:
+    """Results and states of Mamba-2's recurrence. [T H P + slots H P N]"""
+    kept = states.copy()
+    cache: Any = SimpleNamespace(states_of=lambda layer: (None, kept))
+    batch: Any = SimpleNamespace(state_before=before, state_after=after)
+    out = on.selective_scan(x, steps, weight, cache, 0, batch, groups=(groups, states.shape[3]), limits=(0.1, 2.0))
+    return np.concatenate([out.ravel(), kept.ravel()])
 
 
 def _keep_allowed(on: Backend, logits: Any, masks: Any) -> Any:

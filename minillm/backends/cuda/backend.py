@@ -19,6 +19,7 @@ from ...reference.attention import AttentionSpec
 from ...reference.experts import SOFTMAX, RouterSpec, Routing
 from ...reference.quantize import Quantized
 from ...reference.rotary import Rotation
+from ...reference.selective_scan import UNLIMITED
 from ..formats import WEIGHT_FORMATS, Format
 from ..low_rank import LowRankWeight
 from ..operations import Backend
@@ -309,6 +310,31 @@ class CudaBackend(Recordable, Backend):
         out = self.memory.arena.take((len(x), states.shape[1] * states.shape[3]))
         places = batch.state_before, batch.state_after
         rows.delta_rule(self.kernels, x, gates, (weight.data, weight.bias), states, places, out, keys=keys)
+        return out
+
+    @recorded
+    def selective_scan(
+        self,
+        x: Any,
+        steps: Any,
+        weight: Weight,
+        cache: Pages,
+        layer: int,
+        batch: Batch,
+        *,
+        groups: tuple[int, int],
+        limits: tuple[float, float] = UNLIMITED,
+    ) -> Any:
+        """One launch. [T, H P + 2 G N], [T, H] -> [T, H P]"""
+        _, states = cache.states_of(layer)
+        _, H, P, N = states.shape
+        if N > rows.MOST_STATE:
+            self._not_recorded()
+            return super().selective_scan(x, steps, weight, cache, layer, batch, groups=groups, limits=limits)
+        out = self.memory.arena.take((len(x), H * P))
+        places = batch.state_before, batch.state_after
+        variant: Any = {"groups": groups[0], "limits": limits}
+        rows.selective_scan(self.kernels, x, steps, weight.data, weight.bias, states, places, out, **variant)
         return out
 
     @recorded

@@ -1,7 +1,7 @@
-"""Launches the row-wise kernels: embedding, row selection, norms, rotary, gates, convolutions, the delta rule, logits.
+"""Launches the row-wise kernels: embedding, rows, norms, rotary, gates, convolutions, recurrences, logits' scale.
 
-Their sources are `kernels/cuda/embed.cu`, `norm.cu`, `rotary.cu`, `glu.cu`, `convolution.cu`, `delta_rule.cu` and
-`logits.cu`.
+Their sources are `kernels/cuda/embed.cu`, `norm.cu`, `rotary.cu`, `glu.cu`, `convolution.cu`, `delta_rule.cu`,
+`selective_scan.cu` and `logits.cu`.
 
 Results are contiguous; inputs may have a larger row stride. Nothing is launched for zero rows.
 """
@@ -24,6 +24,9 @@ MOST_TAPS = 64
 """The most inputs of a convolution in `convolution.cu`"""
 MOST_KEYS, COLUMNS, COLUMN_THREADS = 256, 32, 4
 """The largest dk in `delta_rule.cu`, the columns of a block, and the threads of each"""
+MOST_STATE = 256
+"""The largest N of `selective_scan.cu`, whose lanes have N / 32 numbers each"""
+SCAN_THREADS = 128
 NORM_THREADS = 512
 ROTARY_THREADS = 256
 NORM_VALUES = 64
@@ -104,10 +107,11 @@ def layer_norm(kernels: Kernels, x: Any, gain: Any | None, bias: Any | None, eps
 def rms_norm(kernels: Kernels, x: Any, gain: Any | None, epsilon: float, out: Any, residual: Any | None = None) -> None:
     """out = RMS norm of x, plus residual [T, E], contiguous, where that is given.
 
-    Other arguments as of `layer_norm`; or x and out are [T, heads, D], and gain is [D].
+    Other arguments as of `layer_norm`; or x and out are [T, heads, D], and gain is [D] or [heads D].
     """
     assert residual is None or residual.flags.c_contiguous
-    _norm(kernels, "rms_norm", x, (or_null(gain), or_null(residual)), epsilon, out)
+    apart = x.shape[-1] if gain is not None and gain.size > x.shape[-1] else 0
+    _norm(kernels, "rms_norm", x, (or_null(gain), or_null(residual)), epsilon, out, int32s(apart))
 
 
 GATES = ACTIVATIONS | {"swiglu_oai": 5}
@@ -170,6 +174,7 @@ def multiply(kernels: Kernels, x: Any, others: Any | None, factor: Any | None, o
         others: [T, F] or None
         factor: [1] float32 or None
         out: [T, F]
+        silu: the factor is logits * sigmoid(logits)
     """
     T, F = out.shape
     if T == 0:
@@ -255,6 +260,44 @@ def delta_rule(
     sizes = int32s(T, keys[0], V, dk, dv, slots, row_stride(x), row_stride(gates))
     grid = (T, V, -(-dv // COLUMNS))
     kernels.get("delta_rule", "delta_rule")(grid, (COLUMNS * COLUMN_THREADS,), (*arrays, *sizes))
+
+
+def selective_scan(
+    kernels: Kernels,
+    x: Any,
+    steps: Any,
+    rates: Any,
+    step_bias: Any,
+    states: Any,
+    places: tuple[Any, Any],
+    out: Any,
+    *,
+    groups: int,
+    limits: tuple[float, float],
+) -> None:
+    """Mamba-2's recurrence (`reference.selective_scan`).
+
+    Args:
+        kernels: for the storage type of x, steps and out
+        x: [T, H P + 2 G N]; or a view with a larger row stride
+        steps: [T, H]; or a view with a larger row stride
+        rates: [2 H] float32, of decay, then the factors to skip
+        step_bias: [H] float32
+        states: [slots, H, P, N] float32; N at most `MOST_STATE`
+        places: where each token finds the state before it, and where the state after it goes; [T] int32 each
+        out: [T, H P], filled; contiguous
+        groups: G
+        limits: of the steps
+    """
+    if len(out) == 0:
+        return
+    slots, H, P, N = states.shape
+    arrays = (out, x, steps, rates, step_bias, states, *places)
+    sizes = int32s(len(out), H, P, groups, N, slots, row_stride(x), row_stride(steps))
+    blocks = -(-H * P // (SCAN_THREADS // WARP))
+    kernels.get("selective_scan", "selective_scan", VALUES=-(-N // WARP))(
+        (blocks,), (SCAN_THREADS,), (*arrays, *sizes, *(np.float32(limit) for limit in limits))
+    )
 
 
 def scale_logits(kernels: Kernels, logits: Any, scale: float, cap: float | None) -> None:
@@ -344,15 +387,17 @@ def norm_vectors(E: int, vector: int) -> int:
     return vectors
 
 
-def _norm(kernels: Kernels, name: str, x: Any, parameters: tuple[Any, ...], epsilon: float, out: Any) -> None:
-    """Launch a norm; `parameters` are its gain, and its bias or residual."""
+def _norm(
+    kernels: Kernels, name: str, x: Any, parameters: tuple[Any, ...], epsilon: float, out: Any, strides: Any = ()
+) -> None:
+    """Launch a norm; `parameters` are its gain, and its bias or residual; `strides` further ones."""
     T, *heads, E = x.shape
     if T == 0:
         return
     vector = _vector(x)
     vectors = norm_vectors(E, vector)
     threads = _warps(-(-E // (vector * vectors)))
-    args = (out, x, *parameters, *int32s(E, row_stride(x)), np.float32(epsilon))
+    args = (out, x, *parameters, *int32s(E, row_stride(x)), *strides, np.float32(epsilon))
     kernels.get("norm", name, VECTORS=vectors)((T, *heads), (threads,), args)
 
 

@@ -226,16 +226,16 @@ class Analysis:
         )
 
     def _all_reduces(self, *, encodes: bool) -> int:
-        """All-reduces of a pass: of embeddings, two in each layer, three with cross-attention or a shared expert."""
+        """All-reduces of a pass: of embeddings, and of each part of a layer, shared experts among them."""
         if self.parallel.tensor == 1:
             return 0
         if encodes:
             return 2 * self.config.encoder_layers + 1
-        in_layers = (3 if self.config.encoder_layers else 2) * self.config.num_layers
+        in_layers = self.config.layer_parts * self.config.num_layers
         return in_layers + self.config.shared_expert_layers + 1 + bool(self.config.per_layer_width)
 
     def all_reduce_bytes(self, phase: Phase) -> int:
-        """Bytes that the ranks of one share of the heads give to all of them: T (2 L E + W) numbers of a decoder.
+        """Bytes that the ranks of one share of the heads give to all of them: T (2 L E + W) numbers of most decoders.
 
         W is the width of the token embedding, and of that of all layers if these have their own.
         """

@@ -11,7 +11,7 @@ from minillm.backends.operations import Backend
 from minillm.batch import TokenSequence
 
 from ...comparing import assert_same_tokens
-from ...families import CASES, CONFIGS, IDS, has_experts
+from ...families import CASES, CONFIGS, IDS, LIKE_GRANITES, has_experts
 from ...tiny import chunks, generate, logits_of, model_of, random_prompts, runner_of
 
 pytestmark = pytest.mark.slow  # the default backend: what else runs engines tests it too
@@ -22,8 +22,8 @@ ROUNDING = 2e-5
 LOOKS_BACK = [("mistral", "window"), ("bloom", "four heads")]
 
 
-LIKE_OTHERS = ("deepseek_v3", "glm4_moe_lite", "minicpm3")
-"""Families whose operations are those of one that is run: DeepSeek-V2, and GLM-4.5's router"""
+LIKE_OTHERS = ("deepseek_v3", "glm4_moe_lite", "minicpm3", *LIKE_GRANITES)
+"""Families whose operations are those of one that is run: DeepSeek-V2, GLM-4.5's router, and Granite 4's hybrids"""
 FIRST = [(family, next(iter(configs))) for family, configs in CONFIGS.items() if family not in LIKE_OTHERS]
 
 

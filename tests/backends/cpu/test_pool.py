@@ -196,6 +196,7 @@ def test_what_is_recorded_is_repeated() -> None:
 
 STRUCTURES = {
     "norm_arguments": launching.Norm,
+    "selective_scan_arguments": launching.SelectiveScan,
     "glu_arguments": launching.Glu,
     "table": launching.Table,
     "embed_arguments": launching.Embed,

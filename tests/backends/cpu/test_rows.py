@@ -127,7 +127,9 @@ def exact(activation: str, x: np.ndarray) -> np.ndarray:
             return x * np.vectorize(math.erfc, otypes=[float])(-x / np.sqrt(2)) / 2
         if activation == "gelu_new":
             return x / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * x * (1 + 0.044715 * x * x)))
-        return np.maximum(x, 0) if activation == "relu" else x / (1 + np.exp(-x))
+        if activation in ("relu", "relu2"):
+            return np.maximum(x, 0) ** (1 + (activation == "relu2"))
+        return x / (1 + np.exp(-x))
 
 
 def exact_gate(activation: str, gate: np.ndarray, up: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ def _sigmoid(x: Any) -> Any:
 EXACT: dict[str | None, Callable[[Any], Any]] = {
     None: lambda x: x,
     "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
     "gelu": lambda x: x * (1 + erf(x / math.sqrt(2))) / 2,
     "gelu_new": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
     "silu": lambda x: x * _sigmoid(x),

@@ -135,6 +135,7 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
         {"HEAD_DIM": 576, "KEY_DIM": 64, "VALUE_DIM": 512, "PAGE_SIZE": 16},
     ],
     "norm": [*({"VECTORS": n} for n in (1, 2, 4, 8)), {"VECTORS": 16, "storage": ("float32",)}],
+    "selective_scan": [{"VALUES": n} for n in (1, 4, 8)],
 }
 """Module -> list of constants, given to the compiler as macros."""
 

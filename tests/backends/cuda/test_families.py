@@ -19,7 +19,7 @@ from minillm.engine.inspect import all_logits
 from minillm.reference.philox import uniform
 from minillm.runner.runner import Runner
 from tests.comparing import assert_same_draws, assert_same_tokens
-from tests.families import CASES, CONFIGS, IDS, has_experts
+from tests.families import CASES, CONFIGS, IDS, LIKE_GRANITES, has_experts
 from tests.tiny import generate, logits_of, model_of, random_prompts, runner_of
 
 from .recording import RecordingDevice
@@ -33,7 +33,9 @@ LONG = np.random.default_rng(5).integers(3, 96, 45).tolist()
 
 
 LIKE_OTHERS = ("deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3", "qwen3_next", "qwen3_5_moe_text")
-"""Families whose operations are those of one that is run: DeepSeek-V2, Qwen3.5 and Qwen2-MoE, and GLM-4.5's router"""
+LIKE_OTHERS += LIKE_GRANITES
+"""Families whose operations are those of one that is run: DeepSeek-V2, Qwen3.5 and Qwen2-MoE, GLM-4.5's router, and
+Granite 4's hybrids"""
 FIRST = {family: next(iter(configs)) for family, configs in CONFIGS.items() if family not in LIKE_OTHERS}
 
 

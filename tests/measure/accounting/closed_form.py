@@ -35,6 +35,7 @@ of each head's D numbers rotated,
                 + 3 T (H + 1) r + 3 T r / 2           rotary
                 + 2 T H n C + 2 T H C V               absorbed into queries and results
                 + T H (r + C) + (2 (r + 2 C) + 4) H pairs    as attention, keys of r + C and values of C numbers
+    scan        T H (5 P N + 3 P + 6) + H             H states of P N numbers
     gate        3 T n + T F                           n sigmoids of a row, and its product with them
     factor      T F                                   of a row by another, or by one number
     a bias      H pairs, by distance; cross-attention as attention, its pairs those of a token and its source
@@ -74,6 +75,7 @@ from .components import (
     Rotate,
     Route,
     ScaleLogits,
+    Scan,
     Sigmoids,
     Spread,
     StoreKV,
@@ -81,7 +83,7 @@ from .components import (
 )
 from .outlines import encoder_outline_of, outline_of
 
-ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1, "swiglu_oai": 8}
+ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1, "swiglu_oai": 8, "relu2": 2}
 """a, per element: ReLU is one comparison; GELU uses the erf of Abramowitz and Stegun, 7.1.26, or tanh; SiLU is an
 exponential, a sum and a division. gpt-oss's gate is SiLU with a product, after three comparisons, and a sum."""
 LOGITS = ("vocabulary", "router", "labels")
@@ -162,7 +164,7 @@ def amounts_of(
             numbers = (1 if part.joined else 2) * T * part.kv_heads * part.head_dim
             written = T * position_bytes(storage, part.kv_heads, part.head_dim, joined=part.joined)
             return Amounts(read=storage.activation_bytes * numbers, written=written)
-        case Attend() | Convolve() | DeltaRule():
+        case Attend() | Convolve() | DeltaRule() | Scan():
             return _of_several_tokens(part, T, step, storage, conventions)
         case TakeRows() | Route() | Spread() | ExpertLinear() | HeadLinear() | Combine() | Sigmoids() | Multiply():
             return _of_chosen(part, T, storage, used)
@@ -173,11 +175,13 @@ def amounts_of(
 
 
 def _of_several_tokens(
-    part: Attend | Convolve | DeltaRule, T: int, step: Step, storage: Storage, conventions: Conventions
+    part: Attend | Convolve | DeltaRule | Scan, T: int, step: Step, storage: Storage, conventions: Conventions
 ) -> Amounts:
-    """Attention, a convolution, or a linear attention."""
+    """Attention, a convolution, a linear attention, or a recurrence."""
     if isinstance(part, DeltaRule):
         return _delta_rule(part, T, step, storage)
+    if isinstance(part, Scan):
+        return _scan(part, T, step, storage)
     if isinstance(part, Convolve):
         return _convolve(part, T, step, storage)
     step = step.over_sources if part.cross else step
@@ -284,7 +288,7 @@ def _norm(part: Norm, T: int, storage: Storage) -> Amounts:
     own = 5 * E + 5 if part.mean else 3 * E + 4
     return Amounts(
         other=rows * (own + affine + part.residual * E),
-        read=result * (1 + part.residual) + VECTOR_BYTES * affine,
+        read=result * (1 + part.residual) + VECTOR_BYTES * affine * part.gains,
         written=result,
         fusion_saves=part.residual * 2 * result,
     )
@@ -340,6 +344,24 @@ def _delta_rule(part: DeltaRule, T: int, step: Step, storage: Storage) -> Amount
     )
 
 
+def _scan(part: Scan, T: int, step: Step, storage: Storage) -> Amounts:
+    """Per number of the state a product for its decay, a multiply-add to add to it, another to read it.
+
+    Per value a product with the step, a product and a sum to skip; per head a sum, an exponential, a logarithm and a
+    sum for the step, a product and an exponential for the decay; of each rate an exponential. The state of a sequence,
+    float32, is read and written.
+    """
+    a, H, P, N = storage.activation_bytes, part.heads, part.head_dim, part.state_size
+    state = VECTOR_BYTES * H * P * N
+    states, results = len(step.parts) * state, a * T * H * P
+    return Amounts(
+        other=5 * T * H * P * N + 3 * T * H * P + 6 * T * H + H,
+        read=results + a * T * (2 * part.groups * N + H) + 3 * VECTOR_BYTES * H + states,
+        written=results + states,
+        fusion_saves=2 * (T * state - states),
+    )
+
+
 def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> Amounts:
     """Per pair and head D multiply-adds for the score, 4 FLOPs for softmax, V multiply-adds for the value.
 
@@ -374,15 +396,22 @@ def parameters_of(part: Component) -> int:
             return part.heads * part.outputs * part.inputs
         case Route():
             return part.experts * (part.biased + part.by_factors)
-        case Attend():
-            return (part.buckets + part.sunk) * part.heads
+        case Attend() | DeltaRule() | Scan():
+            return part.heads * numbers_of_heads(part)
         case Convolve():
             return part.width * (part.taps + part.bias)
-        case DeltaRule() | Multiply():
-            return 2 * part.heads if isinstance(part, DeltaRule) else not part.by_rows
+        case Multiply():
+            return not part.by_rows
         case Norm():
-            return (1 + part.mean) * part.width * part.affine
+            return (1 + part.mean) * part.width * part.affine * part.gains
     return 0
+
+
+def numbers_of_heads(part: Attend | DeltaRule | Scan) -> int:
+    """A head's own parameters: biases by distance and a sink; or rates, a step's bias and a factor to skip."""
+    if isinstance(part, Attend):
+        return part.buckets + part.sunk
+    return 2 if isinstance(part, DeltaRule) else 3
 
 
 def weight_bytes_of(part: Component, storage: Storage) -> int:
@@ -401,7 +430,7 @@ def weight_bytes_of(part: Component, storage: Storage) -> int:
         case Attend():
             buckets = part.buckets * row_bytes(storage, "positions", part.heads)
             return buckets + VECTOR_BYTES * part.sunk * part.heads
-        case Norm() | Route() | Convolve() | DeltaRule() | Multiply():
+        case Norm() | Route() | Convolve() | DeltaRule() | Scan() | Multiply():
             return VECTOR_BYTES * parameters_of(part)
     return 0
 
@@ -481,14 +510,12 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
     match part:
         case Embed() | TakeRows() | Combine() | Sigmoids() | Convolve() | Multiply():
             return (a * part.width,)
-        case Gate():
+        case Gate() | Norm():
             return (a * part.rows * part.width,)
         case Spread():
             return (a * part.chosen * part.width,)
         case ExpertLinear():
             return (a * part.chosen * part.outputs,)
-        case Norm():
-            return (a * part.rows * part.width,)
         case Linear():
             return ((VECTOR_BYTES * rows if part.role in LOGITS else a) * part.outputs,)
         case Rotate():
@@ -496,6 +523,8 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
         case Attend() | DeltaRule() | HeadLinear():
             width = part.copied + part.outputs if isinstance(part, HeadLinear) else part.value_dim or part.head_dim
             return (a * part.heads * width,)
+        case Scan():
+            return (a * part.heads * part.head_dim,)
         case StoreKV() | Route() | ScaleLogits():
             return ()
 

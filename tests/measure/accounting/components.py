@@ -62,6 +62,8 @@ class Norm:
     """Has gain (and bias)"""
     residual: bool = False
     """The residual is added; RMS norm only"""
+    gains: int = 1
+    """Gains of `width` numbers each: one, or one of each row"""
 
     @property
     def kind(self) -> str:
@@ -281,9 +283,21 @@ class ScaleLogits:
     capped: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scan:
+    """Mamba-2's recurrence of each head, whose state is a sequence's."""
+
+    kind: ClassVar[str] = "selective_scan"
+    name: str
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+
+
 Component = (
     Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows | Route | Spread | ExpertLinear | Combine
-    | ScaleLogits | Sigmoids | Convolve | DeltaRule | Multiply | HeadLinear
+    | ScaleLogits | Sigmoids | Convolve | DeltaRule | Scan | Multiply | HeadLinear
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from .components import (
     Rotate,
     Route,
     ScaleLogits,
+    Scan,
     Sigmoids,
     Spread,
     StoreKV,
@@ -65,9 +66,10 @@ def outline_of(config: ModelConfig) -> Outline:
 def _outlines() -> dict[str, Callable[[Any], Outline]]:
     llamas = ("llama", "mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3", "smollm3", "granite", "phi3")
     llamas += ("qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe", "gpt_oss")
+    llamas += ("granitemoe", "granitemoeshared", "granitemoehybrid", "bamba")  # the last two with Mamba-2
     latents = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3")
     nets = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-    others = {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2, "gemma4_text": _gemma4}
+    others = {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2, "gemma4_text": _gemma4, "nemotron_h": _nemotron_h}
     others |= dict.fromkeys(latents, _latent) | dict.fromkeys(nets, _qwen3_next)
     return others | dict.fromkeys(llamas, _llama)
 
@@ -227,6 +229,9 @@ def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
         between = (*_head_norms(config), *between)
     elif config.projection_norms:
         between = (*_projection_norms(config), *between)
+    if getattr(config, "mambas", None) and config.mambas[i]:
+        norm = Norm(name="mamba_norm.weight", width=E, mean=False)
+        return norm, *_mamba(config, config.mamba), *_mlp_of_llama(config, i)
     return (
         Norm(name="attention_norm.weight", width=E, mean=False),
         *self_attention(
@@ -246,6 +251,46 @@ def _mlp_of_llama(config: Any, i: int) -> tuple[Component, ...]:
     return (
         Norm(name="mlp_norm.weight", width=config.hidden_size, mean=False),
         *(gated_mlp(config, config.activation, bias=config.mlp_bias) if dense else _experts(config)),
+    )
+
+
+def _mamba(config: Any, mamba: Any) -> tuple[Component, ...]:
+    E, H, P, G, N, b = config.hidden_size, mamba.num_heads, mamba.head_dim, mamba.groups, mamba.state_size, mamba.bias
+    inner, channels = H * P, H * P + 2 * G * N
+    norm = Norm(name="mamba.norm.weight", width=inner // G, rows=G, mean=False, gains=G)
+    return (
+        Linear(name="mamba.projection", inputs=E, outputs=inner + channels + H, bias=b),
+        Convolve(
+            name="mamba.taps",
+            width=channels,
+            taps=mamba.taps,
+            bias=mamba.conv_bias,
+            gated=False,
+            activation=mamba.activation,
+        ),
+        Scan(name="mamba.rates", heads=H, head_dim=P, groups=G, state_size=N),
+        Sigmoids(name="gate", width=inner, logits=inner),
+        *((norm,) if mamba.normed else ()),
+        Linear(name="mamba.out", inputs=inner, outputs=E, bias=b, residual=True),
+    )
+
+
+def _nemotron_h(config: Any) -> Outline:
+    E = config.hidden_size
+
+    def parts(kind: str) -> tuple[Component, ...]:
+        own = self_attention(config, bias=False, out_bias=False)
+        if kind == "mamba":
+            own = _mamba(config, config.mamba)
+        elif kind == "mlp":
+            own = mlp(config, config.activation, bias=config.mlp_bias)
+        return tuple(replace(each, name=each.name.replace(f"{kind}.", "part.")) for each in own)
+
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
+        layers=tuple((Norm(name="norm.weight", width=E, mean=False), *parts(kind)) for kind in config.kinds),
+        after=(Norm(name="final_norm.weight", width=E, mean=False),),
+        head=head(config, tied=False),
     )
 
 

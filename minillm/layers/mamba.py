@@ -1,0 +1,75 @@
+"""Mamba-2 in place of attention: project, convolve, scan, gate, norm, project out.
+
+The layer of Dao and Gu, "Transformers are SSMs" (arXiv 2405.21060), figure 6, with the norm after the gate: z, u and dt
+are parts of x W_in; x, B and C of silu(conv(u)). It keeps no keys and values of a sequence, but the last k - 1 rows of
+u and a state of each head.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..backends.operations import Backend
+from ..backends.pages import Pages
+from ..backends.weights import Weight
+from ..batch import Batch
+from .experts import ExpertMLP
+from .mlp import GatedMLP
+from .norm import RMSNorm
+
+
+@dataclass(frozen=True, eq=False)
+class Mamba2:
+    """A state space with H heads of P values, in G groups."""
+
+    layer: int
+    num_heads: int
+    """H"""
+    head_dim: int
+    """P"""
+    groups: int
+    """G: heads of a group share B and C, and are normed together"""
+    state_size: int
+    """N"""
+    limits: tuple[float, float]
+    """The least and the largest step"""
+    activation: str
+    """After the convolution"""
+    projection: Weight
+    """Rows of z, x, B, C and dt, [2 H P + 2 G N + H, E]"""
+    taps: Weight
+    """[k (H P + 2 G N)], of the oldest input first, and a bias or none"""
+    rates: Weight
+    """Rates of decay and factors to skip, [2 H], and as bias the steps'"""
+    norm: RMSNorm | None
+    """[H P]"""
+    out: Weight
+    """[E, H P]"""
+
+    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch, residual: Any | None) -> Any:
+        """residual + norm(silu(z) * scan(silu(conv(u)), dt)) W_out. [T, E] -> [T, E]"""
+        inner = self.num_heads * self.head_dim
+        parts = backend.linear(x, self.projection)  # [T, E] -> [T, 2 H P + 2 G N + H]
+        z, u, steps = parts[:, :inner], parts[:, inner : -self.num_heads], parts[:, -self.num_heads :]
+        u = backend.convolve(u, self.taps, cache, self.layer, batch, activation=self.activation)
+        variant: dict[str, Any] = {"groups": (self.groups, self.state_size), "limits": self.limits}
+        y = backend.selective_scan(u, steps, self.rates, cache, self.layer, batch, **variant)  # -> [T, H P]
+        y = backend.gate(y, z, silu=True)
+        if self.norm is not None:
+            by_group = y.reshape(len(y), self.groups, -1)  # [T, H P] -> [T, G, H P / G]
+            y = self.norm(backend, by_group).reshape(y.shape)  # [T, G, H P / G] -> [T, H P]
+        return backend.linear_reduced(y, self.out, residual)  # [T, H P] -> [T, E]
+
+
+@dataclass(frozen=True, eq=False)
+class MambaBlock:
+    """Pre-norm block with Mamba-2 in place of attention (Granite 4, Bamba)."""
+
+    mamba_norm: RMSNorm
+    mamba: Mamba2
+    mlp_norm: RMSNorm
+    mlp: GatedMLP | ExpertMLP
+
+    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
+        """x = x + mamba(norm(x));  x + mlp(norm(x)). [T, E] -> [T, E]"""
+        x = self.mamba(backend, self.mamba_norm(backend, x), cache, batch, residual=x)
+        return self.mlp(backend, self.mlp_norm(backend, x), residual=x)
