@@ -95,6 +95,7 @@ def read_config(raw: Mapping[str, Any]) -> ModernBertConfig:
         norm_bias=fields.get("norm_bias", False),
         head_bias=fields.get("classifier_bias", False),
         head_activation=read_activation(fields, "classifier_activation", "gelu"),
+        mixed_layers=True,
         bidirectional=True,
     )
 
