@@ -22,6 +22,14 @@ BERT: dict[str, Any] = {
 }
 ROBERTA = BERT | {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 
+MODERN = BERT | {
+    "model_type": "modernbert",
+    "max_position_embeddings": 96,
+    "local_attention": 8,
+    "num_hidden_layers": 4,
+    "hidden_activation": "gelu",
+}
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "bert": BERT | {"model_type": "bert"},
     "bert, pairs": BERT
@@ -42,6 +50,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"model_type": "roberta", "architectures": ["RobertaForSequenceClassification"], "num_labels": 1},
     "xlm-roberta": ROBERTA | {"model_type": "xlm-roberta", "hidden_act": "relu", "layer_norm_eps": 1e-3},
     "camembert": ROBERTA | {"model_type": "camembert", "pad_token_id": 3},
+    "mpnet": ROBERTA | {"model_type": "mpnet", "num_attention_heads": 2},
+    "mpnet, labels": ROBERTA | {"model_type": "mpnet", "architectures": ["MPNetForSequenceClassification"]},
+    "modernbert": MODERN,
+    "modernbert, labels": MODERN
+    | {"architectures": ["ModernBertForSequenceClassification"], "global_attn_every_n_layers": 2, "norm_bias": True}
+    | {"attention_bias": True, "mlp_bias": True, "classifier_bias": True, "local_attention": 2, "num_labels": 3},
 }
 """Name -> config.json"""
 

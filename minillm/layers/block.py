@@ -25,12 +25,20 @@ class _Parts:
     mlp: MLP | GatedMLP | ExpertMLP
 
 
-class PreNorm(_Parts):
+@dataclass(frozen=True, eq=False)
+class PreNorm:
     """Pre-norm block: attention and MLP read norm(x) (Xiong et al., arXiv 2002.04745, figure 1b)."""
+
+    attention_norm: Norm | None
+    """None where x has been normed before (the first layer of ModernBERT)"""
+    attention: Attention
+    mlp_norm: Norm
+    mlp: MLP | GatedMLP | ExpertMLP
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
         """x = x + attention(norm(x));  x + mlp(norm(x)). [T, E] -> [T, E]"""
-        x = self.attention(backend, self.attention_norm(backend, x), cache, batch, residual=x)
+        normed = x if self.attention_norm is None else self.attention_norm(backend, x)
+        x = self.attention(backend, normed, cache, batch, residual=x)
         return self.mlp(backend, self.mlp_norm(backend, x), residual=x)
 
 

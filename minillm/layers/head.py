@@ -5,6 +5,7 @@ from typing import Any
 
 from ..backends.operations import Backend
 from ..backends.weights import Weight
+from .norm import Norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class LMHead:
 
 @dataclass(frozen=True, eq=False)
 class ClassificationHead:
-    """A logit for each label; in encoders a projection with an activation comes before."""
+    """A logit for each label; in encoders a projection with an activation comes before, in some with a norm."""
 
     weight: Weight
     """[labels, W]"""
@@ -42,10 +43,14 @@ class ClassificationHead:
     """[W, E]; None if the hidden state itself is multiplied"""
     activation: str | None = None
     """Activation after the projection"""
+    norm: Norm | None = None
+    """Norm after the activation"""
 
     def states(self, backend: Backend, x: Any) -> Any:
         """Input of the product with `weight`. [R, E] -> [R, W]"""
-        return x if self.dense is None else backend.linear(x, self.dense, activation=self.activation)
+        if self.dense is not None:
+            x = backend.linear(x, self.dense, activation=self.activation)  # [R, E] -> [R, W]
+        return x if self.norm is None else self.norm(backend, x)
 
     def __call__(self, backend: Backend, states: Any) -> Any:
         """Logits of each row. [R, W] -> [R, labels]"""

@@ -85,7 +85,7 @@ FAMILIES = (
 ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "pegasus", "marian")
 """The same, of models with an encoder."""
 
-ENCODERS = ("bert", "distilbert", "roberta", "xlm_roberta", "camembert")
+ENCODERS = ("bert", "distilbert", "roberta", "xlm_roberta", "camembert", "mpnet", "modernbert")
 """The same, of encoders, which generate no text."""
 
 

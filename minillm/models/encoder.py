@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..backends.weights import Weight
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.block import PostNorm
@@ -107,8 +108,10 @@ def read_encoder(raw: Mapping[str, Any], model_type: str, *, padded_positions: b
     )
 
 
-def build_encoder(config: EncoderConfig, weights: Weights, names: EncoderNames) -> TextEncoder:
-    """Build the model of a family."""
+def build_encoder(
+    config: EncoderConfig, weights: Weights, names: EncoderNames, bias: Weight | None = None
+) -> TextEncoder:
+    """Build the model of a family; `bias` of scores by distance, [H, 2 M + 1]."""
     E, V = config.hidden_size, config.vocab_size
     positions = weights.table(names.positions, config.max_positions + config.first_position, E, "positions")
     embedding = Embedding(
@@ -117,7 +120,9 @@ def build_encoder(config: EncoderConfig, weights: Weights, names: EncoderNames) 
         types=weights.table(names.types, config.token_types, E, "positions") if config.token_types else None,
         norm=weights.layer_norm(names.embedding_norm, E, config.epsilon),
     )
-    layers = tuple(_build_layer(config, weights.at(f"{names.layer}.{i}"), names, i) for i in range(config.num_layers))
+    layers = tuple(
+        _build_layer(config, weights.at(f"{names.layer}.{i}"), names, i, bias) for i in range(config.num_layers)
+    )
     head: Head = NoHead()
     if config.output == "labels":
         head = ClassificationHead(
@@ -128,7 +133,7 @@ def build_encoder(config: EncoderConfig, weights: Weights, names: EncoderNames) 
     return TextEncoder(config.sharded(weights.ranks), embedding, layers, None, head)
 
 
-def _build_layer(config: EncoderConfig, weights: Weights, names: EncoderNames, i: int) -> PostNorm:
+def _build_layer(config: EncoderConfig, weights: Weights, names: EncoderNames, i: int, bias: Weight | None) -> PostNorm:
     E, F = config.hidden_size, config.intermediate_size
     qkv = dict.fromkeys((names.query, names.key, names.value), E)
     return PostNorm(
@@ -136,7 +141,7 @@ def _build_layer(config: EncoderConfig, weights: Weights, names: EncoderNames, i
         weights.attention(
             config,
             i,
-            AttentionSpec(config.head_dim**-0.5, causal=False),
+            AttentionSpec(config.head_dim**-0.5, causal=False, bias=bias),
             qkv=weights.linear("attention.qkv", qkv, inputs=E, bias=True, split="outputs"),
             out=weights.linear(names.attention_out, E, inputs=E, bias=True, split="inputs"),
         ),

@@ -9,16 +9,12 @@ in all layers of a stack; cross-attention has none. Scores are not scaled: the i
 the token embedding as its head, and scales the head's input by 1 / sqrt E; v1.1 and flan-T5 have a head of their own.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..backends.operations import Backend
-from ..backends.weights import Weight, expand
+from ..backends.weights import Weight
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.attention import Attention
@@ -28,6 +24,7 @@ from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP, GatedMLP
 from ..reference.attention import AttentionSpec
+from .distance_bias import bias_by_distance
 from .encoder_decoder import Encoder, EncoderDecoder
 from .parameters import Names, Weights
 from .reading import merge_names, read_layers, refuse_other_layers
@@ -132,37 +129,6 @@ def _given(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in raw.items() if value is not None}
 
 
-def buckets_of(distances: NDArray[np.int64], buckets: int, max_distance: int, *, both: bool) -> NDArray[np.int64]:
-    """The bucket of each distance from query to key (section 2.1): small ones alone, larger ones by logarithm.
-
-    Args:
-        distances: distances of the key after the query; negative if it is before
-        buckets: their number
-        max_distance: from where on all are in the last one
-        both: an encoder, half of whose buckets are for keys after the query; else those are in the first
-    """
-    first = np.zeros_like(distances)
-    if both:
-        buckets //= 2
-        first = np.where(distances > 0, buckets, 0)
-    back = np.abs(distances) if both else np.maximum(-distances, 0)
-    exact = buckets // 2
-    # float32 throughout, as in transformers: distances at a boundary depend on the rounding
-    ratio = np.log(np.maximum(back, 1).astype(np.float32) / np.float32(exact)) / np.float32(
-        math.log(max_distance / exact)
-    )
-    large = exact + (ratio * np.float32(buckets - exact)).astype(np.int64)
-    return first + np.where(back < exact, back, np.minimum(large, buckets - 1))
-
-
-def bias_by_distance(config: T5Config, weights: Weights, backend: Backend, *, both: bool) -> Weight:
-    """The bias of a stack's scores by distance, -M to M, from each bucket's. [buckets, H] -> [H, 2 M + 1]"""
-    table = weights.table("relative_attention_bias", config.buckets, config.num_heads, "positions", split="inputs")
-    distances = np.arange(-config.max_distance, config.max_distance + 1)
-    rows = backend.xp.asarray(buckets_of(distances, config.buckets, config.max_distance, both=both))
-    return Weight(table.name, backend.xp.ascontiguousarray(expand(table.data, rows).T))  # [2 M + 1, H] -> [H, 2 M + 1]
-
-
 NAMES = Names(
     prefixes=(),
     left_out=("coder.embed_tokens.weight", "EncDecAttention.relative_attention_bias.weight"),
@@ -178,8 +144,9 @@ def build(config: T5Config, weights: Weights, backend: Backend) -> EncoderDecode
     embedding = Embedding(weights.table("shared", V, E, "vocabulary"))
     at = "block.0.layer.0.SelfAttention"
     encoder, decoder = weights.at("encoder"), weights.at("decoder")
-    both_ways = bias_by_distance(config, encoder.at(at), backend, both=True)
-    causal = bias_by_distance(config, decoder.at(at), backend, both=False)
+    shape = (config.num_heads, config.buckets, config.max_distance)
+    both_ways = bias_by_distance(encoder.at(at), backend, *shape, both=True)
+    causal = bias_by_distance(decoder.at(at), backend, *shape, both=False)
     return EncoderDecoder(
         config=config.sharded(weights.ranks),
         embedding=embedding,

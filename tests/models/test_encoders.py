@@ -29,6 +29,9 @@ PARAMETERS = {
     "distilbert-base-uncased": 66_362_880,
     "roberta-base": 124_055_040,
     "xlm-roberta-base": 277_453_056,
+    "all-mpnet-base-v2": 108_895_872,
+    "modernbert-base": 149_014_272,
+    "modernbert-large": 394_781_696,
 }
 
 
@@ -47,7 +50,7 @@ def test_published_shapes_have_their_number_of_parameters(shape: str) -> None:
     assert sum(math.prod(size) for size in tensor_shapes(config).values()) == PARAMETERS[shape]
     assert config.bidirectional
     assert config.output == "states"
-    assert config.max_positions == 512
+    assert config.max_positions == (8192 if "modernbert" in shape else 512)
 
 
 @pytest.mark.sampled(4)
@@ -180,6 +183,20 @@ def test_labels_and_the_function_of_their_logits(
         name = {"bert": "BertForSequenceClassification", "gpt2": "GPT2ForSequenceClassification"}[raw["model_type"]]
         config = config_of(raw | {"n_positions": 64, "architectures": [name]} | fields)
         assert (config.output, config.labels, config.score_function) == ("labels", labels, function)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets is 16; minillm runs 32"),
+        ("modernbert, labels", {"classifier_pooling": "mean"}, "classifier_pooling is 'mean'; minillm runs classif"),
+        ("modernbert", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
+        ("modernbert", {"hidden_activation": "mish"}, "hidden_activation is 'mish'"),
+    ],
+)
+def test_what_would_change_the_results_is_refused(name: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        config_of(CONFIGS[name] | change)
 
 
 def test_families_are_named_as_in_config_json() -> None:

@@ -126,7 +126,7 @@ def test_buckets_of_distances_are_those_of_transformers(buckets: int, longest: i
     """Also where the logarithm of a distance is at the edge of a bucket."""
     from transformers.models.t5.modeling_t5 import T5Attention
 
-    from minillm.models.t5 import buckets_of
+    from minillm.models.distance_bias import buckets_of
 
     distances = np.arange(-2 * longest, 2 * longest + 1)
     for both in (True, False):

@@ -9,6 +9,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.formats.canonical import canonical_names
 from minillm.models import build_model, t5, tensor_shapes
+from minillm.models.distance_bias import buckets_of
 
 from ..tiny import Held, tiny_tensors
 
@@ -80,13 +81,13 @@ def test_the_head_is_scaled_unless_the_original_configuration_unties_it() -> Non
 
 def test_buckets_of_distances_as_the_paper_has_them() -> None:
     """Half of the buckets are single distances, the others grow by a factor, up to the largest distance."""
-    behind = t5.buckets_of(-np.arange(200), 32, 128, both=False)
+    behind = buckets_of(-np.arange(200), 32, 128, both=False)
     assert behind[:16].tolist() == [*range(16)]
     assert behind[15:].tolist() == sorted(behind[15:].tolist())
     assert behind[128:].tolist() == [31] * 72
     assert behind[16:20].tolist() == [16, 16, 16, 17]
-    assert t5.buckets_of(np.arange(1, 9), 32, 128, both=False).tolist() == [0] * 8
-    both = t5.buckets_of(np.arange(-200, 201), 32, 128, both=True)
+    assert buckets_of(np.arange(1, 9), 32, 128, both=False).tolist() == [0] * 8
+    both = buckets_of(np.arange(-200, 201), 32, 128, both=True)
     assert (both[200], both[199], both[201], both[0], both[400]) == (0, 1, 17, 15, 31)
     np.testing.assert_array_equal(both[201:] - 16, both[:200][::-1])
 

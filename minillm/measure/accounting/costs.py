@@ -114,7 +114,7 @@ class _ShapeBatch:
         self.types = self.positions
         self.spans = step.parts
         self.visible_pairs = cache(
-            lambda window=None, causal=True: step.pairs(window) if causal and not full_square else step.square
+            lambda window=None, causal=True: step.square if full_square else step.pairs(window, causal=causal)
         )
         self.reach = cache(step.reach)
         self._step = step

@@ -26,13 +26,15 @@ class Part(NamedTuple):
     source: int = 0
     """Tokens of the source that an encoder-decoder's decoder attends to; 0 in the encoder's pass over it"""
 
-    def pairs(self, window: int | None = None) -> int:
+    def pairs(self, window: int | None = None, *, causal: bool = True) -> int:
         """Pairs of a new token and a visible position, its own included.
 
         The new tokens are at the end of the context, so the last sees all S, the one before it S - 1, and so on:
         n S - n (n - 1) / 2. With a window each sees at most that many. A tree's token sees the positions before the
-        tree, its ancestors and itself.
+        tree, its ancestors and itself. If not causal, a whole text is computed, whose tokens see as many on each side.
         """
+        if not causal:
+            return self.square if window is None else 2 * self.pairs(window) - self.new
         line, end = self.new - len(self.depths), self.context - len(self.depths)
         first, window = end - line + 1, window or self.context  # positions seen by the first token before the tree
         short = min(line, max(0, window - first))  # tokens that see less than a window
@@ -75,9 +77,9 @@ class Step(NamedTuple):
         """Positions whose keys and values are read, over all sequences."""
         return sum(part.reach(window) for part in self.parts)
 
-    def pairs(self, window: int | None = None) -> int:
+    def pairs(self, window: int | None = None, *, causal: bool = True) -> int:
         """Visible pairs of all sequences."""
-        return sum(part.pairs(window) for part in self.parts)
+        return sum(part.pairs(window, causal=causal) for part in self.parts)
 
     @property
     def square(self) -> int:

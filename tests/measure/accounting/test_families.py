@@ -83,3 +83,5 @@ def test_visible_pairs_by_brute_force() -> None:
                 seen = (keys <= queries) & (queries - keys < (window or context))
                 assert Part(new, context).pairs(window) == seen.sum()
                 assert Part(new, context).reach(window) == seen.any(axis=0).sum()
+            near = np.abs(np.arange(context)[:, None] - np.arange(context)) < (window or context)
+            assert Part(context, context).pairs(window, causal=False) == near.sum()
