@@ -52,6 +52,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "camembert": ROBERTA | {"model_type": "camembert", "pad_token_id": 3},
     "mpnet": ROBERTA | {"model_type": "mpnet", "num_attention_heads": 2},
     "mpnet, labels": ROBERTA | {"model_type": "mpnet", "architectures": ["MPNetForSequenceClassification"]},
+    "gemma3_text": BERT
+    | {"model_type": "gemma3_text", "use_bidirectional_attention": True, "num_key_value_heads": 1, "head_dim": 8}
+    | {"sliding_window": 2, "query_pre_attn_scalar": 8, "architectures": ["Gemma3TextModel"]}  # of 2, half and 1 is 2
+    | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     "modernbert": MODERN,
     "modernbert, labels": MODERN
     | {"architectures": ["ModernBertForSequenceClassification"], "global_attn_every_n_layers": 2, "norm_bias": True}

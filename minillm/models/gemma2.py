@@ -77,6 +77,7 @@ def read_config(raw: Mapping[str, Any]) -> GemmaConfig:
     caps = {"attn_logit_softcapping": SCORE_CAP, "final_logit_softcapping": LOGIT_CAP}
     fields = Fields(TOKENS | caps | {"sliding_window": WINDOW} | dict(raw))
     layers = layer_windows(fields, every=2)
+    refuse_bidirectional(fields)
     refuse_partial(fields)
     head_dim = read_grouped_heads(fields, **HEADS)["head_dim"]
     rotary = read_rotary(fields, head_dim, fields.size("max_position_embeddings", 8192))
@@ -122,10 +123,9 @@ def layer_windows(fields: Fields, every: int) -> tuple[int | None, ...]:
 
     Raises:
         CheckpointError: the list does not have one entry for each layer, or the window's size is missing.
-        UnsupportedModelError: another kind of attention, or one that is not causal.
+        UnsupportedModelError: another kind of attention.
     """
     refuse_other_layers(fields, windows=True)
-    refuse_bidirectional(fields)
     kinds = read_layer_kinds(fields, lambda i: (i + 1) % every > 0)
     window = fields.size("sliding_window") if any(kinds) else None
     return tuple(window if sliding else None for sliding in kinds)
@@ -160,8 +160,8 @@ def build(config: GemmaConfig, weights: Weights, backend: Backend) -> Decoder:
     head = tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary")
     rotations = {rotary: rotary.rotation(backend) for rotary in config.rotaries}  # the same angles are computed once
     layers = tuple(
-        _build_layer(config, weights.at(f"layers.{i}"), rotations[rotary], i)
-        for i, rotary in enumerate(config.rotaries)
+        _build_layer(config, weights.at(f"layers.{i}"), rotations[config.rotaries[i]], i)
+        for i in range(config.num_layers)
     )
     norm = weights.rms_norm("norm", E, config.epsilon, offset=GAIN_OFFSET)
     return Decoder(config.sharded(weights.ranks), embedding, layers, norm, LMHead(head, cap=config.logit_cap))
@@ -183,7 +183,12 @@ def _build_layer(config: GemmaConfig, weights: Weights, rotation: Rotation, i: i
     attention = weights.attention(
         config,
         i,
-        AttentionSpec(config.query_scalar**-0.5, window=config.windows[i], softcap=config.score_cap),
+        AttentionSpec(
+            config.query_scalar**-0.5,
+            causal=not config.bidirectional,
+            window=config.windows[i],
+            softcap=config.score_cap,
+        ),
         qkv=weights.qkv_proj(config, bias=config.bias),
         out=weights.o_proj(config, bias=config.bias),
         rotation=rotation,

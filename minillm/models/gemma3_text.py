@@ -4,6 +4,9 @@ Gemma 2 with norms of each query and key in place of the soft caps, a sliding wi
 bases of rotary embedding: one for layers with a window, one for those that see the whole text, whose positions may be
 scaled as well.
 
+EmbeddingGemma (arXiv 2509.20354) is this model with attention both ways (`use_bidirectional_attention`): a token sees
+half of the window on either side, and the hidden states are read.
+
 Checkpoints with a vision tower (model_type "gemma3") have the text model under names of its own (`text_parts.py`).
 """
 
@@ -38,6 +41,10 @@ def read_config(raw: Mapping[str, Any]) -> GemmaConfig:
             "of attention scores: expected null"
         )
     windows = layer_windows(fields, every=fields.size("sliding_window_pattern", EVERY))
+    both_ways = fields.get("use_bidirectional_attention", False)
+    if both_ways:
+        refuse_labels(fields)
+        windows = tuple(None if window is None else window // 2 + 1 for window in windows)
     head_dim, positions = (
         read_grouped_heads(fields, **HEADS)["head_dim"],
         fields.size("max_position_embeddings", 131_072),
@@ -53,4 +60,19 @@ def read_config(raw: Mapping[str, Any]) -> GemmaConfig:
         rotaries=tuple(full if window is None else local for window in windows),
         windows=windows,
         head_norms=True,
+        bidirectional=both_ways,
     )
+
+
+def refuse_labels(fields: Fields) -> None:
+    """Refuse a classification by a model with attention both ways.
+
+    Raises:
+        UnsupportedModelError: `architectures` names one.
+    """
+    for name in fields.get("architectures", []):
+        if isinstance(name, str) and name.endswith("Classification"):
+            raise UnsupportedModelError(
+                f"config.json: architectures is {name!r:.80} and use_bidirectional_attention is true; minillm runs the "
+                "hidden states of such a model, and classifications of causal ones"
+            )

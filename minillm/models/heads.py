@@ -87,13 +87,14 @@ def _score_function(fields: Fields, labels: int) -> ScoreFunction:
 
 def builder(build: Build, config: ModelConfig) -> Build:
     """A family's `build` for what a configuration's model computes."""
-    if config.output == "tokens" or config.bidirectional:
+    if config.output == "tokens":
         return build
 
     def build_other(config: Any, weights: Weights, backend: Backend) -> Decoder:
         # with a tied head no family asks for another matrix
         model = build(replace(config, tied_head=True), weights, backend)
-        assert isinstance(model.head, LMHead)
+        if not isinstance(model.head, LMHead):  # an encoder, which builds its own
+            return model
         before, width = model.head.project_out, model.head.weight.shape[1]
         head: Head = NoHead(before)
         if config.output == "labels":

@@ -120,8 +120,8 @@ def build(config: ModernBertConfig, weights: Weights, backend: Backend) -> TextE
     )
     rotations = {rotary: rotary.rotation(backend) for rotary in config.rotaries}  # the same angles are computed once
     layers = tuple(
-        _build_layer(config, weights.at(f"layers.{i}"), rotations[rotary], i)
-        for i, rotary in enumerate(config.rotaries)
+        _build_layer(config, weights.at(f"layers.{i}"), rotations[config.rotaries[i]], i)
+        for i in range(config.num_layers)
     )
     head: Head = NoHead()
     if config.output == "labels":

@@ -31,6 +31,7 @@ PARAMETERS = {
     "xlm-roberta-base": 277_453_056,
     "all-mpnet-base-v2": 108_895_872,
     "modernbert-base": 149_014_272,
+    "embeddinggemma-300m": 302_863_104,
     "modernbert-large": 394_781_696,
 }
 
@@ -41,7 +42,7 @@ def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_every_family_has_a_configuration() -> None:
-    assert {raw["model_type"].replace("-", "_") for raw in CONFIGS.values()} == set(ENCODERS)
+    assert {raw["model_type"].replace("-", "_") for raw in CONFIGS.values()} == {*ENCODERS, "gemma3_text"}
 
 
 @pytest.mark.parametrize("shape", PARAMETERS)
@@ -50,7 +51,7 @@ def test_published_shapes_have_their_number_of_parameters(shape: str) -> None:
     assert sum(math.prod(size) for size in tensor_shapes(config).values()) == PARAMETERS[shape]
     assert config.bidirectional
     assert config.output == "states"
-    assert config.max_positions == (8192 if "modernbert" in shape else 512)
+    assert config.max_positions == {"modernbert": 8192, "gemma3_text": 2048}.get(config.model_type, 512)
 
 
 @pytest.mark.sampled(4)
@@ -191,12 +192,22 @@ def test_labels_and_the_function_of_their_logits(
         ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets is 16; minillm runs 32"),
         ("modernbert, labels", {"classifier_pooling": "mean"}, "classifier_pooling is 'mean'; minillm runs classif"),
         ("modernbert", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
+        (
+            "gemma3_text",
+            {"architectures": ["Gemma3TextForSequenceClassification"]},
+            "use_bidirectional_attention is true",
+        ),
         ("modernbert", {"hidden_activation": "mish"}, "hidden_activation is 'mish'"),
     ],
 )
 def test_what_would_change_the_results_is_refused(name: str, change: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         config_of(CONFIGS[name] | change)
+
+
+def test_half_of_embeddinggemmas_window_is_on_either_side() -> None:
+    raw = CONFIGS["gemma3_text"] | {"sliding_window": 512, "max_position_embeddings": 2048}
+    assert config_of(raw).windows == (257, None, 257)
 
 
 def test_families_are_named_as_in_config_json() -> None:

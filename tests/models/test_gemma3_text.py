@@ -76,7 +76,6 @@ def test_earlier_fields_and_tables_say_the_same() -> None:
         ({"rope_parameters": {"rope_theta": 5.0}}, UnsupportedModelError, "rope_parameters has 'rope_theta'; expected"),
         ({"rope_parameters": {"full_attention": 5}}, CheckpointError, "full_attention should be a table, found 5"),
         ({"rope_scaling": {"rope_type": "su"}}, UnsupportedModelError, "rope_type is 'su'; minillm runs 'default'"),
-        ({"use_bidirectional_attention": True}, UnsupportedModelError, "use_bidirectional_attention is true; minillm"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -11,7 +11,7 @@ from minillm.batch import TokenSequence
 from minillm.measure import accounting
 from minillm.measure.accounting import Part, Step, activation_bytes, generation
 from minillm.measure.accounting.storage import Storage
-from minillm.models import family_of, tensor_shapes
+from minillm.models import family_of, published, published_config, tensor_shapes
 
 from ...families import CASES, CONFIGS, each_of
 from ...tiny import loop_of, model_of, request_for, runner_of
@@ -72,6 +72,14 @@ def test_memory_of_activations_is_what_the_arena_holds(raw: dict[str, Any]) -> N
     for _ in range(3):  # each pass in the memory of the one before
         runner.forward([TokenSequence(list(range(3, 20)))], [17], rows=[2, 16])
         assert runner.backend.memory.arena.nbytes == activation_bytes(runner.model.config, Storage(), 17, 2)
+
+
+@pytest.mark.slow
+def test_memory_of_activations_of_every_published_shape() -> None:
+    """Two layers stand for all where these are alike; tiny models often have no more."""
+    for name in published():
+        config = published_config(name)
+        assert activation_bytes(config, Storage(), 17, 2) >= 4 * 17 * config.hidden_size, name
 
 
 def test_visible_pairs_by_brute_force() -> None:
