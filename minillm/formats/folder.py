@@ -15,7 +15,7 @@ from ..config import ModelConfig, read_config, warn_of_unknown_tokens
 from ..decoding.checkpoint_fields import model_config_fields
 from ..errors import CheckpointError
 from ..files import read_optional_json, read_text
-from ..models import family_of, tensor_shapes
+from ..models import config_of, family_of, tensor_shapes
 from ..models.text_parts import TEXT_PARTS, text_tensors
 from ..tasks.pooling import EmbeddingSettings
 from ..text.chat import ChatTemplate
@@ -45,6 +45,20 @@ class Folder(ModelFiles):
     def raw(self) -> dict[str, Any]:
         """The fields of config.json; `quantization_config` may be from a file beside it."""
         return read_config(self.path)
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """The configuration; of a decoder that was published to embed texts, without a head, that of hidden states."""
+        config = config_of(self.raw)
+        if config.output == "tokens" and not (config.tied_head or config.encoder_layers) and self._embeds:
+            names = family_of(self.raw).NAMES
+            if not any(names.short(name) == names.head for name in self.stored):
+                return replace(config, output="states")
+        return config
+
+    @property
+    def _embeds(self) -> bool:
+        return (self.path / "modules.json").exists()
 
     @cached_property
     def quantization(self) -> Quantization | None:

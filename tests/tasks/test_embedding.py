@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from minillm import Engine
 from minillm.cli.main import run
@@ -29,6 +29,7 @@ from minillm.tasks.embedding import Classification, TextPasses
 from minillm.text.tokenizer import EncodedText, Tokenizer
 
 from ..encoders import CONFIGS, texts
+from ..task_models import write_weights
 from ..tiny import tiny_tensors, write_checkpoint
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "film", "good", "bad", "un", "##good", "##ly", "the", "."]
@@ -502,3 +503,40 @@ def test_a_vocab_txt(encoder: Path) -> None:
         *("[CLS]", "a", "un", "##good", "##ly", "film", ".", "[SEP]")
     ]
     assert tokenizer.decode(tokenizer.encode("a ungoodly film")) == "a ungoodly film"
+
+
+def test_a_decoder_that_is_published_without_its_head_gives_vectors(tmp_path: Path) -> None:
+    """As Qwen3-Embedding 8B: a causal architecture, an LM head of its own by config.json, and no tensor of it."""
+    raw = {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+    }
+    write_weights(tmp_path, raw)
+    (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    with Engine(tmp_path, backend="numpy") as engine:
+        expected = engine.hidden_states([[5, 6, 7]])[0][-1]
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
+        Engine(tmp_path, backend="numpy")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    (tmp_path / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    (tmp_path / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
+    with Engine(tmp_path, backend="numpy") as engine:
+        found = engine.embed([[5, 6, 7]])[0]
+        with pytest.raises(TaskError, match="has no head: it embeds texts"):
+            engine.generate([5, 6])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
