@@ -6,6 +6,7 @@ checkpoints; and which configurations of the family llama.cpp runs (https://gith
 and `conversion`).
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,6 +95,17 @@ _CONVOLUTIONS = {
     "blk.N.ffn_up": "layers.N.feed_forward.w3",
     "blk.N.ffn_down": "layers.N.feed_forward.w2",
 }
+_SHARED = {
+    "blk.N.ffn_gate_shexp": "layers.N.mlp.shared_experts.gate_proj",
+    "blk.N.ffn_up_shexp": "layers.N.mlp.shared_experts.up_proj",
+    "blk.N.ffn_down_shexp": "layers.N.mlp.shared_experts.down_proj",
+}
+_LATENT = {name: ours for name, ours in _LLAMA.items() if not re.fullmatch(r"blk\.N\.attn_[qkv]", name)} | {
+    "blk.N.attn_q_a": "layers.N.self_attn.q_a_proj",
+    "blk.N.attn_q_a_norm": "layers.N.self_attn.q_a_layernorm",
+    "blk.N.attn_kv_a_norm": "layers.N.self_attn.kv_a_layernorm",
+}
+"""Beside the projections that `latent.py` reads and writes"""
 _PERMUTED = {"blk.N.attn_q": "num_attention_heads", "blk.N.attn_k": "num_key_value_heads"}
 _BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
 
@@ -421,6 +433,27 @@ ARCHITECTURES = {
         period=2,
         needs_output=True,
         whole_ramp=False,
+    ),
+    "deepseek2": Architecture(
+        model_type="deepseek_v3",
+        kin=("deepseek_v2", "glm4_moe_lite", "youtu"),
+        keys=_SIZES | {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta"},
+        tensors=_LATENT | _EXPERTS | _SHARED | {"blk.N.exp_probs_b": "layers.N.mlp.gate.e_score_correction_bias"},
+        needs={"qkv_bias": False, "out_bias": False, "mlp_bias": False},
+        scalings=frozenset({"yarn"}),
+    ),
+    "minicpm3": Architecture(
+        model_type="minicpm3",
+        keys=_SIZES
+        | {
+            "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+            "rope.freq_base": "rope_theta",
+            "rope.scaling.original_context_length": "original_max_position_embeddings",
+        },
+        optional=frozenset({"rope.scaling.original_context_length"}),
+        tensors=_LATENT,
+        needs={"qkv_bias": False, "out_bias": False, "mlp_bias": False},
+        scalings=frozenset({"longrope"}),
     ),
 }
 """By `general.architecture`. To add a family, add its entry."""
