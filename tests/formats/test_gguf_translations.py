@@ -115,6 +115,54 @@ def further_layer(tensors: Tensors) -> Tensors:
     return tensors | {name.replace("blk.1.", "blk.2."): values for name, values in tensors.items() if "blk.1." in name}
 
 
+def key_heads_together(tensors: Tensors) -> Tensors:
+    """A delta net's queries, keys, values and gates key head by key head, as older files of Qwen3-Next have them."""
+    changed = {n: values for n, values in tensors.items() if "attn_qkv" not in n and "attn_gate" not in n}
+    for name in [name for name in tensors if "attn_qkv" in name]:
+        sizes = np.cumsum([2 * 8, 2 * 8, 4 * 8])  # two key heads of 8, four value heads of 8
+        blocks = np.split(np.concatenate([tensors[name], tensors[name.replace("qkv", "gate")]]), sizes)
+        by_head = [block.reshape(2, -1, block.shape[1]) for block in blocks]
+        changed[name.replace("attn_qkv", "ssm_in")] = np.concatenate(by_head, axis=1).reshape(-1, blocks[0].shape[1])
+    return changed
+
+
+@pytest.mark.reference
+def test_an_older_file_with_key_heads_together_is_the_same_model(tmp_path: Path) -> None:
+    _, target = written(tmp_path, CONFIGS["qwen3_next"]["as llama.cpp has it"])
+    older = rewritten(target, tmp_path / "older.gguf", {}, key_heads_together)
+    ours = logits_of(older)
+    np.testing.assert_allclose(ours, logits_of(target), rtol=1e-5, atol=1e-5)
+    check_llama_cpp(older, ours)
+    write_gguf(older, tmp_path / "newer.gguf", "float32")
+    before, after = (gguf.GGUFReader(path).tensors for path in (target, tmp_path / "newer.gguf"))
+    assert {tensor.name: tensor.shape.tolist() for tensor in before} == {t.name: t.shape.tolist() for t in after}
+    np.testing.assert_allclose(logits_of(tmp_path / "newer.gguf"), ours, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["int8", "Q5_0"])
+def test_columns_of_value_heads_are_put_in_order_without_a_second_rounding(tmp_path: Path, dtype: str) -> None:
+    """Whole groups with a scale stay integers; other blocks become floats."""
+    wide = CONFIGS["qwen3_5_text"]["in turn"] | {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
+    write_gguf(write_folder(tmp_path / "source", wide), tmp_path / "m.gguf", dtype)
+    tensor = {t.name: t for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}["blk.0.ssm_out.weight"]
+    stored = dequantize(tensor.data, tensor.tensor_type).reshape(-1, 2, 2, 32)  # heads of both groups in turn
+    expected = stored.swapaxes(1, 2).reshape(len(stored), -1)
+    with Engine(tmp_path / "m.gguf", backend="numpy") as engine:
+        weight: Any = engine.runner.model.layers[0].delta_net.out
+        assert isinstance(weight.data, Quantized) == (dtype == "int8")
+        np.testing.assert_allclose(expand(weight.data), expected, rtol=2**-11 if dtype == "Q5_0" else 0, atol=0)
+
+
+def test_decays_that_grow_are_refused(tmp_path: Path) -> None:
+    _, target = written(tmp_path, CONFIGS["qwen3_5_text"]["in turn"])
+    growing = rewritten(
+        target, tmp_path / "m.gguf", {}, lambda tensors: tensors | {"blk.0.ssm_a": -tensors["blk.0.ssm_a"]}
+    )
+    with pytest.raises(CheckpointError, match=r"m\.gguf: tensor blk\.0\.ssm_a should have no numbers above 0"):
+        Engine(growing, backend="numpy")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("entries", "change"),
@@ -158,6 +206,9 @@ def test_expansions_of_latents_are_kept_as_the_file_has_them(tmp_path: Path, dty
         ("deepseek_v3", "groups", {"expert_gating_func": 4}, r"gating_func is 4; minillm runs 1 \(softmax\) and 2"),
         ("deepseek_v3", "groups", {"expert_group_count": 3}, "n_group 3 should divide 8 experts"),
         ("deepseek_v3", "groups", {"nextn_predict_layers": 2}, "2 of 2 layers cannot predict further tokens"),
+        ("qwen3_5_text", "in turn", {"ssm.inner_size": 33}, "4 value heads of a delta net cannot share 33 numbers"),
+        ("qwen3_5_text", "in turn", {"ssm.group_count": 3}, "or the keys of 3 heads"),
+        ("qwen3_5_text", "in turn", {"attention.scale": 1.0}, "attention.scale is 1.0; in this architecture"),
         ("deepseek_v2", "yarn", {"expert_weights_norm": True}, "norm_topk_prob is true; in this family"),
     ],
 )
@@ -213,7 +264,13 @@ def damaged(data: bytes, first: int, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-DAMAGED = [("deepseek_v3", "groups"), ("minicpm3", "longrope")]
+DAMAGED = [
+    ("deepseek_v3", "groups"),
+    ("minicpm3", "longrope"),
+    ("qwen3_next", "as llama.cpp has it"),
+    ("qwen3_5_text", "in turn"),
+    ("qwen3_5_moe_text", "in turn"),
+]
 
 
 @pytest.mark.slow

@@ -93,6 +93,16 @@ CONFIGS["minicpm3"]["as it is"] = {
     name: value for name, value in CONFIGS["minicpm3"]["factors"].items() if "scale_" not in name and "base" not in name
 }
 CONFIGS["minicpm3"]["longrope"] = CONFIGS["minicpm3"]["as it is"] | _LONG | {"rope_scaling": _LONG_FACTORS}
+_EQUAL = {"linear_value_head_dim": 8, "rms_norm_eps": 1e-6}
+CONFIGS["qwen3_next"]["as llama.cpp has it"] = CONFIGS["qwen3_next"]["three of six"] | _EQUAL
+CONFIGS["qwen3_5_text"]["in turn"] = CONFIGS["qwen3_5_text"]["grouped"] | _EQUAL | {"num_hidden_layers": 4}
+CONFIGS["qwen3_5_text"]["in turn"] |= {"layer_types": [*["linear_attention"] * 3, "full_attention"]}
+CONFIGS["qwen3_5_text"]["tied, all rotated"] = CONFIGS["qwen3_5_text"]["M-RoPE, tied"] | _EQUAL
+CONFIGS["qwen3_5_text"]["tied, all rotated"] |= {
+    "linear_num_value_heads": 12,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 1.0},
+}
+CONFIGS["qwen3_5_moe_text"]["in turn"] = CONFIGS["qwen3_5_moe_text"]["three of six"] | _EQUAL
 
 REFUSED = {
     ("llama", "wide heads"): "with silu alone, not gelu_new",
@@ -130,6 +140,15 @@ REFUSED = {
     ("minicpm3", "factors"): "with scale_emb 12, scale_depth 1.4, dim_model_base 256 alone",
     ("minicpm3", "without factors"): "with scale_emb 12, scale_depth 1.4, dim_model_base 256 alone",
     ("minicpm3", "queries of full rank, biases"): "with qkv_bias False alone",
+    ("qwen3_next", "three of six"): "with keys and values of delta nets of one width alone",
+    ("qwen3_next", "in the upper layer, tied"): "with normalised True alone",
+    ("qwen3_next", "biases, half rotated"): "with qkv_bias False alone",
+    ("qwen3_5_text", "grouped"): "with keys and values of delta nets of one width alone",
+    ("qwen3_5_text", "M-RoPE, tied"): "with keys and values of delta nets of one width alone",
+    ("qwen3_5_text", "biases"): "with qkv_bias False alone",
+    ("qwen3_5_moe_text", "three of six"): "with keys and values of delta nets of one width alone",
+    ("qwen3_5_moe_text", "two of four, tied"): "with keys and values of delta nets of one width alone",
+    ("qwen3_5_moe_text", "biases"): "with qkv_bias False alone",
     ("youtu", "halves, yarn, biases"): "with qkv_bias False alone",
 }
 """Configurations that llama.cpp would run otherwise, or not at all"""

@@ -32,6 +32,10 @@ _GROUPED = _SIZES | {
     "expert_count": "num_local_experts",
     "expert_used_count": "num_experts_per_tok",
 }
+_EXPERT_SIZES = {
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
 _RMS = _GROUPED | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 _OPTIONAL = """
 attention.head_count_kv attention.key_length attention.sliding_window attention.layer_norm_rms_epsilon
@@ -106,6 +110,13 @@ _LATENT = {name: ours for name, ours in _LLAMA.items() if not re.fullmatch(r"blk
     "blk.N.attn_kv_a_norm": "layers.N.self_attn.kv_a_layernorm",
 }
 """Beside the projections that `latent.py` reads and writes"""
+_DELTA_NETS = {name: ours for name, ours in _SPLIT_ATTENTION.items() if name not in ("blk.N.attn_q", "blk.N.ffn_norm")}
+_DELTA_NETS |= _HEAD_NORMS | {
+    "blk.N.post_attention_norm": "layers.N.post_attention_layernorm",
+    "blk.N.ssm_norm": "layers.N.linear_attn.norm",
+}
+"""Beside what `delta_nets.py` reads and writes"""
+_GATED_EXPERTS = _EXPERTS | {name: ours.replace("shared_experts", "shared_expert") for name, ours in _SHARED.items()}
 _PERMUTED = {"blk.N.attn_q": "num_attention_heads", "blk.N.attn_k": "num_key_value_heads"}
 _BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
 
@@ -454,6 +465,27 @@ ARCHITECTURES = {
         tensors=_LATENT,
         needs={"qkv_bias": False, "out_bias": False, "mlp_bias": False},
         scalings=frozenset({"longrope"}),
+    ),
+    "qwen3next": Architecture(
+        model_type="qwen3_next",
+        keys=_RMS | _EXPERT_SIZES,
+        optional=frozenset({"feed_forward_length", "expert_shared_feed_forward_length"}),
+        tensors=_DELTA_NETS | _GATED_EXPERTS,
+        fields={"norm_topk_prob": True},
+        needs={"qkv_bias": False, "normalised": True},
+    ),
+    "qwen35": Architecture(
+        model_type="qwen3_5_text",
+        tensors=_DELTA_NETS
+        | {name: ours for name, ours in _LLAMA.items() if name.startswith("blk.N.ffn_") and "norm" not in name},
+        needs={"qkv_bias": False},
+    ),
+    "qwen35moe": Architecture(
+        model_type="qwen3_5_moe_text",
+        keys=_RMS | _EXPERT_SIZES,
+        optional=frozenset({"feed_forward_length", "expert_shared_feed_forward_length"}),
+        tensors=_DELTA_NETS | _GATED_EXPERTS,
+        needs={"qkv_bias": False, "normalised": True},
     ),
 }
 """By `general.architecture`. To add a family, add its entry."""

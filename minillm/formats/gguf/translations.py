@@ -1,11 +1,15 @@
 """The `Translation` of each architecture that has one; loaded with the first file that is read or written."""
 
+from .delta_nets import DeltaNetTranslation
 from .latent import DeepSeekTranslation, MiniCPM3Translation
 from .translation import Translation
 
 TRANSLATIONS: dict[str, Translation] = {
     "deepseek2": DeepSeekTranslation(),
     "minicpm3": MiniCPM3Translation(),
+    "qwen3next": DeltaNetTranslation(in_turn=False),
+    "qwen35": DeltaNetTranslation(in_turn=True),
+    "qwen35moe": DeltaNetTranslation(in_turn=True),
 }
 """By `general.architecture`"""
 
