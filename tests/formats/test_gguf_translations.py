@@ -209,6 +209,10 @@ def test_expansions_of_latents_are_kept_as_the_file_has_them(tmp_path: Path, dty
         ("qwen3_5_text", "in turn", {"ssm.inner_size": 33}, "4 value heads of a delta net cannot share 33 numbers"),
         ("qwen3_5_text", "in turn", {"ssm.group_count": 3}, "or the keys of 3 heads"),
         ("qwen3_5_text", "in turn", {"attention.scale": 1.0}, "attention.scale is 1.0; in this architecture"),
+        ("gemma4_text", "experts", {"attention.value_length": 8}, "value_length is 8; in this architecture"),
+        ("gemma4_text", "experts", {"rope.dimension_count_swa": 4}, "rope.dimension_count_swa is 4; in this arch"),
+        ("gemma4_text", "experts", {"feed_forward_length": 0}, "feed_forward_length should be a number from 1 on"),
+        ("gemma4_text", "experts", {"embedding_scale": 2.0}, "embedding_scale is 2.0; in this architecture"),
         ("deepseek_v2", "yarn", {"expert_weights_norm": True}, "norm_topk_prob is true; in this family"),
     ],
 )
@@ -225,6 +229,10 @@ def test_an_entry_that_asks_for_something_else_is_refused(
     assert "\n" not in str(caught.value)
 
 
+OTHER_KINDS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+OTHER_KINDS = [*OTHER_KINDS[:3], "sliding_attention", *OTHER_KINDS[2:]]
+
+
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
@@ -232,6 +240,7 @@ def test_an_entry_that_asks_for_something_else_is_refused(
         ("deepseek_v3", {"rope_parameters": V3["rope_parameters"] | {"mscale_all_dim": 1.0}}, "equal mscale and"),
         ("deepseek_v3", {"topk_group": 4}, "a part of its groups of experts alone"),
         ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense"]}, "with MLPs in its first layers alone"),
+        ("gemma4_text", {"num_hidden_layers": 6, "layer_types": OTHER_KINDS}, "last layer of each kind"),
         (
             "deepseek_v2",
             {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2},
@@ -264,12 +273,27 @@ def damaged(data: bytes, first: int, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.slow
+def test_without_a_cap_gemma_4_has_llama_cpps(tmp_path: Path) -> None:
+    """And keys and values of layers that share those of others are not read."""
+    _, target = written(tmp_path, CONFIGS["gemma4_text"]["per-layer embeddings"] | {"tie_word_embeddings": False})
+    capped = rewritten(target, tmp_path / "capped.gguf", {"final_logit_softcapping": 30.0}, lambda tensors: tensors)
+
+    def with_unread(tensors: Tensors) -> Tensors:
+        return tensors | {f"blk.3.attn_{x}.weight": tensors[f"blk.1.attn_{x}.weight"] for x in ("k", "v", "k_norm")}
+
+    silent = rewritten(target, tmp_path / "silent.gguf", {"final_logit_softcapping": None}, with_unread)
+    np.testing.assert_array_equal(logits_of(silent), logits_of(capped))
+
+
 DAMAGED = [
     ("deepseek_v3", "groups"),
     ("minicpm3", "longrope"),
     ("qwen3_next", "as llama.cpp has it"),
     ("qwen3_5_text", "in turn"),
     ("qwen3_5_moe_text", "in turn"),
+    ("gemma4_text", "per-layer embeddings"),
+    ("gemma4_text", "experts"),
 ]
 
 

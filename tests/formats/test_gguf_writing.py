@@ -22,7 +22,7 @@ from minillm.formats.gguf.file import read_gguf
 from minillm.formats.gguf.read_metadata import read_gguf_config, read_gguf_model
 from minillm.formats.gguf.write import write_gguf
 from minillm.formats.gguf.write_metadata import gguf_fields
-from minillm.models import family_of
+from minillm.models import family_of, gemma4_text
 from minillm.models.parameters import tensor_shapes
 from minillm.reference import quantize as ours
 
@@ -103,6 +103,13 @@ CONFIGS["qwen3_5_text"]["tied, all rotated"] |= {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 1.0},
 }
 CONFIGS["qwen3_5_moe_text"]["in turn"] = CONFIGS["qwen3_5_moe_text"]["three of six"] | _EQUAL
+CONFIGS["gemma4_text"]["per-layer embeddings"] = CONFIGS["gemma4_text"]["per-layer embeddings"] | {
+    "final_logit_softcapping": 20.0
+}
+CONFIGS["gemma4_text"]["keys are values"] = CONFIGS["gemma4_text"]["keys are values"] | {"num_kv_shared_layers": 0}
+_MERGED = CONFIGS["gemma4_text"]["keys are values"] | {"attention_bias": False}
+CONFIGS["gemma4_text"]["keys are values, without biases"] = _MERGED | {"rope_parameters": gemma4_text.ROTARY}
+CONFIGS["gemma4_text"]["scaled"] = _MERGED
 
 REFUSED = {
     ("llama", "wide heads"): "with silu alone, not gelu_new",
@@ -149,6 +156,7 @@ REFUSED = {
     ("qwen3_5_moe_text", "three of six"): "with keys and values of delta nets of one width alone",
     ("qwen3_5_moe_text", "two of four, tied"): "with keys and values of delta nets of one width alone",
     ("qwen3_5_moe_text", "biases"): "with qkv_bias False alone",
+    ("gemma4_text", "keys are values"): "with bias False alone",
     ("youtu", "halves, yarn, biases"): "with qkv_bias False alone",
 }
 """Configurations that llama.cpp would run otherwise, or not at all"""
@@ -170,7 +178,7 @@ SAME = {"glm4_moe_lite": "deepseek_v3"}
 def write_folder(folder: Path, raw: dict) -> Path:
     """A checkpoint folder as the family publishes them, with the small tokenizer, which begins with BOS."""
     folder.mkdir()
-    raw = raw | {"vocab_size": 512}
+    raw = raw | {name: 512 for name in ("vocab_size", "vocab_size_per_layer_input") if name in raw}
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     family = family_of(raw)
     shapes = tensor_shapes(family.build, family.read_config(raw), as_built=False)

@@ -117,6 +117,21 @@ _DELTA_NETS |= _HEAD_NORMS | {
 }
 """Beside what `delta_nets.py` reads and writes"""
 _GATED_EXPERTS = _EXPERTS | {name: ours.replace("shared_experts", "shared_expert") for name, ours in _SHARED.items()}
+_GEMMA4 = {
+    "per_layer_token_embd": "embed_tokens_per_layer",
+    "per_layer_model_proj": "per_layer_model_projection",
+    "per_layer_proj_norm": "per_layer_projection_norm",
+    "blk.N.inp_gate": "layers.N.per_layer_input_gate",
+    "blk.N.proj": "layers.N.per_layer_projection",
+    "blk.N.post_norm": "layers.N.post_per_layer_input_norm",
+    "blk.N.layer_output_scale": "layers.N.layer_scalar",
+    "blk.N.ffn_gate_inp": "layers.N.router.proj",
+    "blk.N.ffn_gate_up_exps": "layers.N.experts.*.gate_up_proj",
+    "blk.N.ffn_down_exps": "layers.N.experts.*.down_proj",
+    "blk.N.post_ffw_norm_1": "layers.N.post_feedforward_layernorm_1",
+    "blk.N.pre_ffw_norm_2": "layers.N.pre_feedforward_layernorm_2",
+    "blk.N.post_ffw_norm_2": "layers.N.post_feedforward_layernorm_2",
+}
 _PERMUTED = {"blk.N.attn_q": "num_attention_heads", "blk.N.attn_k": "num_key_value_heads"}
 _BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
 
@@ -465,6 +480,19 @@ ARCHITECTURES = {
         tensors=_LATENT,
         needs={"qkv_bias": False, "out_bias": False, "mlp_bias": False},
         scalings=frozenset({"longrope"}),
+    ),
+    "gemma4": Architecture(
+        model_type="gemma4_text",
+        keys={key: name for key, name in _SIZES.items() if key != "feed_forward_length"}
+        | {
+            "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+            "rope.freq_base": "rope_theta",
+            "rope.freq_base_swa": "rope_local_base_freq",
+        },
+        optional=frozenset({"rope.freq_base_swa"}),
+        tensors=_GEMMA | _HEAD_NORMS | _GEMMA4,
+        activation="gelu_new",
+        needs={"bias": False},
     ),
     "qwen3next": Architecture(
         model_type="qwen3_next",

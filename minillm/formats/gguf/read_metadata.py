@@ -31,7 +31,7 @@ logger = logging.getLogger("minillm")
 Stored = dict[str, StoredTensor | BlockTensor]
 """Tensors by their names in the file"""
 
-_EXPERTS = ("num_local_experts", "n_routed_experts")
+_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
 """Fields with the number of experts"""
 _FUSED, _GATE, _UP = (f".ffn_{name}_exps." for name in ("gate_up", "gate", "up"))
 """Tensors of all experts: the first holds the others, one below the other, in some files"""
@@ -156,7 +156,9 @@ def read_gguf_model(gguf: GGUF) -> tuple[dict[str, Any], dict[str, Tensor], Stor
     raw, stored, architecture = read_gguf_config(gguf), open_tensors(gguf), architecture_of(gguf)
     factors = {name: stored[name].load() for name in (ROTARY_FACTORS, *LONGROPE) if name in stored}
     if ROTARY_FACTORS in factors:
-        raw["rope_scaling"] = llama3_scaling(factors.pop(ROTARY_FACTORS), raw, str(gguf.path))
+        values, where = factors.pop(ROTARY_FACTORS), str(gguf.path)
+        own = translation_of(gguf.metadata["general.architecture"]).rotary(values, raw, where)
+        raw |= {"rope_scaling": llama3_scaling(values, raw, where)} if own is None else own
     if "longrope" not in architecture.scalings:
         factors = {}
     elif factors:

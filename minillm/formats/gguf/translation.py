@@ -39,6 +39,8 @@ class Translation:
     """Metadata keys, without the architecture's prefix, that are read here"""
     own_heads = False
     """The widths of heads, and which numbers of them are rotated, are read here"""
+    own_rotary = False
+    """Rotary embedding and windows are written here"""
 
     def fields(self, gguf: GGUF, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of config.json that the metadata say, beside those of the tables.
@@ -51,6 +53,14 @@ class Translation:
             CheckpointError, UnsupportedModelError: an entry is missing, invalid or asks for something else.
         """
         return {}
+
+    def rotary(self, factors: NDArray[np.float32], raw: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+        """Fields that `rope_freqs.weight` says; None: as in Llama 3.1. [D / 2]
+
+        Raises:
+            UnsupportedModelError: they are other factors than are run.
+        """
+        return None
 
     def read(self, name: str, tensor: Any, raw: Mapping[str, Any], where: str) -> dict[str, Tensor] | None:
         """A tensor of the file by the names that `build` asks for; None: as the tables say.
@@ -71,6 +81,10 @@ class Translation:
 
     def entries(self, config: Any, table: Fields, where: str) -> dict[str, Any]:
         """Metadata entries beside those of the tables, without the architecture's prefix; None: there is none."""
+        return {}
+
+    def factors(self, config: Any) -> dict[str, NDArray[np.float32]]:
+        """Tensors that no checkpoint has, by which rotary frequencies are divided."""
         return {}
 
     def written(self, name: str, tensors: Mapping[str, Written], config: Any) -> dict[str, Written] | None:
@@ -264,6 +278,10 @@ class Keys:
                 f"found {value!r:.60}"
             )
         return value
+
+    def is_array(self, key: str) -> bool:
+        """Whether the entry is an array."""
+        return isinstance(self.gguf.metadata.get(f"{self.prefix}.{key}"), Array)
 
     def each(self, key: str) -> list[Any]:
         """The numbers of an array; empty if there is none.

@@ -110,7 +110,7 @@ def write_gguf(
         tensors["output.weight"] = tensors["token_embd.weight"]
     mixture = Mixture(dtype, config, architecture, "output.weight" not in tensors) if dtype in MIXTURES else None
     kinds = {name: _type(name, whole.parts[0].shape, whole.format, mixture) for name, whole in tensors.items()}
-    factors = rotary_factors(raw, config)
+    factors = rotary_factors(raw, config) | translation_of(architecture).factors(config)
     total, rounded = sum(_count(whole) for whole in tensors.values()), list[Rounding]()
     with (
         showing(progress),

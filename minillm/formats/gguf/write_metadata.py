@@ -55,7 +55,7 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
         "attention.key_length": config.head_dim,
         "attention.layer_norm_epsilon": getattr(config, "epsilon", None),
         "attention.layer_norm_rms_epsilon": getattr(config, "epsilon", None),
-        "attention.sliding_window": _window(architecture, config, where),
+        "attention.sliding_window": None if own.own_rotary else _window(architecture, config, where),
         "attention.sliding_window_pattern": _period(architecture, config, where),
         "attn_logit_softcapping": getattr(config, "score_cap", None),
         "final_logit_softcapping": getattr(config, "logit_cap", None),
@@ -76,7 +76,7 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
     entries = {key: values[key] for key in architecture.keys if values.get(key) is not None}
     if "attention.key_length" in entries:
         entries["attention.value_length"] = config.head_dim
-    if rotary is not None:
+    if rotary is not None and not own.own_rotary:
         entries["rope.dimension_count"] = 2 * len(rotary.frequencies)
         if config.model_type == "gpt_oss" and not table.raw:
             table = Fields(gpt_oss.YARN)  # what the family has without a table
