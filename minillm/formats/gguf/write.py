@@ -75,7 +75,7 @@ def check_gguf_request(target: Path, dtype: str, group: int | None) -> str:
 
 
 def write_gguf(
-    source: Path, target: Path, dtype: str, group: int | None = None, *, progress: bool = True
+    source: Path, target: Path, dtype: str, group: int | None = None, *, tokenizer: bool = True, progress: bool = True
 ) -> list[Rounding]:
     """Write the model in `source` with its weights in `dtype` to the new file `target`.
 
@@ -87,6 +87,7 @@ def write_gguf(
         target: a file that does not exist, in a folder that does
         dtype: one of `DTYPES`, or of `OTHER_NAMES`, in any case
         group: 32 if given
+        tokenizer: write the tokenizer too; without one the file maps token ids to logits
         progress: show a bar on a terminal or in a notebook
 
     Raises:
@@ -103,7 +104,8 @@ def write_gguf(
     planned = plan(files, WEIGHT_FORMATS["int8" if dtype in MIXTURES else dtype], as_built=True)
     raw, config = files.raw, files.config
     architecture, entries = gguf_fields(raw, config, str(source))
-    entries |= _general(files.name, dtype) | _tokenizer_entries(files)
+    entries |= _general(files.name, dtype)
+    entries |= _tokenizer_entries(files) if tokenizer else {"tokenizer.ggml.model": "no_vocab"}
     table = ARCHITECTURES[architecture]
     tensors = _in_file(planned, architecture, config)
     if table.needs_output and "output.weight" not in tensors:
