@@ -73,7 +73,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = new_parser("Measure minillm beside other engines, in turns.", "CSV and the table")
     model = parser.add_mutually_exclusive_group()
-    model.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
+    model.add_argument(
+        "--shape",
+        default="opt-125m",
+        help="published shape, random weights; NAME:N: its first N layers (default: opt-125m)",
+    )
     model.add_argument("--model", type=Path, help="real weights: a checkpoint folder or a GGUF file")
     parser.add_argument("--text", type=Path, help="a text for perplexities of --model (default: a page of English)")
     parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="turns of each engine (default: 5)")
@@ -360,7 +364,7 @@ def run(args: argparse.Namespace) -> None:
 
 def write(args: argparse.Namespace, family: str, missing: str, results: Results) -> None:
     """Print the tables; write them, and every burst as CSV."""
-    name, weights = (args.model.stem, "real") if args.model else (args.shape, "random")
+    name, weights = (args.model.stem, "real") if args.model else (args.shape.replace(":", "-"), "random")
     stands_in = "the same file" if gguf_of(args) else STAND_INS.get(family, "the same model")
     facts = {"question": f"minillm beside other engines, {name}, {weights} weights, greedy"}
     facts |= {"llama.cpp": f"{stands_in}; its cache is float16"}

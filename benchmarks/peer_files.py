@@ -1,6 +1,6 @@
 """The same weights in the file format of every engine, for `against_peers.py`: random ones, or those of a checkpoint.
 
-    python peer_files.py SHAPE|CHECKPOINT FOLDER [ctranslate2] [onnx-float32] [onnx-int4]
+    python peer_files.py SHAPE[:LAYERS]|CHECKPOINT FOLDER [ctranslate2] [onnx-float32] [onnx-int4]
                          [f32] [f16] [bf16] [Q8_0] [Q4_0]
 
 FOLDER becomes a Hugging Face checkpoint in float32, or one of links to the files of the folder CHECKPOINT, which
@@ -11,10 +11,12 @@ llama.cpp's formats: GGUF files, of which the first is written here
 In llama.cpp, Llama, Qwen2 and GPT-2 have architectures of their own. OPT has none, and gets GPT-2's with the same
 matrices. That is the same work but for the activation: both normalise before attention, before the MLP and at the end,
 have biases everywhere and learned positions, and tie the head to the embedding; GPT-2 has GELU where OPT has ReLU.
+Families that are not in `LAYOUTS` have the file that minillm itself writes, of the same checkpoint.
 """
 
 import ctypes
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +29,11 @@ from numpy.typing import NDArray
 from minillm.backends.loader import Tensor
 from minillm.backends.numpy import NumpyBackend
 from minillm.config import ModelConfig, read_config
+from minillm.errors import ParameterError
 from minillm.formats import open_checkpoint
 from minillm.formats.canonical import canonical_names
-from minillm.models import family_of, opt, published, published_config, tensor_shapes
+from minillm.formats.gguf.write import write_gguf as own_write_gguf
+from minillm.models import build_of, family_of, opt, parameters, published, published_config, tensor_shapes
 from minillm.models.bart import LOGITS_BIAS
 from minillm.models.gpt2 import GPT2Config
 from minillm.models.llama import LlamaConfig
@@ -54,6 +58,9 @@ PUBLISHED = {
     "qwen2": Published("Qwen2ForCausalLM", "model."),
     "t5": Published("T5ForConditionalGeneration", ""),
     "bart": Published("BartForConditionalGeneration", "model."),
+    "lfm2": Published("Lfm2ForCausalLM", "model."),
+    "qwen3_5_text": Published("Qwen3_5ForCausalLM", "model."),
+    "gpt_oss": Published("GptOssForCausalLM", "model."),
 }
 
 NORMS = {"bart": {"normalize_before": False, "normalize_embedding": True}}
@@ -87,8 +94,16 @@ def raw_config(source: str) -> dict[str, Any]:
     """The config.json of a shape or of a checkpoint folder."""
     if Path(source).is_dir():
         return read_config(Path(source))
-    published_config(source)  # refuses an unknown one
-    return published()[source]
+    shape, _, layers = source.partition(":")
+    published_config(shape)  # refuses an unknown one
+    raw = published()[shape]
+    if not layers:
+        return raw
+    if not layers.isdecimal() or not 0 < int(layers) <= raw["num_hidden_layers"]:
+        raise ParameterError(f"{source}: expected 1 to {raw['num_hidden_layers']} layers of {shape}")
+    shortened = raw | {"num_hidden_layers": int(layers)}
+    kinds = raw.get("layer_types")
+    return shortened | ({} if kinds is None else {"layer_types": kinds[: int(layers)]})
 
 
 def tensors_of(source: str) -> dict[str, Tensor]:
@@ -96,7 +111,10 @@ def tensors_of(source: str) -> dict[str, Tensor]:
     config = config_of(raw_config(source))
     if Path(source).is_dir():
         return canonical_names(open_checkpoint(Path(source)), config)
-    return random_tensors(tensor_shapes(config), 0, 0.02, NumpyBackend())
+    if config.model_type in LAYOUTS or config.encoder_layers:
+        return random_tensors(tensor_shapes(config), 0, 0.02, NumpyBackend())
+    shapes = parameters.tensor_shapes(build_of(config), config, as_built=False)
+    return random_tensors(shapes, 0, 0.02, NumpyBackend())
 
 
 def config_of(raw: Mapping[str, Any]) -> ModelConfig:
@@ -136,8 +154,7 @@ def _write_safetensors(path: Path, tensors: Table) -> None:
 
 
 def _count(tensor: Tensor) -> int:
-    rows, *rest = tensor.shape
-    return rows * (rest[0] if rest else 1)
+    return math.prod(tensor.shape)
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:
@@ -177,7 +194,11 @@ def write_onnx(folder: Path, form: str) -> None:
 def write_llama_cpp(source: str, folder: Path, formats: Sequence[str]) -> dict[str, int]:
     """Write llama.cpp's file of each format. Returns the bytes of each that a token needs."""
     exact, raw = folder / "f32.gguf", raw_config(source)
-    write_gguf(config_of(raw), raw, tensors_of(source), exact)
+    config = config_of(raw)
+    if config.model_type in LAYOUTS:
+        write_gguf(config, raw, tensors_of(source), exact)
+    else:
+        own_write_gguf(folder, exact, "float32", tokenizer=False, progress=False)
     for form in formats:
         if form != "f32":
             quantize_gguf(exact, folder / f"{form}.gguf", form)

@@ -27,6 +27,8 @@ STAND_INS = {"opt": "GPT-2's architecture with the same matrices: GELU for ReLU"
 """Family that llama.cpp does not support -> its substitute"""
 ONNX_FAMILIES = ("llama", "qwen2")
 """Families that ONNX Runtime's model builder converts, of those in `peer_files.PUBLISHED`"""
+CTRANSLATE2_FAMILIES = ("opt", "gpt2", "llama", "qwen2", "t5", "bart")
+"""The same of CTranslate2's converter"""
 OVERHEAD = 400 << 20
 """Approximate bytes of a process without the weights"""
 
@@ -152,6 +154,8 @@ def why_left_out(engine: str, family: str, gguf: Path | None) -> str:
         return "it reads no GGUF files"
     if engine == "onnxruntime" and family not in ONNX_FAMILIES:
         return f"its model builder has no {family}"
+    if engine == "ctranslate2" and family not in CTRANSLATE2_FAMILIES:
+        return f"its converter has no {family}"
     return ""
 
 

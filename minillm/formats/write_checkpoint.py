@@ -252,6 +252,7 @@ def plan(files: ModelFiles, formats: WeightFormats, *, as_built: bool) -> list[l
         build_model(config, tensors, Backend(recorded), as_built=files.as_built)
     named = [*tensors.items(), *(() if as_built else files.stored.items())]  # published names come last, and count
     names = {id(source_of(tensor)): name for name, tensor in named}
+    own = {id(tensor): name for name, tensor in tensors.items()} if as_built else {}  # several may have one source
 
     def part(tensor: Tensor, form: Format | None) -> Part:
         source = source_of(tensor)
@@ -260,7 +261,10 @@ def plan(files: ModelFiles, formats: WeightFormats, *, as_built: bool) -> list[l
         written = tensor if as_built else source
         stored_as = STORED_FORMATS[written.dtype]
         rounded = stored_as.offset_bits or stored_as.block  # what safetensors has no name for
-        name = tensor.name if as_built and isinstance(tensor, Regrouped) else names[id(source)]
+        name = own.get(id(tensor))
+        if name is None and as_built and isinstance(tensor, Regrouped):
+            name = tensor.name
+        name = name or own.get(id(source)) or names[id(source)]
         return Part(name, written, form or (FLOAT16 if rounded else stored_as))
 
     parts, planned = [], set[str]()

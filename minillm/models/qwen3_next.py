@@ -70,7 +70,8 @@ class DeltaNetConfig(ExpertConfig):
     taps: int
     """Inputs of its convolution, a token's own included"""
     fused_projection: bool = False
-    """Checkpoints have its projections as two tensors, key head by key head (Qwen3-Next)"""
+    """Checkpoints have its projections as two tensors, key head by key head (Qwen3-Next); GGUF files have four, and
+    say so in the field `projections_apart`"""
 
     def sharded(self, ranks: int) -> Self:
         """As `ModelConfig.sharded`: heads of the delta nets are shared too."""
@@ -104,7 +105,7 @@ def read_config(raw: Mapping[str, Any]) -> DeltaNetConfig:
     return read_delta_nets(
         fields,
         "qwen3_next",
-        fused_projection=True,
+        fused_projection=not fields.get("projections_apart", False),
         normalised=fields.get("norm_topk_prob", True),
         shared_size=fields.size("shared_expert_intermediate_size"),
         shared_gate=True,

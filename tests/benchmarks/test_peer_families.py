@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from minillm.backends.loader import Loader
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import Weight
+from minillm.errors import ParameterError
 from minillm.models import family_named, published, random_model
 
+from .. import families
 from .conftest import SMALL, SMALL_FAMILIES, SMALL_KIN
 
 TOKENS = 30
@@ -75,6 +77,32 @@ def test_every_engine_computes_the_same_model(
     for engine in ("transformers", "ctranslate2", "llama.cpp"):
         by_a_table = name == "gpt2" and engine == "llama.cpp"  # GELU, of float16
         assert distance(logits_of(engine, tmp_path), expected) < (1e-3 if by_a_table else 2e-6), engine
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "gpt_oss"])
+def test_other_families_have_the_file_that_minillm_writes(
+    family: str, shape: Callable[[dict[str, Any]], str], exact_llama_cpp: None, tmp_path: Path
+) -> None:
+    """The first layers of a shape as well."""
+    from peer_files import raw_config, write_checkpoint, write_llama_cpp
+
+    raw = next(iter(families.CONFIGS[family].values())) | {"rms_norm_eps": 1e-6}
+    raw |= {"linear_value_head_dim": raw.get("linear_key_head_dim"), "rope_parameters": {"rope_type": "default"}}
+    part = f"{shape(raw)}:2"
+    assert raw_config(part)["num_hidden_layers"] == 2
+    assert len(raw_config(part).get("layer_types", "ab")) == 2
+    write_checkpoint(part, tmp_path)
+    write_llama_cpp(part, tmp_path, ["f32"])
+    assert distance(logits_of("llama.cpp", tmp_path), logits_of("minillm-numpy", tmp_path)) < 1e-3
+
+
+@pytest.mark.parametrize("layers", ["0", "3", "x", "-1"])
+def test_a_number_of_layers_that_a_shape_does_not_have_is_refused(layers: str, small: str) -> None:
+    from peer_files import raw_config
+
+    with pytest.raises(ParameterError, match=f"small:{layers}: expected 1 to 2 layers of small"):
+        raw_config(f"{small}:{layers}")
 
 
 @pytest.mark.reference

@@ -34,6 +34,11 @@ MODELS = {
     | {"hidden_size": 256, "intermediate_size": 512, "num_local_experts": 8, "num_hidden_layers": 9},
     "experts": CONFIGS["qwen3_moe"]["three of six"]
     | {"hidden_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 8},
+    "latent attention": CONFIGS["deepseek_v3"]["groups"]
+    | {"hidden_size": 256, "moe_intermediate_size": 256, "intermediate_size": 512, "num_hidden_layers": 9}
+    | {"q_lora_rank": 256, "kv_lora_rank": 256, "qk_nope_head_dim": 32},
+    "delta nets": CONFIGS["qwen3_5_text"]["in turn"]
+    | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 12, "layer_types": None},
     "fused": CONFIGS["gpt2"]["gelu by tanh"] | {"n_embd": 256, "n_layer": 9},
 }
 

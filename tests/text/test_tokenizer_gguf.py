@@ -7,6 +7,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
@@ -14,6 +15,7 @@ from tokenizers import models, pre_tokenizers, trainers
 from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.formats import open_model
 from minillm.formats.gguf.tokenizer import BYTE, CONTROL, NORMAL, RULES, UNKNOWN, USER_DEFINED
+from minillm.text.tokenizer.sentencepiece import merges_by_score
 
 from ..gguf_files import LLAMA, write_llama
 
@@ -160,7 +162,7 @@ def test_qwen2_normalises_as_its_published_tokenizer_does(tmp_path):
             UnsupportedModelError,
             "tokenizer.ggml.pre is 'no-such'; minillm has the rules of a.x-4.0, bloom,",
         ),
-        ({"model": "t5"}, UnsupportedModelError, "tokenizer.ggml.model is 't5'; minillm runs 'gpt2' .* and 'llama'"),
+        ({"model": "t5"}, UnsupportedModelError, "tokenizer.ggml.model is 't5'; minillm runs 'gpt2' .* 'llama'"),
         ({"model": 7}, CheckpointError, "tokenizer.ggml.model should be of type str, found 7"),
         ({"token_type": [1] * 3}, CheckpointError, "tokenizer.ggml.token_type should have 600 numbers, found 3"),
         (
@@ -207,3 +209,38 @@ def test_sentencepiece_equals_llama_cpp(tmp_path, changes):
     ours, theirs = open_model(path).tokenizer, llama_cpp(path)
     for text in TEXTS + odd_texts(400):
         assert ours.encode(text) == theirs.tokenize(text.encode(), add_bos=True, special=True), text
+
+
+def gemma4() -> dict[str, Any]:
+    """The pieces of a SentencePiece model, with merges in the order of their scores and runs of newlines."""
+    entries = sentencepiece()[1]
+    kinds = entries["token_type"]
+    pieces = {token: i for i, token in enumerate(entries["tokens"]) if kinds[i] in (NORMAL, USER_DEFINED)}
+    merges = merges_by_score(pieces, np.array(entries["scores"]))
+    newlines = ["\n" * count for count in (1, 2, 3)]
+    return entries | {
+        "model": "gemma4",
+        "pre": None,
+        "tokens": entries["tokens"] + newlines,
+        "scores": entries["scores"] + [0.0] * 3,
+        "token_type": entries["token_type"] + [NORMAL] * 3,
+        "merges": [" ".join(merge) for merge in merges] + ["\n \n", "\n\n \n"],
+        "add_space_prefix": False,
+    }
+
+
+@pytest.mark.reference
+def test_gemma_4s_tokenizer_equals_llama_cpp(tmp_path):
+    path = written(tmp_path / "m.gguf", gemma4())
+    ours, theirs = open_model(path).tokenizer, llama_cpp(path)
+    for text in [*TEXTS, "a\n\nb\n\n\n\nc\n", *odd_texts(400)]:
+        assert ours.encode(text) == theirs.tokenize(text.encode(), add_bos=True, special=True), text
+
+
+def test_gemma_4s_tokenizer_is_sentencepieces_with_merges_and_begins_with_bos(tmp_path):
+    merged = open_model(written(tmp_path / "merged.gguf", gemma4() | {"add_bos_token": False})).tokenizer
+    scored = open_model(written(tmp_path / "m.gguf", sentencepiece()[1] | {"add_space_prefix": False})).tokenizer
+    for text in (text for text in [*TEXTS, *odd_texts(50)] if "\n" not in text):
+        assert merged.encode(text) == scored.encode(text), text
+    assert merged.encode("a")[0] == 1
+    assert merged.decode(merged.encode("a b\n\nc")) == "a b\n\nc"

@@ -6,6 +6,7 @@ checkpoints; and which configurations of the family llama.cpp runs (https://gith
 and `conversion`).
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,10 @@ _GROUPED = _SIZES | {
     "rope.freq_base": "rope_theta",
     "expert_count": "num_local_experts",
     "expert_used_count": "num_experts_per_tok",
+}
+_EXPERT_SIZES = {
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 _RMS = _GROUPED | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 _OPTIONAL = """
@@ -93,6 +98,39 @@ _CONVOLUTIONS = {
     "blk.N.ffn_gate": "layers.N.feed_forward.w1",
     "blk.N.ffn_up": "layers.N.feed_forward.w3",
     "blk.N.ffn_down": "layers.N.feed_forward.w2",
+}
+_SHARED = {
+    "blk.N.ffn_gate_shexp": "layers.N.mlp.shared_experts.gate_proj",
+    "blk.N.ffn_up_shexp": "layers.N.mlp.shared_experts.up_proj",
+    "blk.N.ffn_down_shexp": "layers.N.mlp.shared_experts.down_proj",
+}
+_LATENT = {name: ours for name, ours in _LLAMA.items() if not re.fullmatch(r"blk\.N\.attn_[qkv]", name)} | {
+    "blk.N.attn_q_a": "layers.N.self_attn.q_a_proj",
+    "blk.N.attn_q_a_norm": "layers.N.self_attn.q_a_layernorm",
+    "blk.N.attn_kv_a_norm": "layers.N.self_attn.kv_a_layernorm",
+}
+"""Beside the projections that `latent.py` reads and writes"""
+_DELTA_NETS = {name: ours for name, ours in _SPLIT_ATTENTION.items() if name not in ("blk.N.attn_q", "blk.N.ffn_norm")}
+_DELTA_NETS |= _HEAD_NORMS | {
+    "blk.N.post_attention_norm": "layers.N.post_attention_layernorm",
+    "blk.N.ssm_norm": "layers.N.linear_attn.norm",
+}
+"""Beside what `delta_nets.py` reads and writes"""
+_GATED_EXPERTS = _EXPERTS | {name: ours.replace("shared_experts", "shared_expert") for name, ours in _SHARED.items()}
+_GEMMA4 = {
+    "per_layer_token_embd": "embed_tokens_per_layer",
+    "per_layer_model_proj": "per_layer_model_projection",
+    "per_layer_proj_norm": "per_layer_projection_norm",
+    "blk.N.inp_gate": "layers.N.per_layer_input_gate",
+    "blk.N.proj": "layers.N.per_layer_projection",
+    "blk.N.post_norm": "layers.N.post_per_layer_input_norm",
+    "blk.N.layer_output_scale": "layers.N.layer_scalar",
+    "blk.N.ffn_gate_inp": "layers.N.router.proj",
+    "blk.N.ffn_gate_up_exps": "layers.N.experts.*.gate_up_proj",
+    "blk.N.ffn_down_exps": "layers.N.experts.*.down_proj",
+    "blk.N.post_ffw_norm_1": "layers.N.post_feedforward_layernorm_1",
+    "blk.N.pre_ffw_norm_2": "layers.N.pre_feedforward_layernorm_2",
+    "blk.N.post_ffw_norm_2": "layers.N.post_feedforward_layernorm_2",
 }
 _PERMUTED = {"blk.N.attn_q": "num_attention_heads", "blk.N.attn_k": "num_key_value_heads"}
 _BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
@@ -421,6 +459,61 @@ ARCHITECTURES = {
         period=2,
         needs_output=True,
         whole_ramp=False,
+    ),
+    "deepseek2": Architecture(
+        model_type="deepseek_v3",
+        kin=("deepseek_v2", "glm4_moe_lite", "youtu"),
+        keys=_SIZES | {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta"},
+        tensors=_LATENT | _EXPERTS | _SHARED | {"blk.N.exp_probs_b": "layers.N.mlp.gate.e_score_correction_bias"},
+        needs={"qkv_bias": False, "out_bias": False, "mlp_bias": False},
+        scalings=frozenset({"yarn"}),
+    ),
+    "minicpm3": Architecture(
+        model_type="minicpm3",
+        keys=_SIZES
+        | {
+            "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+            "rope.freq_base": "rope_theta",
+            "rope.scaling.original_context_length": "original_max_position_embeddings",
+        },
+        optional=frozenset({"rope.scaling.original_context_length"}),
+        tensors=_LATENT,
+        needs={"qkv_bias": False, "out_bias": False, "mlp_bias": False},
+        scalings=frozenset({"longrope"}),
+    ),
+    "gemma4": Architecture(
+        model_type="gemma4_text",
+        keys={key: name for key, name in _SIZES.items() if key != "feed_forward_length"}
+        | {
+            "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+            "rope.freq_base": "rope_theta",
+            "rope.freq_base_swa": "rope_local_base_freq",
+        },
+        optional=frozenset({"rope.freq_base_swa"}),
+        tensors=_GEMMA | _HEAD_NORMS | _GEMMA4,
+        activation="gelu_new",
+        needs={"bias": False},
+    ),
+    "qwen3next": Architecture(
+        model_type="qwen3_next",
+        keys=_RMS | _EXPERT_SIZES,
+        optional=frozenset({"feed_forward_length", "expert_shared_feed_forward_length"}),
+        tensors=_DELTA_NETS | _GATED_EXPERTS,
+        fields={"norm_topk_prob": True},
+        needs={"qkv_bias": False, "normalised": True},
+    ),
+    "qwen35": Architecture(
+        model_type="qwen3_5_text",
+        tensors=_DELTA_NETS
+        | {name: ours for name, ours in _LLAMA.items() if name.startswith("blk.N.ffn_") and "norm" not in name},
+        needs={"qkv_bias": False},
+    ),
+    "qwen35moe": Architecture(
+        model_type="qwen3_5_moe_text",
+        keys=_RMS | _EXPERT_SIZES,
+        optional=frozenset({"feed_forward_length", "expert_shared_feed_forward_length"}),
+        tensors=_DELTA_NETS | _GATED_EXPERTS,
+        needs={"qkv_bias": False, "normalised": True},
     ),
 }
 """By `general.architecture`. To add a family, add its entry."""

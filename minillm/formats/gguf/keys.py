@@ -19,11 +19,13 @@ from typing import Any
 from ...errors import UnsupportedModelError, listed
 from .architectures import ARCHITECTURES, Architecture
 from .file import GGUF, Array
+from .translations import translation_of
 
 logger = logging.getLogger("minillm")
 
 HONOURED = frozenset({
     "attention.value_length",
+    "nextn_predict_layers",
     "pooling_type",
     "rope.dimension_count",
     "rope.scale_linear",
@@ -64,9 +66,10 @@ def check_keys(gguf: GGUF, architecture: Architecture, raw: Mapping[str, Any]) -
     if kind != "model":
         raise UnsupportedModelError(f"{gguf.path} holds no model but, by general.type, {kind!r:.60}")
     prefix, own = gguf.metadata["general.architecture"], _own_keys(gguf)
+    own_keys = translation_of(prefix).keys
     for key, values in _computed(architecture, raw, own).items():
         value = own.get(key)
-        if value is None or key in architecture.keys:
+        if value is None or key in architecture.keys or key in own_keys:
             continue
         numbers = gguf.numbers(f"{prefix}.{key}") if isinstance(value, Array) else None
         stored = [value] if numbers is None else sorted(set(numbers.tolist()))
@@ -81,8 +84,9 @@ def warn_of_other_keys(gguf: GGUF) -> None:
     """Name the keys that are not known, and change nothing."""
     architecture = ARCHITECTURES[gguf.metadata["general.architecture"]]
     sizes = {"hidden_size": 1, "num_attention_heads": 1}
-    known = HONOURED | WITHOUT_EFFECT | architecture.keys.keys() | _computed(architecture, sizes, {}).keys()
     prefix = gguf.metadata["general.architecture"]
+    known = HONOURED | WITHOUT_EFFECT | architecture.keys.keys() | translation_of(prefix).keys
+    known |= _computed(architecture, sizes, {}).keys()
     others = [f"{prefix}.{key}" for key in sorted(_own_keys(gguf).keys() - known)]
     if others:
         logger.warning("%s: not read: %s", gguf.path, listed(others))
@@ -115,6 +119,7 @@ def _computed(architecture: Architecture, raw: Mapping[str, Any], own: Mapping[s
         "attention.key_length_swa": (head_dim,),
         "attention.max_alibi_bias": (8.0,) if architecture.model_type == "bloom" else none,
         "attention.scale": (0, head_dim**-0.5),
+        "attention.temperature_scale": none,
         "attention.value_length_swa": (head_dim,),
         "attn_logit_softcapping": none,
         "embedding_length_out": (width,),
@@ -134,11 +139,13 @@ def _computed(architecture: Architecture, raw: Mapping[str, Any], own: Mapping[s
         "leading_dense_block_count": none,
         "logit_scale": once,
         "moe_every_n_layers": once,
-        "nextn_predict_layers": none,
         "residual_scale": once,
         "rope.dimension_count_swa": (own.get("rope.dimension_count", head_dim),),
         "rope.freq_base_swa": (own.get("rope.freq_base", 10000.0),),
         "rope.scaling.alpha": once,
+        "rope.scaling.yarn_beta_fast": (32.0,),
+        "rope.scaling.yarn_beta_slow": (1.0,),
+        "rope.scaling.yarn_ext_factor": (1.0,),
         "router_logit_softcapping": none,
         "use_parallel_residual": (False,),
     }

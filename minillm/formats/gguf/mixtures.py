@@ -63,17 +63,17 @@ class Mixture:
     def _preferred(self, name: str) -> str:
         """The type of a matrix with rows of any width."""
         usual, experts = MIXTURES[self.name], self.config.num_experts
-        block = re.match(r"blk\.(\d+)\.(\w+?)(_exps)?\.", name)
+        block = re.match(r"blk\.(\d+)\.(\w+?)(_exps|_shexp)?\.", name)
         if self.name == "MXFP4":
-            return usual if block and (block[3] or not experts) else "Q8_0"
+            return usual if block and (block[3] == "_exps" or not experts) else "Q8_0"
         if block is None:
             return "Q6_K" if name == "output.weight" or (self.tied and name == "token_embd.weight") else usual
         layer, matrix = int(block[1]), block[2]
-        if experts == 8 and matrix in ("attn_k", "attn_v", "attn_qkv"):
+        if experts == 8 and matrix in ("attn_k", "attn_v", "attn_qkv", "attn_kv_b"):
             return "Q8_0"
         if experts == 8 and matrix == "attn_output":
             return "Q5_K" if usual in ("Q4_K", "IQ4_XS", "IQ4_NL") else usual
-        if matrix in ("attn_v", "attn_qkv", "ffn_down"):
+        if matrix in ("attn_v", "attn_qkv", "attn_kv_b", "ffn_down"):
             return self._important(layer, usual, is_values=matrix != "ffn_down")
         return usual
 

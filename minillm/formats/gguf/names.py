@@ -14,8 +14,8 @@ from ...config import ModelConfig
 from ...errors import CheckpointError
 from .architectures import Architecture
 
-SINKS = ".self_attn.sinks"
-"""End of the name of a vector that checkpoints have without ".weight" """
+BARE = {".self_attn.sinks": ".weight", ".e_score_correction_bias": ".bias"}
+"""End of the name of a vector in checkpoints -> what its name ends with in files"""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -25,12 +25,14 @@ def published_name(architecture: Architecture, name: str) -> str | None:
     if kind not in ("weight", "bias") or pattern not in architecture.tensors:
         return None
     published = _joined(architecture.tensors[pattern], number, kind)
-    return published.removesuffix(".weight") if published.endswith(f"{SINKS}.weight") else published
+    ending = next((end for bare, end in BARE.items() if published.endswith(bare + end)), "")
+    return published.removesuffix(ending)
 
 
 def gguf_name(architecture: Architecture, name: str) -> str:
     """The name in the file of a tensor that `build` asks for; a layer's experts have one name."""
-    pattern, number, kind = _parts(f"{name}.weight" if name.endswith(SINKS) else name)
+    ending = next((end for bare, end in BARE.items() if name.endswith(bare)), "")
+    pattern, number, kind = _parts(name + ending)
     pattern = _NUMBER.sub("*", pattern)
     return _joined(next(file for file, ours in architecture.tensors.items() if ours == pattern), number, kind)
 

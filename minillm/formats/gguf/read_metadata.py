@@ -6,6 +6,7 @@ checkpoints. A matrix of all experts of a layer is one tensor in the file, and o
 same bytes.
 """
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -23,10 +24,17 @@ from .file import GGUF, Array
 from .keys import check_keys
 from .names import heads_field, in_halves, is_convolution, published_name, taps_first
 from .tensors import BlockTensor, open_tensors
+from .translations import translation_of
+
+logger = logging.getLogger("minillm")
 
 Stored = dict[str, StoredTensor | BlockTensor]
 """Tensors by their names in the file"""
 
+_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
+"""Fields with the number of experts"""
+_FUSED, _GATE, _UP = (f".ffn_{name}_exps." for name in ("gate_up", "gate", "up"))
+"""Tensors of all experts: the first holds the others, one below the other, in some files"""
 _LARGEST = float(np.finfo(np.float32).max)
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Rotary scaling of all published Llama 3.1 to 3.3 but for its factor, which a GGUF file has only as its result"""
@@ -58,11 +66,12 @@ def read_gguf_config(gguf: GGUF) -> dict[str, Any]:
         UnsupportedModelError: the architecture, its rotary scaling, or sizes that differ from layer to layer.
     """
     architecture, prefix = architecture_of(gguf), gguf.metadata["general.architecture"]
+    own = translation_of(prefix)
     raw: dict[str, Any] = {"model_type": architecture.model_type} | dict(architecture.fields)
     by_layer = _convolutions(gguf, f"{prefix}.attention.head_count_kv") if architecture.convolves else {}
     raw |= by_layer
     for key, name in architecture.keys.items():
-        if name in by_layer:
+        if name in by_layer or key in own.keys:
             continue
         value = _value(gguf, f"{prefix}.{key}")
         if key == "attention.sliding_window" and value == 0:
@@ -73,15 +82,27 @@ def read_gguf_config(gguf: GGUF) -> dict[str, Any]:
             raise CheckpointError(f"{gguf.path} lacks {prefix}.{key}")
     for name, tensor in architecture.flags.items():
         raw[name] = tensor in gguf.tensors
+    raw["num_hidden_layers"] = _own_layers(gguf, raw["num_hidden_layers"])
     if "token_embd.weight" not in gguf.tensors:
         raise CheckpointError(f"{gguf.path} lacks the tensor token_embd.weight")
     raw["vocab_size"] = gguf.tensors["token_embd.weight"].shape[0]
     raw["tie_word_embeddings"] = "output.weight" not in gguf.tensors
     ids = gguf.token_ids(raw["vocab_size"])
     raw |= {"bos_token_id": ids.get("bos"), "eos_token_id": gguf.end_ids(raw["vocab_size"]) or None}
-    rotary = _rotary(gguf, raw, prefix)
+    rotary = _rotary(gguf, raw, prefix, own_heads=own.own_heads)
     check_keys(gguf, architecture, raw)
-    return raw | rotary | _unsaid(gguf, architecture, raw)
+    raw |= rotary | _unsaid(gguf, architecture, raw)
+    return raw | own.fields(gguf, raw)
+
+
+def _own_layers(gguf: GGUF, layers: Any) -> Any:
+    """The number of layers without those that predict further tokens, which come last and are not run."""
+    further = gguf.get(f"{gguf.metadata['general.architecture']}.nextn_predict_layers", int, 0)
+    if not further:
+        return layers
+    if type(layers) is not int or not 0 < further < layers:
+        raise CheckpointError(f"{gguf.path}: {further} of {layers!r:.40} layers cannot predict further tokens")
+    return layers - further
 
 
 def _convolutions(gguf: GGUF, key: str) -> dict[str, Any]:
@@ -135,7 +156,9 @@ def read_gguf_model(gguf: GGUF) -> tuple[dict[str, Any], dict[str, Tensor], Stor
     raw, stored, architecture = read_gguf_config(gguf), open_tensors(gguf), architecture_of(gguf)
     factors = {name: stored[name].load() for name in (ROTARY_FACTORS, *LONGROPE) if name in stored}
     if ROTARY_FACTORS in factors:
-        raw["rope_scaling"] = llama3_scaling(factors.pop(ROTARY_FACTORS), raw, str(gguf.path))
+        values, where = factors.pop(ROTARY_FACTORS), str(gguf.path)
+        own = translation_of(gguf.metadata["general.architecture"]).rotary(values, raw, where)
+        raw |= {"rope_scaling": llama3_scaling(values, raw, where)} if own is None else own
     if "longrope" not in architecture.scalings:
         factors = {}
     elif factors:
@@ -144,34 +167,73 @@ def read_gguf_model(gguf: GGUF) -> tuple[dict[str, Any], dict[str, Tensor], Stor
         raw["rope_scaling"] |= {LONGROPE[name]: values.tolist() for name, values in factors.items()}
         raw["rope_scaling"] |= {} if factor is None else {"attention_factor": factor}
     tensors: dict[str, Tensor] = {}
+    further = _further(gguf, raw["num_hidden_layers"])
     for name, tensor in stored.items():
-        if name != ROTARY_FACTORS and name not in factors:
+        if name != ROTARY_FACTORS and name not in factors and not name.startswith(further):
             tensors |= _renamed(gguf, architecture, name, tensor, raw)
     return raw, tensors, stored
+
+
+def _further(gguf: GGUF, layers: int) -> tuple[str, ...]:
+    """Prefixes of tensors that predict further tokens; a warning names them where there are such tensors."""
+    count = gguf.get(f"{gguf.metadata['general.architecture']}.nextn_predict_layers", int, 0)
+    prefixes = tuple(f"blk.{layers + i}." for i in range(count))
+    if any(name.startswith(prefixes) for name in gguf.tensors if prefixes):
+        logger.warning(
+            "%s: left out: %s, which predicts further tokens", gguf.path, " and ".join(p.rstrip(".") for p in prefixes)
+        )
+    return prefixes
 
 
 def _renamed(
     gguf: GGUF, architecture: Architecture, name: str, tensor: StoredTensor | BlockTensor, raw: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """A tensor by the name that `build` asks for, or the matrices in it by the names of each expert's."""
+    where = f"{gguf.path}: tensor {name}"
+    own = translation_of(gguf.metadata["general.architecture"]).read(name, tensor, raw, where)
+    if own is not None:
+        return own
     published, heads = published_name(architecture, name), heads_field(architecture, name)
+    if published is None and _FUSED in name:
+        gate, up = (published_name(architecture, name.replace(_FUSED, own)) for own in (_GATE, _UP))
+        if gate is not None and up is not None:
+            return _gate_and_up(tensor, gate, up, raw, where)
     if published is None:
         return {name: tensor}  # refused by its name, as a tensor that the configuration leaves no place for
     if heads is not None:
         count = raw.get(heads) or raw["num_attention_heads"]
-        return {published: in_halves(tensor, count, f"{gguf.path}: tensor {name}")}
+        return {published: in_halves(tensor, count, where)}
     if is_convolution(name):
         return {published: taps_first(tensor)}
     if "*" not in published:
         return {published: tensor}
-    experts = raw.get("num_local_experts")
-    axes = "[experts, outputs]" if name.endswith(".bias") else "[experts, outputs, inputs]"
+    _check_experts(tensor, raw, where, bias=name.endswith(".bias"))
+    return {published.replace("*", str(expert)): tensor.item(expert) for expert in range(tensor.shape[0])}
+
+
+def _gate_and_up(
+    tensor: StoredTensor | BlockTensor, gate: str, up: str, raw: Mapping[str, Any], where: str
+) -> dict[str, Tensor]:
+    """The matrices of each expert in a tensor of all experts' gates and ups. [X, 2 F, E] -> 2 X [F, E]"""
+    _check_experts(tensor, raw, where)
+    F, tensors = tensor.shape[1] // 2, dict[str, Tensor]()
+    for expert in range(tensor.shape[0]):
+        matrix = tensor.item(expert)
+        tensors[gate.replace("*", str(expert))] = matrix.part(0, 0, F)
+        tensors[up.replace("*", str(expert))] = matrix.part(0, F, tensor.shape[1])
+    return tensors
+
+
+def _check_experts(
+    tensor: StoredTensor | BlockTensor, raw: Mapping[str, Any], where: str, *, bias: bool = False
+) -> None:
+    """Refuse a tensor that is not of as many experts as the metadata say."""
+    experts = next((raw[name] for name in _EXPERTS if name in raw), None)
+    axes = "[experts, outputs]" if bias else "[experts, outputs, inputs]"
     if len(tensor.shape) != axes.count(",") + 1 or tensor.shape[0] != experts:
         raise CheckpointError(
-            f"{gguf.path}: tensor {name} should have shape {axes} for {experts!r:.40} experts, "
-            f"found {list(tensor.shape)}"
+            f"{where} should have shape {axes} for {experts!r:.40} experts, found {list(tensor.shape)}"
         )
-    return {published.replace("*", str(expert)): tensor.item(expert) for expert in range(tensor.shape[0])}
 
 
 def _value(gguf: GGUF, key: str) -> Any:
@@ -190,12 +252,14 @@ def _value(gguf: GGUF, key: str) -> Any:
     return numbers[0].item()
 
 
-def _rotary(gguf: GGUF, raw: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Fields of rotary position embedding: its share of a head, and its scaling."""
+def _rotary(gguf: GGUF, raw: Mapping[str, Any], prefix: str, *, own_heads: bool) -> dict[str, Any]:
+    """Fields of rotary position embedding: its share of a head unless it is read elsewhere, and its scaling."""
     fields: dict[str, Any] = {}
     width, heads = raw["hidden_size"], raw["num_attention_heads"]
     if type(width) is not int or type(heads) is not int or not 0 < heads <= width:
         raise CheckpointError(f"{gguf.path}: {heads!r:.40} heads cannot share a width of {width!r:.40}")
+    if own_heads:
+        return _rotary_scaling(gguf, prefix)
     head_dim = raw.get("head_dim") or width // heads
     if type(head_dim) is not int:
         raise CheckpointError(f"{gguf.path}: {prefix}.attention.key_length should be a width, found {head_dim!r:.40}")

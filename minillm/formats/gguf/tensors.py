@@ -25,8 +25,9 @@ Q6_K 22.6699, 22.6549 and 22.8544.
 Numbers: https://github.com/ggml-org/llama.cpp (`ggml/src/ggml-quants.c`).
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -113,11 +114,7 @@ class BlockTensor(ComputedTensor):
         Raises:
             CheckpointError: one is not finite there; the least number that becomes infinite is 65,520.
         """
-        if chunk.size and not (chunk.max() < 65_520 and chunk.min() > -65_520):
-            raise CheckpointError(
-                f"tensor {self.name} in {self.data.file.path} holds NaN, infinity or a number above 65,504"
-            )
-        return chunk.astype(np.float16)
+        return in_float16(chunk, f"{self.name} in {self.data.file.path}")
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """The dequantised values, some rows at a time."""
@@ -168,6 +165,17 @@ class BlockTensor(ComputedTensor):
         return BlockTensor(self.shape[1:], self.type, self.data.item(index))
 
 
+def in_float16(chunk: NDArray[np.float32], name: str) -> NDArray[np.float16]:
+    """Values as float16; `name` is the tensor's, for the error.
+
+    Raises:
+        CheckpointError: one is not finite there; the least number that becomes infinite is 65,520.
+    """
+    if chunk.size and not (chunk.max() < 65_520 and chunk.min() > -65_520):
+        raise CheckpointError(f"tensor {name} holds NaN, infinity or a number above 65,504")
+    return chunk.astype(np.float16)
+
+
 def dequantize_by_package(rows: NDArray[np.uint8], kind: Type, name: str) -> NDArray[np.float32]:
     """Dequantise rows of any type that the package `gguf` knows. [n, bytes of a row] -> [n, in]
 
@@ -191,6 +199,16 @@ def dequantize_by_package(rows: NDArray[np.uint8], kind: Type, name: str) -> NDA
             "in another type, such as Q8_0 or Q4_K"
         ) from None
     return values.reshape(len(rows), -1)
+
+
+def as_rows(tensor: StoredTensor | BlockTensor) -> StoredTensor | BlockTensor:
+    """A tensor of several matrices as one, below one another. [..., out, in] -> [... out, in]"""
+    if isinstance(tensor, BlockTensor):
+        data = as_rows(tensor.data)
+        assert isinstance(data, StoredTensor)
+        return BlockTensor((data.shape[0], tensor.shape[-1]), tensor.type, data)
+    shape = (math.prod(tensor.shape[:-1]), tensor.shape[-1])
+    return replace(tensor, shape=shape, strides=c_strides(shape))
 
 
 def open_tensors(gguf: GGUF) -> dict[str, StoredTensor | BlockTensor]:

@@ -7,6 +7,7 @@
   "default", with a warning; a name that is not in the table is refused, as there.
 - "llama": a SentencePiece BPE model. Its pieces have scores instead of merges: of all neighbours that make a piece
   together, those whose piece has the best score are merged first.
+- "gemma4": such pieces with merges.
 
 Token ids are llama.cpp's for a text in which special tokens are parsed, with three exceptions: "qwen2" normalises to
 NFC, as its published tokenizer (and transformers) does and llama.cpp does not; likewise letters and white space beyond
@@ -150,7 +151,7 @@ def read_tokenizer(gguf: GGUF, model_vocab_size: int = 0) -> Tokenizer | None:
     kind = _kind(gguf)
     if kind is None:
         return None
-    backend, role_ids, ends = call(str(gguf.path), _read, gguf, kind, at_once=kind == "gpt2")
+    backend, role_ids, ends = call(str(gguf.path), _read, gguf, kind, at_once=kind != "llama")
     tokenizer = Tokenizer(backend, role_ids, model_vocab_size)
     tokenizer.end_ids = tuple(ends)
     return tokenizer
@@ -172,10 +173,10 @@ def _kind(gguf: GGUF) -> str | None:
     kind: str | None = gguf.get("tokenizer.ggml.model", str)
     if kind is None or kind in ("none", "no_vocab"):
         return None
-    if kind not in ("gpt2", "llama"):
+    if kind not in ("gpt2", "llama", "gemma4"):
         raise UnsupportedModelError(
-            f"{gguf.path}: tokenizer.ggml.model is {kind!r:.60}; minillm runs 'gpt2' (byte-level BPE) and 'llama' "
-            "(SentencePiece); tokenizer= names another tokenizer"
+            f"{gguf.path}: tokenizer.ggml.model is {kind!r:.60}; minillm runs 'gpt2' (byte-level BPE), 'llama' "
+            "(SentencePiece) and 'gemma4'; tokenizer= names another tokenizer"
         )
     _warn_of_other_keys(gguf)
     return kind
@@ -202,6 +203,8 @@ def _read(gguf: GGUF, kind: str, *, at_once: bool) -> "tuple[Any, dict[str, int]
 
         if kind == "gpt2":
             backend, begins = _byte_level(gguf, vocabulary)
+        elif kind == "gemma4":
+            backend, begins = _merged_pieces(gguf, vocabulary), True
         else:
             always = [*special, *others, *vocabulary.of(BYTE)]
             backend, begins = _sentencepiece(gguf, vocabulary, None if chosen is None else {*chosen, *always}), True
@@ -209,7 +212,7 @@ def _read(gguf: GGUF, kind: str, *, at_once: bool) -> "tuple[Any, dict[str, int]
         backend.add_special_tokens(list(named))
         backend.add_tokens([AddedToken(vocabulary.tokens[i], normalized=False, special=False) for i in others])
         settings = {
-            "add_bos_token": gguf.get("tokenizer.ggml.add_bos_token", bool, begins),
+            "add_bos_token": kind == "gemma4" or gguf.get("tokenizer.ggml.add_bos_token", bool, begins),
             "add_eos_token": gguf.get("tokenizer.ggml.add_eos_token", bool, False),
         }
         frame(backend, vocabulary.where, ids, settings, "its metadata name none")
@@ -255,7 +258,7 @@ def _role_ids(gguf: GGUF, kind: str, count: int) -> dict[str, int]:
 
 def _byte_level(gguf: GGUF, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokenizer, bool]":
     """A byte-level BPE tokenizer, and whether its texts begin with BOS."""
-    from tokenizers import Tokenizer, decoders, models
+    from tokenizers import decoders
 
     name = gguf.get("tokenizer.ggml.pre", str)
     if name is None:
@@ -274,11 +277,25 @@ def _byte_level(gguf: GGUF, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokeniz
     lacking = sum(symbol not in vocab for symbol in BYTE_SYMBOLS)
     if lacking == len(BYTE_SYMBOLS):
         raise CheckpointError(f"{gguf.path}: tokenizer.ggml.tokens has none of the 256 symbols of bytes")
+    backend = _of_merges(gguf, vocab, "byte-level BPE", "bytes")
+    backend.decoder = decoders.ByteLevel()
+    split_by(backend, gguf, byte_level=True)
+    return backend, RULES[name].begins
+
+
+def _of_merges(gguf: GGUF, vocab: dict[str, int], kind: str, parts: str, **options: Any) -> "tokenizers.Tokenizer":
+    """A BPE tokenizer of the file's merges.
+
+    Raises:
+        CheckpointError: there are none, or one does not make a token.
+    """
+    from tokenizers import Tokenizer, models
+
     listed = gguf.strings("tokenizer.ggml.merges")
     if listed is None:
         raise CheckpointError(
-            f"{gguf.path} has a byte-level BPE tokenizer without merges: tokenizer.ggml.merges is missing, and "
-            "without it every text falls into single bytes: convert the model again, or name another tokenizer "
+            f"{gguf.path} has a {kind} tokenizer without merges: tokenizer.ggml.merges is missing, and "
+            f"without it every text falls into single {parts}: convert the model again, or name another tokenizer "
             "(tokenizer=)"
         )
     merges: list[Any] = list(map(tuple, (merge.split(" ", 1) for merge in listed)))
@@ -286,7 +303,7 @@ def _byte_level(gguf: GGUF, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokeniz
         if merge[:1] == " " or " " not in merge:
             merges[number] = _after_a_space(merge)
     try:
-        backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+        return Tokenizer(models.BPE(vocab=vocab, merges=merges, **options))
     except Exception:  # the library's own kind
         unmade = (i for i, (a, b) in enumerate(merges) if not {a, b, a + b} <= vocab.keys())
         if (i := next(unmade, None)) is None:
@@ -294,9 +311,20 @@ def _byte_level(gguf: GGUF, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokeniz
         raise CheckpointError(
             f"{gguf.path}: tokenizer.ggml.merges, {i}: {listed[i]!r:.60} does not make a token"
         ) from None
-    backend.decoder = decoders.ByteLevel()
-    split_by(backend, gguf, byte_level=True)
-    return backend, RULES[name].begins
+
+
+def _merged_pieces(gguf: GGUF, vocabulary: Vocabulary) -> "tokenizers.Tokenizer":
+    """Gemma 4's tokenizer: SentencePiece's pieces with merges; runs of newlines stand apart, as in llama.cpp."""
+    from tokenizers import Regex, normalizers, pre_tokenizers
+
+    unknown = next((vocabulary.tokens[i] for i in vocabulary.of(UNKNOWN)), None)
+    byte_fallback = bool(vocabulary.of(BYTE))
+    options: dict[str, Any] = {"unk_token": unknown, "fuse_unk": True, "byte_fallback": byte_fallback}
+    backend = _of_merges(gguf, vocabulary.ids, "BPE", "letters", **options)
+    backend.normalizer = normalizers.Replace(" ", SPACE)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("\\n+"), "isolated")
+    backend.decoder = spaces_decoder(byte_fallback, leading_space=False)
+    return backend
 
 
 def _after_a_space(merge: str) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ...backends.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, INT4, INT8, STORED_FORMATS, WEIGHT_FORMATS, Format
 from ...backends.loader import Tensor, gather
 from ...backends.weights import expand
+from ...config import ModelConfig
 from ...errors import ParameterError, UnsupportedModelError, install
 from ...output_files import check_absent, new_file
 from ...progress import showing, tick, work
@@ -30,12 +31,14 @@ from ...reference.blocks import BLOCK_FORMATS, dequantize_blocks
 from ...reference.quantize import Quantized
 from ..load_model import open_model
 from ..model_files import ModelFiles
-from ..write_checkpoint import Rounding, plan
+from ..write_checkpoint import Part, Rounding, plan
 from .architectures import ARCHITECTURES
 from .file import Type
 from .mixtures import FILE_TYPE_OF, MIXTURES, TYPE_OF, Mixture
 from .names import gguf_name, in_file_order, is_convolution
 from .tokenizer_entries import gguf_entries
+from .translation import Written
+from .translations import translation_of
 from .write_metadata import gguf_fields, rotary_factors
 
 TYPES = {FLOAT32: "F32", FLOAT16: "F16", BFLOAT16: "BF16", INT8: "Q8_0", INT4: "Q4_0"}
@@ -72,7 +75,7 @@ def check_gguf_request(target: Path, dtype: str, group: int | None) -> str:
 
 
 def write_gguf(
-    source: Path, target: Path, dtype: str, group: int | None = None, *, progress: bool = True
+    source: Path, target: Path, dtype: str, group: int | None = None, *, tokenizer: bool = True, progress: bool = True
 ) -> list[Rounding]:
     """Write the model in `source` with its weights in `dtype` to the new file `target`.
 
@@ -84,6 +87,7 @@ def write_gguf(
         target: a file that does not exist, in a folder that does
         dtype: one of `DTYPES`, or of `OTHER_NAMES`, in any case
         group: 32 if given
+        tokenizer: write the tokenizer too; without one the file maps token ids to logits
         progress: show a bar on a terminal or in a notebook
 
     Raises:
@@ -100,20 +104,16 @@ def write_gguf(
     planned = plan(files, WEIGHT_FORMATS["int8" if dtype in MIXTURES else dtype], as_built=True)
     raw, config = files.raw, files.config
     architecture, entries = gguf_fields(raw, config, str(source))
-    entries |= _general(files.name, dtype) | _tokenizer_entries(files)
-    tensors: dict[str, list[Tensor]] = {}
-    forms: dict[str, Format] = {}
+    entries |= _general(files.name, dtype)
+    entries |= _tokenizer_entries(files) if tokenizer else {"tokenizer.ggml.model": "no_vocab"}
     table = ARCHITECTURES[architecture]
-    for part in (part for fused in planned for part in fused):
-        name = gguf_name(table, part.name)
-        tensors.setdefault(name, []).append(in_file_order(part.tensor, name, table, config))  # of each expert
-        forms[name] = FLOAT32 if is_convolution(name) else part.format
+    tensors = _in_file(planned, architecture, config)
     if table.needs_output and "output.weight" not in tensors:
-        tensors["output.weight"], forms["output.weight"] = tensors["token_embd.weight"], forms["token_embd.weight"]
+        tensors["output.weight"] = tensors["token_embd.weight"]
     mixture = Mixture(dtype, config, architecture, "output.weight" not in tensors) if dtype in MIXTURES else None
-    kinds = {name: _type(name, parts[0].shape, forms[name], mixture) for name, parts in tensors.items()}
-    factors = rotary_factors(raw, config)
-    total, rounded = sum(math.prod(tensor.shape) for parts in tensors.values() for tensor in parts), []
+    kinds = {name: _type(name, whole.parts[0].shape, whole.format, mixture) for name, whole in tensors.items()}
+    factors = rotary_factors(raw, config) | translation_of(architecture).factors(config)
+    total, rounded = sum(_count(whole) for whole in tensors.values()), list[Rounding]()
     with (
         showing(progress),
         work(f"writing {dtype}", total, "parameters") as writing,
@@ -123,26 +123,52 @@ def write_gguf(
         _add_entries(writer, entries)
         for name, values in factors.items():
             _announce(writer, name, values.shape, TYPE_OF["F32"])
-        for name, parts in tensors.items():
-            _announce(writer, name, _shape(name, parts), kinds[name])
+        for name, whole in tensors.items():
+            _announce(writer, name, _shape(name, whole), kinds[name])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for values in factors.values():
             writer.write_tensor_data(values)
-        for name, parts in tensors.items():
+        for name, whole in tensors.items():
             kind = kinds[name]
             rounding = Rounding(name, kind if mixture else FORMS[kind.name])
-            encoded = [_encoded(tensor, kind.name, rounding) for tensor in parts]
+            encoded = [_encoded(tensor, kind.name, rounding) for tensor in whole.parts]
             writer.write_tensor_data(encoded[0] if len(encoded) == 1 else np.concatenate(encoded))
-            writing.advance(sum(math.prod(tensor.shape) for tensor in parts))
+            writing.advance(_count(whole))
             rounded += [rounding] if rounding.squared_norm else []
     return rounded
 
 
-def _shape(name: str, parts: list[Tensor]) -> tuple[int, ...]:
+def _in_file(planned: list[list[Part]], architecture: str, config: ModelConfig) -> dict[str, Written]:
+    """The tensors by their names in the file, with their numbers as they are there."""
+    table, own = ARCHITECTURES[architecture], translation_of(architecture)
+    built = {part.name: Written([part.tensor], part.format) for fused in planned for part in fused}
+    tensors: dict[str, Written] = {}
+    for ours, whole in built.items():
+        rewritten = own.written(ours, built, config)
+        if rewritten is not None:
+            tensors |= rewritten
+            continue
+        name = gguf_name(table, ours)
+        tensor = in_file_order(whole.parts[0], name, table, config)
+        format = FLOAT32 if is_convolution(name) else whole.format
+        if name in tensors:
+            tensors[name].parts.append(tensor)  # of each expert
+        else:
+            tensors[name] = Written([tensor], format)
+    return tensors
+
+
+def _count(whole: Written) -> int:
+    """Numbers of a tensor."""
+    return sum(math.prod(tensor.shape) for tensor in whole.parts)
+
+
+def _shape(name: str, whole: Written) -> tuple[int, ...]:
     """The shape of a tensor in the file: [out, in], or of the experts of a layer [X, out, in]; of biases without in."""
-    return (len(parts), *parts[0].shape) if "_exps." in name else parts[0].shape
+    parts = whole.parts
+    return whole.shape or ((len(parts), *parts[0].shape) if "_exps." in name else parts[0].shape)
 
 
 def _type(name: str, shape: tuple[int, ...], form: Format, mixture: Mixture | None) -> Type:

@@ -16,8 +16,12 @@ from ...models import gpt_oss
 from ...models.rotary import RotaryConfig, read_rotary, rope_table, yarn_scale
 from ...models.text_parts import text_config
 from .architectures import ARCHITECTURES, LONGROPE, ROTARY_FACTORS, Architecture
+from .translations import translation_of
 
 logger = logging.getLogger("minillm")
+
+_RAMP = {"beta_fast": 32.0, "beta_slow": 1.0}
+"""Ends of YaRN's ramp, which llama.cpp has in one way in almost all architectures"""
 
 
 def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tuple[str, dict[str, Any]]:
@@ -33,8 +37,9 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
             f"{', '.join(sorted(names))}"
         )
     name = names[config.model_type]
-    architecture = ARCHITECTURES[name]
-    _refuse_other(architecture, config, where)
+    architecture, own = ARCHITECTURES[name], translation_of(name)
+    table = _scaling_table(raw)
+    _refuse_other(architecture, config, own.refusals(config, table), where)
     rotary, local = _rotaries(config, where)
     fields = Fields(text_config(raw))
     values = {
@@ -50,7 +55,7 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
         "attention.key_length": config.head_dim,
         "attention.layer_norm_epsilon": getattr(config, "epsilon", None),
         "attention.layer_norm_rms_epsilon": getattr(config, "epsilon", None),
-        "attention.sliding_window": _window(architecture, config, where),
+        "attention.sliding_window": None if own.own_rotary else _window(architecture, config, where),
         "attention.sliding_window_pattern": _period(architecture, config, where),
         "attn_logit_softcapping": getattr(config, "score_cap", None),
         "final_logit_softcapping": getattr(config, "logit_cap", None),
@@ -71,12 +76,13 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
     entries = {key: values[key] for key in architecture.keys if values.get(key) is not None}
     if "attention.key_length" in entries:
         entries["attention.value_length"] = config.head_dim
-    if rotary is not None:
+    if rotary is not None and not own.own_rotary:
         entries["rope.dimension_count"] = 2 * len(rotary.frequencies)
-        table = _scaling_table(raw)
         if config.model_type == "gpt_oss" and not table.raw:
             table = Fields(gpt_oss.YARN)  # what the family has without a table
         entries |= _scaling(architecture, table, rotary, where)
+    entries |= own.entries(config, table, where)
+    entries = {key: value for key, value in entries.items() if value is not None}
     return name, {f"{name}.{key}": value for key, value in (entries | {"vocab_size": config.vocab_size}).items()}
 
 
@@ -117,8 +123,8 @@ def _rotaries(config: ModelConfig, where: str) -> tuple[RotaryConfig | None, Rot
     return full, local
 
 
-def _refuse_other(architecture: Architecture, config: ModelConfig, where: str) -> None:
-    """Refuse what llama.cpp computes otherwise."""
+def _refuse_other(architecture: Architecture, config: ModelConfig, own: Mapping[str, bool], where: str) -> None:
+    """Refuse what llama.cpp computes otherwise; `own` is what the architecture's `Translation` says of it."""
     layers, step = config.num_layers, architecture.unrotated
     activation = getattr(config, "activation", architecture.activation)
     rotated = tuple(step is None or (i + 1) % step > 0 for i in range(layers))
@@ -136,6 +142,7 @@ def _refuse_other(architecture: Architecture, config: ModelConfig, where: str) -
     }
     others |= {f"with {name} {only} alone": getattr(config, name) != only for name, only in architecture.needs.items()}
     others |= {f"with {name} alone": getattr(config, name) is None for name in architecture.capped}
+    others |= own
     for other, is_so in others.items():
         if is_so:
             raise UnsupportedModelError(f"{where}: llama.cpp runs this family {other}")
@@ -189,6 +196,7 @@ def _scaling(architecture: Architecture, table: Fields, rotary: RotaryConfig, wh
         return {}
     written = {"rope_type", "type", "factor", "rope_theta", "original_max_position_embeddings", "partial_rotary_factor"}
     written |= {"attention_factor", "mscale", "mscale_all_dim"} if kind == "yarn" else set()
+    written |= {name for name, usual in _RAMP.items() if table.number(name, usual) == usual}
     if not architecture.whole_ramp:
         written |= _ends_of_ramp(table, where)
     if others := set(table.raw) - written:
@@ -212,7 +220,7 @@ def _ends_of_ramp(table: Fields, where: str) -> set[str]:
         raise UnsupportedModelError(
             f"{where}: files of this family are read with truncate False in rotary scaling alone"
         )
-    for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)):
+    for name, usual in _RAMP.items():
         if table.number(name, usual) != usual:
             raise UnsupportedModelError(f"{where}: rotary scaling with {name} {table.raw[name]} is not written here")
     logger.warning("%s: llama.cpp rounds the ends of YaRN's ramp, which the model does not", where)
