@@ -32,7 +32,7 @@ FOLDERS = {
     "formats": "reference text backends decoding models tasks",
     "distributed": "reference backends cache decoding models runner formats",
     "engine": "reference text backends cache decoding models measure/accounting runner tasks formats distributed",
-    "measure": "reference backends cache decoding models measure/accounting runner engine",
+    "measure": "reference text backends cache decoding models measure/accounting runner engine",
     "pipelines": "text decoding engine",
     "lm_eval": "reference backends decoding engine",
     "minillm": "decoding engine pipelines",

@@ -28,6 +28,7 @@ COMMANDS = {
     "strategies": "decoding strategies, and what other packages add",
     "inspect": "what the model would say at each position",
     "tokenize": "show the tokens of a text",
+    "shapes": "the operations of one forward pass, their shapes and costs",
     "perplexity": "what each dtype costs in accuracy",
     "pull": "fetch a model from the hub into the local cache",
     "models": "the models on this machine, and how fast they run",

@@ -43,6 +43,7 @@ STYLE = """
 table { border-collapse: collapse; }
 th, td { text-align: left; padding: .15em 1em .15em 0; border-top: 1px solid var(--frame); }
 th { font-weight: 500; }
+td.number { text-align: right; }
 """
 """Further rules, all within the element; a card is beside its token where there is room, else at the left."""
 
@@ -113,6 +114,19 @@ def table_html(title: str, values: Mapping[str, object]) -> str:
     }
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in texts.items())
     return _wrapped(f"<strong>{escape(title)}</strong><table>{rows}</table>")
+
+
+def grid_html(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
+    """A title, a table with a row of names above it, and a line below; cells that begin with a digit to the right."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        kinds = [f'{tag} class="number"' if cell[:1].isdigit() and "[" not in cell else tag for cell in cells]
+        parts = [f"<{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True)]
+        return f"<tr>{''.join(parts)}</tr>"
+
+    body = "".join(line(row, "td") for row in rows)
+    below = f'<div class="note">{escape(note)}</div>' if note else ""
+    return _wrapped(f"<strong>{escape(title)}</strong><table>{line(head, 'th')}{body}</table>{below}")
 
 
 def percent(probability: float) -> str:
