@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
 from ..output_files import check_writable
+from ..text.display import token_text
 from .experiments import EXPERIMENTS, add_experiments, check_experiments, run_experiments
 from .options import (
     add_generation_options,
@@ -26,7 +27,6 @@ from .output import (
     quoted,
     terminal_width,
     title,
-    token_text,
     tokens_of,
     write_page,
 )
