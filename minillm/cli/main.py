@@ -26,6 +26,7 @@ COMMANDS = {
     "classify": "label texts",
     "embed": "texts as vectors",
     "strategies": "decoding strategies, and what other packages add",
+    "source": "where a term of the glossary is implemented",
     "inspect": "what the model would say at each position",
     "tokenize": "show the tokens of a text",
     "shapes": "the operations of one forward pass, their shapes and costs",
