@@ -37,6 +37,7 @@ COMMANDS = {
     "analyze": "FLOPs, bytes and memory of a model, from its config.json alone",
     "profile": "where the time of a run goes",
     "bench": "list and run the benchmarks",
+    "course": "lessons on the engine, in Jupyter or as text",
 }
 """Command, the module of this package that has its options and runs it -> its help; only that module is imported"""
 INTERRUPTED = 130  # a shell's exit code for SIGINT

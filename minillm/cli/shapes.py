@@ -46,4 +46,4 @@ def run(args: argparse.Namespace) -> None:
             continue
         title(prompt, number, len(prompts))
         note = f"{number_text(table.flops)}FLOP, {table.flops / table.bytes:.2f} FLOPs per byte".replace("  ", " ")
-        print_report([Table(table.HEAD, table.rows(), table.title, note)])
+        print_report([Table(table.head, table.rows(), table.title, note)])

@@ -39,7 +39,7 @@ class Location(NamedTuple):
     path: Path
     line: int
     name: str
-    """What is defined there; "" for a whole file"""
+    """The name that is defined there; "" of a file"""
 
 
 def add_options(parser: Parser) -> None:

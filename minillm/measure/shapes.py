@@ -72,10 +72,10 @@ class PassTable:
         """Bytes read and written by the pass."""
         return sum(operation.bytes_read + operation.bytes_written for operation in self.operations)
 
-    HEAD = ("operation", "times", "input", "weight", "output", "FLOPs", "read", "written")
+    head = ("operation", "times", "input", "weight", "output", "FLOPs", "read", "written")
 
     def rows(self) -> list[list[str]]:
-        """The cells of the table, below `HEAD`, with a row of sums."""
+        """The cells of the table, below `head`, with a row of sums."""
         rows = [
             [
                 operation.name,
@@ -102,7 +102,7 @@ class PassTable:
 
     def _repr_html_(self) -> str:
         note = f"{self.flops / self.bytes:.2f} FLOPs per byte; FLOPs and bytes of all layers together"
-        return grid_html(self.title, self.HEAD, self.rows(), note)
+        return grid_html(self.title, self.head, self.rows(), note)
 
 
 def pass_table(engine: "Engine", prompt: Prompt, phase: Literal["prefill", "decode"] = "prefill") -> PassTable:

@@ -1,0 +1,52 @@
+"""Figures of the lessons, in the notebook's own colours.
+
+A figure shows itself as an SVG element whose text and lines have the colour of the notebook's text, so that light and
+dark notebooks both do.
+"""
+
+import io
+import re
+from typing import Any
+
+from ..errors import UsageError, install
+
+INK = "#123456"
+"""The colour that stands for the notebook's own; no drawing has it otherwise"""
+BLUE, ORANGE, GREEN, PURPLE = "#3b82c4", "#dd8a24", "#3c9a5f", "#9a6fc0"
+"""Colours that are told apart on white and on black"""
+
+
+def drawing(width: float = 7, height: float = 3.2, columns: int = 1, title: str = "") -> tuple[Any, Any]:
+    """An empty figure of matplotlib, sizes in inches, and its axes: one, or an array of `columns`.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError(f"the lessons draw with matplotlib: {install('plot')}") from None
+
+    class Drawing(Figure):
+        """A figure that a notebook shows as SVG."""
+
+        def _repr_html_(self) -> str:
+            content = io.StringIO()
+            with mpl.rc_context({"svg.fonttype": "none", "text.parse_math": False}):
+                self.savefig(content, format="svg", transparent=True)
+            text = content.getvalue()
+            return re.sub(INK, "currentColor", text[text.index("<svg") :])
+
+        def __repr__(self) -> str:
+            return f"[a figure, drawn in Jupyter: {self.get_suptitle()}]"
+
+    names = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
+    with mpl.rc_context(dict.fromkeys((*names, "legend.labelcolor"), INK)):
+        figure = Drawing(figsize=(width, height), layout="constrained")
+        figure.suptitle(title, fontsize=11)
+        axes = figure.subplots(1, columns)
+    for axis in [axes] if columns == 1 else axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.patch.set_alpha(0)
+    return figure, axes
