@@ -93,6 +93,22 @@ class BeamTree:
             ranks.append(next(i for i, c in enumerate(step) if (c.parent, c.token) == (parent, token)))
         return ranks
 
+    head = ("step", "candidates, best first: token (summed log-probability)")
+
+    def rows(self) -> list[list[str]]:
+        """The candidates as text, a row for each step; those that are kept are marked with +."""
+        named = self.tokenizer.token if self.tokenizer is not None else "#{}".format
+        return [
+            [
+                str(number),
+                ", ".join(
+                    f"{'+' if candidate.beam is not None else ''}{named(candidate.token)!r} ({candidate.log_prob:.2f})"
+                    for candidate in step
+                ),
+            ]
+            for number, step in enumerate(self.steps, 1)
+        ]
+
     def _repr_html_(self) -> str:
         note = "summed log-probabilities; blue: the result's way; dashed: ended; faint: pruned"
         return picture_html("tree of the beams", tree_svg(self, self.tokenizer), note)
