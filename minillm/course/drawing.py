@@ -32,8 +32,10 @@ def drawing(width: float = 7, height: float = 3.2, columns: int = 1, title: str 
         """A figure that a notebook shows as SVG."""
 
         def _repr_html_(self) -> str:
+            for axis in self.axes:  # colour bars too, which the lesson has added
+                _in_ink(axis)
             content = io.StringIO()
-            with mpl.rc_context({"svg.fonttype": "none", "text.parse_math": False}):
+            with mpl.rc_context({"svg.fonttype": "none"}):
                 self.savefig(content, format="svg", transparent=True)
             text = content.getvalue()
             return re.sub(INK, "currentColor", text[text.index("<svg") :])
@@ -41,12 +43,23 @@ def drawing(width: float = 7, height: float = 3.2, columns: int = 1, title: str 
         def __repr__(self) -> str:
             return f"[a figure, drawn in Jupyter: {self.get_suptitle()}]"
 
-    names = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
-    with mpl.rc_context(dict.fromkeys((*names, "legend.labelcolor"), INK)):
-        figure = Drawing(figsize=(width, height), layout="constrained")
-        figure.suptitle(title, fontsize=11)
-        axes = figure.subplots(1, columns)
+    figure = Drawing(figsize=(width, height), layout="constrained")
+    figure.suptitle(title, fontsize=11, color=INK)
+    axes = figure.subplots(1, columns)
     for axis in [axes] if columns == 1 else axes:
         axis.spines[["top", "right"]].set_visible(False)
-        axis.patch.set_alpha(0)
     return figure, axes
+
+
+def _in_ink(axis: Any) -> None:
+    """Give an axis the notebook's colour: its lines, ticks, titles and legend."""
+    axis.patch.set_alpha(0)
+    axis.tick_params(which="both", colors=INK)
+    for spine in axis.spines.values():
+        spine.set_edgecolor(INK)
+    texts = [axis.title, axis.xaxis.label, axis.yaxis.label]
+    if (legend := axis.get_legend()) is not None:
+        legend.get_frame().set(alpha=0)
+        texts += legend.get_texts()
+    for text in texts:
+        text.set_color(INK)

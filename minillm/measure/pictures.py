@@ -110,7 +110,7 @@ def tree_svg(tree: "BeamTree", tokenizer: Tokenizer | None) -> str:
 
 # --- block tables -----------------------------------------------------------------------------------------------------
 
-SLOT, GAP, LABEL = 9, 14, 90
+SLOT, GAP, LABEL = 14, 16, 90
 """Pixels of a position, between pages, and of a sequence's name"""
 
 
@@ -163,7 +163,10 @@ class BlockTables:
     @property
     def note(self) -> str:
         """The numbers below the picture."""
-        return f"pages of {self.page_size} positions; {self.free_pages} free; {self.copied_positions} positions copied"
+        shared = any(use.owners > 1 for uses in self.tables.values() for use in uses)
+        sharing = "; x2: two sequences have it" if shared else ""
+        free, copied = self.free_pages, self.copied_positions
+        return f"pages of {self.page_size} positions{sharing}; {free} free; {copied} positions copied"
 
     def _repr_html_(self) -> str:
         width = LABEL + max([1, *map(len, self.tables.values())]) * (SLOT * self.page_size + GAP)
@@ -174,7 +177,7 @@ class BlockTables:
             for column, use in enumerate(uses):
                 whole, colour = SLOT * self.page_size, SHARED if use.owners > 1 else ACCENT
                 left, filled = LABEL + column * (whole + GAP), SLOT * use.filled
-                shared = f", {use.owners} owners" if use.owners > 1 else ""
+                shared = f" x{use.owners}" if use.owners > 1 else ""
                 shapes += [
                     f'<text x="{left}" y="{top - 4}" style="font-size:10px">page {use.page}{shared}</text>',
                     f'<rect x="{left}" y="{top}" width="{filled}" height="22" fill="{colour}" opacity=".75"/>',

@@ -44,6 +44,8 @@ table { border-collapse: collapse; }
 th, td { text-align: left; padding: .15em 1em .15em 0; border-top: 1px solid var(--frame); }
 th { font-weight: 500; }
 td.number { text-align: right; }
+td.line { white-space: nowrap; }
+table { color: inherit; }
 .picture { overflow-x: auto; padding: .4em 0; }
 .picture text { fill: currentColor; font: 12px ui-monospace, Menlo, Consolas, monospace; }
 """
@@ -122,7 +124,10 @@ def grid_html(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], no
     """A title, a table with a row of names above it, and a line below; cells that begin with a digit to the right."""
 
     def line(cells: Sequence[str], tag: str) -> str:
-        kinds = [f'{tag} class="number"' if cell[:1].isdigit() and "[" not in cell else tag for cell in cells]
+        kinds = [
+            f'{tag} class="line"' if "[" in cell else f'{tag} class="number"' if cell[:1].isdigit() else tag
+            for cell in cells
+        ]
         parts = [f"<{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True)]
         return f"<tr>{''.join(parts)}</tr>"
 
