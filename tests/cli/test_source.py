@@ -16,13 +16,15 @@ def test_every_name_in_the_glossary_is_defined_in_its_file() -> None:
     missing = []
     for entry in ENTRIES:
         for pattern, names in entry.files:
-            defined = [name for path in files_of(pattern) for name, _ in definitions(path)]
+            paths = files_of(pattern)  # which are there
+            defined = [name for path in paths for name, _ in definitions(path)] if names else []
             lacking = [name for name in names if not any(name in own for own in defined)]
             missing += [(entry.terms, pattern, name) for name in lacking]
     assert not missing
     assert len(ENTRIES) > 100
 
 
+@pytest.mark.slow
 def test_a_line_that_is_printed_defines_the_name_beside_it() -> None:
     count = 0
     for entry in ENTRIES:
