@@ -61,7 +61,7 @@ next token before and after each of their steps."""
 
 EPILOG = """examples:
   minillm inspect --prompt "A list of colors: red,"
-  minillm inspect --prompt "A list of colors: red," --temperature 0.7 --top-p 0.9
+  minillm inspect --prompt "A list of colors:" --temperature 0.7 --top-p 0.9
 """
 
 STEPS = (
