@@ -7,6 +7,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (*ROOT.glob("*.md"), *(ROOT / "minillm").rglob("*.md"), *ROOT.glob("[bkt]*/*.md"))
+    if path.parent.name != "lessons"  # which tests/course runs
 )
 """Every page: at the top, in minillm/, kernels/, benchmarks/ and tests/"""
 

@@ -21,7 +21,7 @@ PUBLIC = [value for name in minillm.__all__ if isinstance(value := getattr(minil
 SHOWN = {
     Engine: {"generate", "stream", "chat", "stream_chat", "render_chat", "add", "step", "abort", "run"},
     EnginePrefixes: {"save_prefix", "load_prefix"},
-    EngineReadings: {"forward", "score", "score_continuations", "attention", "names", "hooks"},
+    EngineReadings: {"forward", "score", "score_continuations", "explain", "attention", "names", "hooks"},
     EngineLifecycle: {"random", "summary"},
     GenerationConfig: {"from_dict", "merged"},
     AsyncEngine: {"submit", "call", "abort", "drain"},

@@ -42,6 +42,18 @@ def test_kernels_are_found_inside_the_package(installed: Path) -> None:
     assert files_below(folder.parent) == files_below(ROOT / "kernels")
 
 
+def test_the_benchmark_of_the_cache_is_inside(installed: Path) -> None:
+    code = "from minillm.cli import bench; print(*bench.find(bench.FOLDER))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=installed, check=True, capture_output=True, text=True)
+    assert result.stdout.split() == ["naive_vs_cached"]
+
+
+def test_the_course_is_inside(installed: Path) -> None:
+    code = "from minillm.course.lesson import lessons; print(len(lessons()))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=installed, check=True, capture_output=True, text=True)
+    assert int(result.stdout) == len([*(ROOT / "minillm" / "course" / "lessons").glob("*.md")])
+
+
 def test_the_pages_are_inside(installed: Path) -> None:
     names = {path.name for path in (ROOT / "minillm" / "cli" / "templates").iterdir()}
     assert {path.name for path in (installed / "minillm" / "cli" / "templates").iterdir()} == names

@@ -12,11 +12,14 @@ from .output import flow, terminal_width
 from .parser import Parser
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
+if not FOLDER.is_dir():
+    FOLDER = Path(__file__).parents[1] / "benchmarks"  # an installation has some of them
 DESCRIPTION = """List the benchmarks, one script for each question, or run those that are named.
 
-They are the scripts of the folder benchmarks/, which only a checkout has. Each
-prints what it measured, with the machine and the commit, and most write it to
-benchmarks/results/. Options after the names go to each script."""
+They are the scripts of the folder benchmarks/, of which an installation has
+naive_vs_cached and a checkout all. Each prints what it measured, with the
+machine and the commit, and most write it to benchmarks/results/, or results/.
+Options after the names go to each script."""
 
 EPILOG = """examples:
   minillm bench

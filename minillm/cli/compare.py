@@ -1,7 +1,6 @@
 """minillm compare: one prompt under 13 decoding strategies."""
 
 import argparse
-import math
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +9,11 @@ from ..decoding.fields import FIELDS
 from ..errors import ParameterError
 from ..output_files import check_writable
 from .options import add_generation_options, add_model_options, add_prompt_options, load_engine, read_prompts
-from .output import Table, as_json, terminal_width, title, token_text, tokens_of, wrapped, write_page
+from .output import Table, as_json, terminal_width, title, tokens_of, wrapped, write_page
 from .parser import Parser
 
 if TYPE_CHECKING:
-    from ..measure.comparison import BeamTree, Outcome
+    from ..measure.comparison import Outcome
     from ..text.tokenizer import Tokenizer
 
 DESCRIPTION = """Continue one prompt under 13 decoding strategies.
@@ -58,6 +57,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..decoding.prompts import need_tokenizer
     from ..measure.comparison import BEAM_SEARCH, STRATEGIES, beam_tree, compare
+    from ..measure.pictures import draw_tree
 
     prompts = read_prompts(args)
     if args.html is not None and len(prompts) > 1:
@@ -133,60 +133,3 @@ def _table(outcomes: list["Outcome"], width: int) -> list[str]:
             below, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
         )
     return shown
-
-
-# --- the tree of the beams, for the page ------------------------------------------------------------------------------
-
-COLUMN, ROW = 142, 27
-"""Width of a step and height of a candidate, in pixels"""
-BOX_WIDTH, BOX_HEIGHT = 112, 21
-TOP = 30
-"""Space for the number of the step"""
-
-
-def draw_tree(tree: "BeamTree", tokenizer: "Tokenizer") -> dict[str, Any]:
-    """The parts of the drawing: for each step a box per candidate, and a curve to it from its parent; and the winner.
-
-    Each step is drawn apart, from the right edges of the boxes before it to those of its own, so that the page can
-    begin a new line at any of them.
-    """
-    left = COLUMN - BOX_WIDTH
-    sources = {0: TOP + BOX_HEIGHT / 2}  # heights at which the curves begin: of the prompt, later of each beam
-    best = dict(enumerate(tree.best_ranks()))
-    steps, winner, rows, before = [], [], 0, 0.0
-    for number, step in enumerate(tree.steps):
-        following, boxes = {}, []
-        for rank, candidate in enumerate(step):
-            y, middle, wins = sources[candidate.parent], TOP + BOX_HEIGHT / 2 + rank * ROW, best.get(number) == rank
-            fate = "finished" if candidate.finished else "kept" if candidate.beam is not None else "pruned"
-            token = token_text(tokenizer.token(candidate.token))
-            boxes.append(
-                {
-                    "kind": f"{fate} best" if wins else fate,
-                    "prominence": 2 if wins else fate != "pruned",  # curves of a higher one are on top
-                    "top": middle - BOX_HEIGHT / 2,
-                    "curve": f"M0 {y}C{left / 2} {y} {left / 2} {middle} {left} {middle}",
-                    "token": token,
-                    "log_prob": candidate.log_prob,
-                }
-            )
-            if wins:
-                winner.append({"token": token, "probability": math.exp(candidate.log_prob - before)})
-                before = candidate.log_prob
-            if wins or fate != "pruned":
-                rows = max(rows, rank + 1)
-            if candidate.beam is not None:
-                following[candidate.beam] = middle
-        steps.append(boxes)
-        sources = following
-    return {
-        "steps": steps,
-        "winner": winner,
-        "log_prob": before,
-        "column": COLUMN,
-        "height": TOP + max(map(len, tree.steps)) * ROW,
-        "kept_height": TOP + rows * ROW,
-        "left": left,
-        "prompt": TOP + BOX_HEIGHT / 2,
-        "box": (BOX_WIDTH, BOX_HEIGHT),
-    }

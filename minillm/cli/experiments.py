@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
 from ..output_files import check_writable
-from .output import token_text
+from ..text.display import token_text
 from .plots import COLOUR_MAP, need_matplotlib, with_glyphs, write_figure
 
 if TYPE_CHECKING:

@@ -8,9 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
 from ..output_files import check_writable
+from ..text.display import token_text
 from .experiments import EXPERIMENTS, add_experiments, check_experiments, run_experiments
-from .options import add_generation_options, add_model_options, add_prompt_options, load_engine, read_prompts
-from .output import as_json, columns_of, flow, quoted, terminal_width, title, token_text, tokens_of, write_page
+from .options import (
+    add_generation_options,
+    add_model_options,
+    add_prompt_options,
+    generation_fields,
+    load_engine,
+    read_prompts,
+)
+from .output import (
+    Table,
+    as_json,
+    columns_of,
+    flow,
+    print_report,
+    quoted,
+    terminal_width,
+    title,
+    tokens_of,
+    write_page,
+)
 from .parser import Parser
 from .plots import (
     POWER,
@@ -26,6 +45,7 @@ from .plots import (
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+    from ..engine.explain import Explanation
     from ..engine.inspect import Position
     from ..text.tokenizer import Tokenizer
 
@@ -34,14 +54,32 @@ model would say next.
 
 The model answers at every position, not only at the last. Read each line on
 its own: its answer continues everything down to that line, and knows nothing
-of what follows. Read one after the other the answers are gibberish."""
+of what follows. Read one after the other the answers are gibberish.
+
+With options of sampling, or penalties, it also shows the distribution of the
+next token before and after each of their steps."""
+
+EPILOG = """examples:
+  minillm inspect --prompt "A list of colors: red,"
+  minillm inspect --prompt "A list of colors:" --temperature 0.7 --top-p 0.9
+"""
+
+STEPS = (
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "seed", "top_h", "top_n_sigma", "typical_p"),
+    *("epsilon_cutoff", "eta_cutoff", "xtc_probability", "xtc_threshold", "samplers", "watermarking_config"),
+    *("repetition_penalty", "encoder_repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier"),
+    *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "suppress_tokens"),
+    *("begin_suppress_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_new_tokens"),
+    *("forced_bos_token_id", "forced_eos_token_id", "logits_processor", "max_thinking_tokens"),
+)
+"""Generation fields whose steps are shown"""
 
 
 def add_options(parser: Parser) -> None:
     """Add the command's options."""
     add_prompt_options(parser)
     add_model_options(parser, parallel=True, chosen="--lora")
-    add_generation_options(parser, only=["lora"])
+    add_generation_options(parser, only=["lora", *STEPS])
     parser.add_argument("--json", action="store_true", help="print a JSON object for each prompt")
     parser.add_argument("--top", type=int, default=3, metavar="N", help="answers shown at each position (default: 3)")
     parser.add_argument(
@@ -79,6 +117,7 @@ def run(args: argparse.Namespace) -> None:
         if not 0 <= number < count:
             raise ParameterError(f"--{name} should be from 0 to {count - 1}, found {number}")
     check_lora(args.lora, engine.adapters)
+    fields = {name: value for name, value in generation_fields(args).items() if name in STEPS}
     for count, prompt in enumerate(prompts):
         ids = encode_prompt(prompt, tokenizer, config)
         positions = next_tokens(engine.runner, ids, args.top, args.lora)
@@ -87,13 +126,17 @@ def run(args: argparse.Namespace) -> None:
         if args.attention is not None:
             model = args.model or "the model inside minillm"
             _draw(args.attention, engine, ids, layer, head, model=model, lora=args.lora)
+        explanation = engine.explain(ids, lora=args.lora, **fields) if fields else None
         figures |= {EXPERIMENTS[name]: getattr(args, name) for name in results}
         if args.json:
             places = [_as_dict(place, tokenizer) for place in positions]
-            print(as_json({"prompt": prompt, "positions": places, **results}))
+            steps = {} if explanation is None else {"steps": _steps_as_dicts(explanation, tokenizer, args.top)}
+            print(as_json({"prompt": prompt, "positions": places, **results, **steps}))
             continue
         title(prompt, count, len(prompts))
         print("\n".join(_table(positions, tokenizer, terminal_width())))
+        if explanation is not None:
+            print_report(["", Table(explanation.head, explanation.rows(max(args.top, SHOWN)), "the next token")])
         for name, path in figures.items():
             print(f"{name}: {path}")
 
@@ -108,6 +151,28 @@ def _as_dict(position: "Position", tokenizer: "Tokenizer") -> dict[str, Any]:
         "logprob": position.logprob,
         "next": [{"token_id": i, "token": text, "probability": chance} for i, text, chance in answers],
     }
+
+
+SHOWN = 8
+"""Likeliest tokens of the distributions, at least"""
+
+
+def _steps_as_dicts(explanation: "Explanation", tokenizer: "Tokenizer", top: int) -> list[dict[str, Any]]:
+    """The distributions in the output of --json."""
+    tokens = explanation.likeliest(max(top, SHOWN))
+    names = tokens_of(tokenizer, tokens) or []
+    return [
+        {
+            "name": step.name,
+            "tokens_left": step.tokens_left,
+            "entropy": step.entropy,
+            "next": [
+                {"token_id": token, "token": name, "probability": float(step.probabilities[token])}
+                for token, name in zip(tokens, names, strict=True)
+            ],
+        }
+        for step in explanation.steps
+    ]
 
 
 def _check(args: argparse.Namespace) -> None:

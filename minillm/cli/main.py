@@ -26,8 +26,10 @@ COMMANDS = {
     "classify": "label texts",
     "embed": "texts as vectors",
     "strategies": "decoding strategies, and what other packages add",
+    "source": "where a term of the glossary is implemented",
     "inspect": "what the model would say at each position",
     "tokenize": "show the tokens of a text",
+    "shapes": "the operations of one forward pass, their shapes and costs",
     "perplexity": "what each dtype costs in accuracy",
     "pull": "fetch a model from the hub into the local cache",
     "models": "the models on this machine, and how fast they run",
@@ -35,6 +37,7 @@ COMMANDS = {
     "analyze": "FLOPs, bytes and memory of a model, from its config.json alone",
     "profile": "where the time of a run goes",
     "bench": "list and run the benchmarks",
+    "course": "lessons on the engine, in Jupyter or as text",
 }
 """Command, the module of this package that has its options and runs it -> its help; only that module is imported"""
 INTERRUPTED = 130  # a shell's exit code for SIGINT

@@ -107,12 +107,6 @@ def title(prompt: str, number: int, count: int) -> None:
         print_report([""] * (number > 0) + [f"{number + 1} of {count}: {as_json(prompt)}"])
 
 
-def token_text(token: str, length: int = 1000) -> str:
-    """A token as a label in a drawing: spaces are visible, control characters escaped, the end cut off."""
-    text = printable(token).replace(" ", "␣")
-    return text if len(text) <= length else f"{text[: length - 1]}…"
-
-
 def number_text(value: float) -> str:
     """A number with four digits and an SI prefix."""
     for power, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, install, listed
 from ..output_files import write_file
-from .output import number_text, token_text
+from ..text.display import token_text
+from .output import number_text
 
 if TYPE_CHECKING:
     import numpy as np

@@ -43,7 +43,7 @@ def logits_by_chunk(
         The first position of the chunk, and its logits [chunk, V] on the host, valid until the next chunk.
     """
     backend = runner.backend
-    apart = runner.apart(_cache_for(runner, token_ids, source_ids or ()))
+    apart = runner.apart(cache_for(runner, token_ids, source_ids or ()))
     source = None if source_ids is None else EncoderInput(source_ids)
     sequence = TokenSequence(list(token_ids), adapter=lora, encoder_input=source)
     while sequence.pending:
@@ -127,7 +127,7 @@ def masked_attention_maps(
 
     [T] -> [H, T, T], [T, T]
     """
-    apart = runner.apart(_cache_for(runner, token_ids))
+    apart = runner.apart(cache_for(runner, token_ids))
     with put_between(apart, AttentionRecorder(runner.backend, {layer})) as recorder:
         apart.prefill(TokenSequence(list(token_ids), adapter=lora))
     return recorder.maps[layer], recorder.masked[layer]
@@ -141,7 +141,7 @@ def last_attention(
     The tokens before it fill a cache of their own, in chunks, each in its own turn. `lora` names the adapter that
     computes them.
     """
-    apart, sequence = runner.apart(_cache_for(runner, token_ids)), TokenSequence(list(token_ids), adapter=lora)
+    apart, sequence = runner.apart(cache_for(runner, token_ids)), TokenSequence(list(token_ids), adapter=lora)
     with work("computing attention", len(token_ids), "tokens") as progress:
         while sequence.pending > 1:
             with turn():
@@ -153,7 +153,7 @@ def last_attention(
     return np.stack([recorder.maps[layer][:, 0] for layer in layers])  # [H, 1, T] each -> [len(layers), H, T]
 
 
-def _cache_for(runner: Runner, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> PagedCache:
+def cache_for(runner: Runner, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> PagedCache:
     """A cache for one sequence and its source, apart from the running requests'."""
     backend = runner.backend
     pages = sum(-(-len(ids) // backend.memory.page_size) for ids in (token_ids, source_ids))

@@ -2,15 +2,17 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..config import ScoreFunction
+from ..decoding.fields import GenerationFields
 from ..decoding.hooks import Hook, Hooks
 from ..decoding.prompts import Prompt, encode_prompt, is_prompt
 from ..decoding.request import check_lora
+from ..decoding.settings import GenerationConfig
 from ..errors import EngineStateError, ParameterError, PromptError, shown
 from ..progress import showing
 from ..runner.runner import Runner
@@ -19,6 +21,7 @@ from ..tasks.pooling import Pooling
 from ..text.tokenizer import EncodedText
 from .arguments import read, refuse_task
 from .continuations import ContinuationScore, score_continuations
+from .explain import Explanation, explain
 from .inspect import Score, all_logits, last_attention, score_tokens
 from .lifecycle import EngineLifecycle
 
@@ -253,6 +256,34 @@ class EngineReadings(EngineLifecycle):
         with showing(read("progress", progress)):
             scores = score_continuations(self._open_runner, cases, self._driver.turn, lora)
         return scores[0] if single else scores
+
+    def explain(
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None = None,
+        *,
+        progress: bool = True,
+        **fields: Unpack[GenerationFields],
+    ) -> Explanation:
+        """The distribution of the next token, before and after each processor and filter that the fields ask for.
+
+        `config` and `fields` are as in `generate`, `progress` as in `forward`. A notebook shows a table.
+
+        Raises:
+            PromptError, NumericalError: as `forward`.
+            ParameterError: a field is impossible, asks for another strategy than greedy search and sampling, or leaves
+                no token.
+
+        Example:
+            >>> explanation = engine.explain("A list of colors:", do_sample=True, top_k=0, top_p=0.9)
+            >>> [(step.name, step.tokens_left) for step in explanation.steps]
+            [('model', 2048), ('top_p 0.9', 9)]
+        """
+        refuse_task(self.config, "tokens", "explain")
+        generation_config = GenerationConfig.from_dict(fields) if config is None else config.merged(**fields)
+        request = self._maker.make(prompt, generation_config)
+        with showing(read("progress", progress)):
+            return explain(self._open_runner, request, self.tokenizer, self._driver.turn)
 
     def attention(
         self,

@@ -12,6 +12,9 @@ from ..engine.engine import Engine
 from ..engine.loop import StepLoop
 from ..engine.scheduler import Limits
 from ..progress import showing, work
+from ..text.display import grid_html, picture_html
+from ..text.tokenizer import Tokenizer
+from .pictures import tree_svg
 
 
 class Variant(NamedTuple):
@@ -79,6 +82,8 @@ class BeamTree:
     """The candidates of each step, best first"""
     best: list[int] = field(default_factory=list)
     """Tokens of the result"""
+    tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+    """Names the tokens of the picture that a notebook shows"""
 
     def best_ranks(self) -> list[int]:
         """The rank of the result's token among each step's candidates."""
@@ -87,6 +92,49 @@ class BeamTree:
             parent = self.steps[len(ranks) - 1][ranks[-1]].beam if ranks else 0
             ranks.append(next(i for i, c in enumerate(step) if (c.parent, c.token) == (parent, token)))
         return ranks
+
+    head = ("step", "candidates, best first: token (summed log-probability)")
+
+    def rows(self) -> list[list[str]]:
+        """The candidates as text, a row for each step; those that are kept are marked with +."""
+        named = self.tokenizer.token if self.tokenizer is not None else "#{}".format
+        return [
+            [
+                str(number),
+                ", ".join(
+                    f"{'+' if candidate.beam is not None else ''}{named(candidate.token)!r} ({candidate.log_prob:.2f})"
+                    for candidate in step
+                ),
+            ]
+            for number, step in enumerate(self.steps, 1)
+        ]
+
+    def _repr_html_(self) -> str:
+        note = "summed log-probabilities; blue: the result's way; dashed: ended; faint: pruned"
+        return picture_html("tree of the beams", tree_svg(self, self.tokenizer), note)
+
+
+class Comparison(list[Outcome]):
+    """The outcomes of several strategies. A notebook shows them as a table."""
+
+    head = ("strategy", "log p", "per token", "tokens", "steps", "text")
+
+    def rows(self) -> list[list[str]]:
+        """The cells of the table."""
+        return [
+            [
+                outcome.variant.name,
+                f"{outcome.log_prob:.2f}",
+                f"{outcome.log_prob_per_token:.3f}",
+                str(len(outcome.token_ids)),
+                str(outcome.steps),
+                outcome.text,
+            ]
+            for outcome in self
+        ]
+
+    def _repr_html_(self) -> str:
+        return grid_html("strategies", self.head, self.rows(), "log p: of the whole continuation, under the model")
 
 
 def compare(
@@ -97,7 +145,7 @@ def compare(
     seed: int = 0,
     progress: bool = True,
     **fields: Any,
-) -> list[Outcome]:
+) -> Comparison:
     """Continue one prompt under each strategy, one after the other.
 
     Args:
@@ -111,7 +159,7 @@ def compare(
     Raises:
         As `Engine.generate`.
     """
-    outcomes = []
+    outcomes = Comparison()
     with showing(progress), work("comparing", len(variants), "strategies") as comparing:
         engine.generate(prompt, max_new_tokens=1)  # warm-up: the first run of a process allocates memory
         for variant in variants:
@@ -153,7 +201,7 @@ def beam_tree(engine: Engine, prompt: Prompt, *, progress: bool = True, **fields
         progress: show a bar on a terminal or in a notebook
         **fields: fields of `GenerationConfig`, num_beams above 1 among them
     """
-    tree = BeamTree()
+    tree = BeamTree(tokenizer=engine.tokenizer)
     request = replace(engine.request(prompt, **fields), watch=tree.steps.append)
     limits = Limits.of(engine.runner.backend.memory, request.strategy.max_sequences)
     loop = StepLoop({"target": engine.runner}, limits)

@@ -43,6 +43,11 @@ STYLE = """
 table { border-collapse: collapse; }
 th, td { text-align: left; padding: .15em 1em .15em 0; border-top: 1px solid var(--frame); }
 th { font-weight: 500; }
+td.number { text-align: right; }
+td.line { white-space: nowrap; }
+table { color: inherit; }
+.picture { overflow-x: auto; padding: .4em 0; }
+.picture text { fill: currentColor; font: 12px ui-monospace, Menlo, Consolas, monospace; }
 """
 """Further rules, all within the element; a card is beside its token where there is room, else at the left."""
 
@@ -115,10 +120,38 @@ def table_html(title: str, values: Mapping[str, object]) -> str:
     return _wrapped(f"<strong>{escape(title)}</strong><table>{rows}</table>")
 
 
+def grid_html(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
+    """A title, a table with a row of names above it, and a line below; cells that begin with a digit to the right."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        kinds = [
+            f'{tag} class="line"' if "[" in cell else f'{tag} class="number"' if cell[:1].isdigit() else tag
+            for cell in cells
+        ]
+        parts = [f"<{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True)]
+        return f"<tr>{''.join(parts)}</tr>"
+
+    body = "".join(line(row, "td") for row in rows)
+    below = f'<div class="note">{escape(note)}</div>' if note else ""
+    return _wrapped(f"<strong>{escape(title)}</strong><table>{line(head, 'th')}{body}</table>{below}")
+
+
+def picture_html(title: str, svg: str, note: str = "") -> str:
+    """A title, a drawing of `<svg>` that has the notebook's colours, and a line below."""
+    below = f'<div class="note">{escape(note)}</div>' if note else ""
+    return _wrapped(f'<strong>{escape(title)}</strong><div class="picture">{svg}</div>{below}')
+
+
 def percent(probability: float) -> str:
     """A probability as the server's page writes it: two digits, "< 0.1 %"."""
     value = 100 * probability
     return "< 0.1 %" if 0 < value < 0.1 else f"{value:.1f} %" if value < 9.95 else f"{value:.0f} %"
+
+
+def token_text(token: str, length: int = 1000) -> str:
+    """A token as a label in a drawing: spaces are visible, control characters escaped, the end cut off."""
+    text = printable(token).replace(" ", "␣")
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def brief(kind: str, /, **values: object) -> str:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ...backends.formats import BLOCKS, CACHE_FORMATS, FORMATS, STORED_FORMATS, WEIGHT_FORMATS, WeightFormats
 from ...backends.observe import CountingBackend
+from ...backends.operations import Backend
 from ...backends.shapes import ShapeBackend, without_numbers
 from ...backends.weights import Weight
 from ...config import ModelConfig
@@ -65,7 +66,7 @@ def operations(
 ) -> list[Row]:
     """The operations of one forward pass in execution order."""
     backend, model = _model_of(config, storage or Storage())
-    observer = _RowBackend(backend, model, conventions or Conventions())
+    observer = RowBackend(backend, model, conventions or Conventions())
     run(model, observer, step, full_square=observer.conventions.full_square)
     return observer.rows
 
@@ -134,10 +135,12 @@ def place_of(path: str) -> str:
     return re.sub(r"\blayers\.\d+\.", "", path)
 
 
-class _RowBackend(CountingBackend):
-    """Makes a row of each operation."""
+class RowBackend(CountingBackend):
+    """Makes a row of each operation of one forward pass, on shapes or on numbers."""
 
-    def __init__(self, inner: ShapeBackend, model: Model, conventions: Conventions) -> None:
+    only_looks = True
+
+    def __init__(self, inner: Backend, model: Model, conventions: Conventions) -> None:
         super().__init__(inner)
         self.conventions = conventions
         self.rows: list[Row] = []

@@ -1,0 +1,1 @@
+"""An answer to each exercise, in the module of its lesson."""

@@ -1,0 +1,162 @@
+"""The course: its form; each exercise refuses a stub and takes its solution; each lesson runs in Jupyter's kernel."""
+
+import ast
+import json
+import os
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minillm.cli.main import run
+from minillm.course.exercises import check, exercises, problem_of
+from minillm.course.lesson import LESSONS, Lesson, lessons
+
+ALL = lessons()
+IDS = [lesson.path.stem for lesson in ALL]
+KINDS = Path(__file__).with_name("outputs.json")
+"""The kinds of each cell's outputs; MINILLM_WRITE_OUTPUTS=1 writes them anew"""
+
+
+def stubs(lesson: Lesson) -> dict[str, str]:
+    """Name of each function that a lesson leaves to the learner -> its code."""
+    functions = {}
+    for cell in lesson.cells:
+        for node in ast.parse(cell.text).body if cell.is_code else ():
+            if isinstance(node, ast.FunctionDef) and ast.unparse(node.body[-1]) == "pass":
+                functions[node.name] = ast.unparse(node)
+    return functions
+
+
+# --- form -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lesson", ALL, ids=IDS)
+def test_a_lesson_is_an_hour_at_most_in_short_cells(lesson: Lesson) -> None:
+    assert lesson.path.stem.startswith(f"{lesson.number:02}_")
+    assert 10 <= lesson.minutes <= 60
+    assert all(len(cell.text.splitlines()) <= 10 for cell in lesson.cells if cell.is_code)
+    assert lesson.path.stat().st_size < 9_000
+    assert max(map(len, lesson.path.read_text(encoding="utf-8").splitlines())) <= 120
+
+
+def test_lessons_have_two_exercises_each() -> None:
+    assert len({lesson.number for lesson in ALL}) == len(ALL)
+    named = [name for lesson in ALL for name in stubs(lesson)]
+    assert sorted(named) == sorted(exercises())
+    assert all(len(stubs(lesson)) >= 2 for lesson in ALL)
+
+
+@pytest.mark.parametrize("lesson", ALL, ids=IDS)
+def test_files_and_functions_that_a_lesson_names_are_there(lesson: Lesson) -> None:
+    root = LESSONS.parents[2]
+    prose = "".join(cell.text for cell in lesson.cells if not cell.is_code)
+    paths = re.findall(r"`((?:\w+/)*\w+\.(?:py|cu|c|md))`", prose)
+    for path in paths:
+        assert any((root / path).exists() or list((root / folder).rglob(path)) for folder in ("minillm", "kernels"))
+
+
+def test_a_lesson_imports_what_serves_and_defines_no_module_of_its_own() -> None:
+    """The course's own modules are the lessons' form, figures and exercises: what they show is elsewhere."""
+    files = {path.stem for path in LESSONS.parent.glob("*.py")}
+    assert files == {"__init__", "lesson", "drawing"}
+
+
+# --- exercises --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lesson", ALL, ids=IDS)
+def test_an_exercise_refuses_its_stub_and_takes_its_solution(
+    lesson: Lesson, capsys: pytest.CaptureFixture[str]
+) -> None:
+    solutions = vars(import_module(f"minillm.course.solutions.lesson_{lesson.number:02}"))
+    for name, code in stubs(lesson).items():
+        names: dict[str, Any] = {}
+        exec(code, names)
+        problem = problem_of(names[name])
+        assert problem is not None and len(problem) > 20 and problem.endswith(".")
+        assert "raises" not in problem
+        check(names[name])
+        assert capsys.readouterr().out == f"{name}: not yet. {problem}\n"
+        assert problem_of(solutions[name]) is None
+        check(solutions[name])
+        assert capsys.readouterr().out == f"{name}: right.\n"
+        own = [argument.arg for argument in ast.parse(code).body[0].args.args]  # type: ignore[attr-defined]
+        code_of_solution = solutions[name].__code__
+        assert list(code_of_solution.co_varnames[: code_of_solution.co_argcount]) == own
+
+
+def test_an_answer_that_raises_is_wrong() -> None:
+    def nearest(table: object, token: int, count: int) -> None:
+        raise KeyError("x")
+
+    assert problem_of(nearest) == "It raises KeyError: 'x'"
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_lists_writes_and_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["course"]) == 0
+    assert "1  Tokens and embeddings" in capsys.readouterr().out
+    assert run(["course", "1", "--write", "--folder", str(tmp_path)]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert [cell["cell_type"] for cell in notebook["cells"]][:2] == ["markdown", "code"]
+    path.write_text("a learner's", encoding="utf-8")
+    assert run(["course", "1", "--write", "--folder", str(tmp_path)]) == 0
+    assert path.read_text(encoding="utf-8") == "a learner's"
+    capsys.readouterr()
+    assert run(["course", "1", "--text"]) == 0
+    text = capsys.readouterr().out
+    assert ">>> ids = tokenizer.encode" in text
+    assert "(8, 192)" in text and "nearest: not yet." in text
+    assert run(["course", "1", "--solutions"]) == 0
+    assert "def nearest(" in capsys.readouterr().out
+    assert run(["course", "99"]) == 2
+    assert "there is no lesson 99: expected one of 1, 2" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def executed() -> dict[str, list[Any]]:
+    """Path of each lesson -> its cells with their outputs; all run in one kernel, since starting one takes longest."""
+    nbclient = pytest.importorskip("nbclient", reason="runs notebooks with the extra course")
+    pytest.importorskip("ipykernel", reason="runs notebooks with the extra course")
+    pytest.importorskip("matplotlib", reason="the lessons draw with the extra plot")
+    import nbformat
+
+    cells, bounds = [], {}
+    for lesson in ALL:
+        notebook = nbformat.reads(json.dumps(lesson.notebook()), as_version=4)
+        nbformat.validate(notebook)
+        cells.append(nbformat.v4.new_code_cell("%reset -f"))
+        bounds[lesson.path.stem] = len(cells), len(cells) + len(notebook.cells)
+        cells += notebook.cells
+    for number, cell in enumerate(cells):
+        cell["id"] = f"cell-{number}"
+    whole = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(whole, timeout=120, kernel_name="python3", allow_errors=True).execute()
+    return {stem: whole.cells[first:stop] for stem, (first, stop) in bounds.items()}
+
+
+def is_bar(output: Any) -> bool:
+    """Whether an output is a progress bar, which only a slow machine shows."""
+    return output.get("name") == "stderr" and (output.text.startswith("\r") or not output.text.strip())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("stem", IDS)
+def test_a_lesson_runs_as_a_notebook_and_shows_what_it_did(stem: str, executed: dict[str, list[Any]]) -> None:
+    kinds = []
+    for cell in executed[stem]:
+        outputs = [output for output in cell.get("outputs", ()) if not is_bar(output)]
+        assert [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"] == []
+        named = [name for output in outputs for name in output.get("data", {output.output_type: 0})]
+        kinds.append([*dict.fromkeys(named)])  # a stream may come in parts
+    stored = json.loads(KINDS.read_text(encoding="utf-8"))
+    if os.environ.get("MINILLM_WRITE_OUTPUTS"):
+        KINDS.write_text(json.dumps(stored | {stem: kinds}) + "\n", encoding="utf-8")
+    assert kinds == json.loads(KINDS.read_text(encoding="utf-8"))[stem]
