@@ -13,6 +13,7 @@ once is in zig's cache.
 import argparse
 import base64
 import hashlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -98,10 +99,9 @@ def compile_libraries(target: Target, levels: list[str], folder: Path, jobs: int
         list(pool.map(lambda arguments: _zig(target, arguments), calls))
         libraries = [folder / prebuilt.file_name(level, target.system, SOURCES) for level in levels]
         for level, library in zip(levels, libraries, strict=True):  # without -mcpu: one C runtime for all of them
-            _zig(target, ["-shared", "-s", "-pthread", *map(str, objects[level]), "-o", str(library.absolute()), "-lm"])
-            for more in folder.glob(f"{library.stem}*"):  # lists of symbols, which Windows' linker leaves
-                if more.suffix in (".pdb", ".lib"):
-                    more.unlink()
+            linked = Path(scratch, library.name)  # beside it Windows' linker leaves lists of symbols
+            _zig(target, ["-shared", "-s", "-pthread", *map(str, objects[level]), "-o", str(linked), "-lm"])
+            shutil.copy(linked, library)
     return libraries
 
 

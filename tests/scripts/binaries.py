@@ -17,6 +17,7 @@ class Library:
     needed: set[str]
     exported: set[str]
     oldest: str = ""
+    signed: bool = False
 
 
 def read(content: bytes) -> Library:
@@ -61,6 +62,8 @@ def _mach_o(content: bytes) -> Library:
         command, size = struct.unpack_from("<II", content, at)
         if command == 0xC:  # LOAD_DYLIB
             library.needed.add(_text(content, at + struct.unpack_from("<I", content, at + 8)[0]))
+        if command == 0x1D:  # CODE_SIGNATURE
+            library.signed = True
         if command == 0x32:  # BUILD_VERSION
             version = struct.unpack_from("<I", content, at + 12)[0]
             library.oldest = f"{version >> 16}.{version >> 8 & 255}"

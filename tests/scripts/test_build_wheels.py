@@ -21,11 +21,13 @@ X86_LINUX = build_wheels.TARGETS["manylinux-x86_64"]
 needs_zig = pytest.mark.skipif(
     compiling.importlib.util.find_spec("ziglang") is None, reason="needs pip install ziglang"
 )
+UCRT = ("heap", "math", "private", "runtime", "stdio", "string", "utility")
+"""Parts of the C runtime of Windows 10"""
 NEEDED = {
     "manylinux": {"libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-aarch64.so.1"},
     "musllinux": {"libc.so"},  # musl's own name for itself
     "macosx": {"/usr/lib/libSystem.B.dylib"},
-    "win": {"kernel32.dll", "ntdll.dll", "msvcrt.dll"},
+    "win": {"kernel32.dll"} | {f"api-ms-win-crt-{part}-l1-1-0.dll" for part in UCRT},
 }
 """First part of a target's name -> libraries of the system, which its kernels may need"""
 
@@ -113,6 +115,7 @@ def test_libraries_need_nothing_but_the_system_and_pass_the_kernels_tests(name: 
         assert library.exported >= FUNCTIONS and all(hasattr(kernels, function) for function in FUNCTIONS)
         if target.system == "darwin":
             assert library.oldest == "11.0"
+            assert library.signed or library.machine != "aarch64"  # Apple's processors run nothing that is not
     for path in paths:
         if name == "manylinux-x86_64" and target.levels.index(path.name[: path.name.rindex("-")]) < own_level():
             run_kernel_tests(MINILLM_TEST_LIBRARY=str(path))
