@@ -21,6 +21,7 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
 import pytest
 
 from minillm import Engine
+from minillm.backends.cpu import compiling
 from minillm.backends.cpu.launching import set_threads
 
 from .tiny import write_checkpoint
@@ -29,6 +30,10 @@ ONLY_REFERENCE = re.compile(r"^pytestmark = (\[.*)?pytest\.mark\.reference\b", r
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     set_threads(1)  # the workers share the cores; tests of threads set their number
+
+
+if library := os.environ.get("MINILLM_TEST_LIBRARY"):  # compiled kernels to test in place of this checkout's
+    compiling.use(Path(library))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -35,6 +35,7 @@ FOLDERS = {
     "measure": "reference text backends cache decoding models measure/accounting runner engine",
     "pipelines": "text decoding engine",
     "lm_eval": "reference backends decoding engine",
+    "integrations": "text formats engine",
     "minillm": "decoding engine pipelines",
     "course": "",
     "server": "text backends decoding formats tasks engine measure minillm",

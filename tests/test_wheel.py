@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -89,3 +90,24 @@ def test_the_server_s_page_is_inside(installed: Path) -> None:
 
 def test_the_small_model_is_inside(installed: Path) -> None:
     assert (installed / "minillm" / "assets" / "demo-opt" / "model.safetensors").stat().st_size > 2**20
+
+
+def test_the_lock_file_is_of_these_requirements_and_names_the_public_index_alone() -> None:
+    """After a change of the requirements: `uv lock`."""
+    lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (package,) = (package for package in lock["package"] if package["name"] == project["name"])
+    locked = {(canonical(entry["name"]), entry.get("specifier", "")) for entry in package["metadata"]["requires-dist"]}
+    extras = project["optional-dependencies"]
+    assert set(package["metadata"]["provides-extras"]) == set(extras)
+    lines = {line.partition(";")[0].strip() for line in sum(extras.values(), project["dependencies"])}
+    matches = {line: re.fullmatch(r"([\w.-]+)(?:\[.*\])?(.*)", line) for line in lines if project["name"] not in line}
+    assert {(canonical(match[1]), match[2]) for match in matches.values() if match} == locked
+    sources = [package["source"] for package in lock["package"] if package["name"] != project["name"]]
+    assert {source["registry"] for source in sources} == {"https://pypi.org/simple"}
+    assert lock["requires-python"] == project["requires-python"]
+
+
+def canonical(name: str) -> str:
+    """A name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()

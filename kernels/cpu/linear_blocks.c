@@ -129,7 +129,7 @@ INLINE void dot_signed(const int R, const char *const *rows, int64_t at, int64_t
 /* Groups start to end, with their scales, of outputs first to last, LANES at most, for R rows from `row` on. */
 INLINE void multiply_blocks(const int format, const int R, const linear *a, int64_t first, int64_t last, int64_t row,
                             int64_t start, int64_t end, const float *scales, const float *lows) {
-    const bool signs = has_signs(format), offsets = !signs, excess = signs && EXCESS8;
+    const bool signs = has_signs(format), offsets = !signs, excess = signs && EXCESS8 != 0;
     const int parts = scale_parts(format), step = signs ? AT_ONCE8 : AT_ONCE4;
     const int64_t groups = groups_of(a), stride = scale_stride(groups), size = block_bytes(format);
     const int64_t of_block = block_numbers(format) / GROUP; /* groups */
@@ -204,7 +204,7 @@ INLINE void pack_blocks(const int format, const linear *a, int64_t first, int64_
 #pragma GCC unroll 2
                 for (int half = 0; half < 2; half++) {
                     sixteens v = unpack_groups(format, blocks[o], j, at, half);
-                    if (signs && EXCESS8) v ^= 128;
+                    if (signs && EXCESS8 != 0) v ^= 128;
 #pragma GCC unroll 4
                     for (int k = 0; k < AT_ONCE4; k++) memcpy(bytes[o][k] + 16 * half, (char *)&v + 16 * k, 16);
                 }

@@ -10,6 +10,8 @@
  *
  * A forked child has none of its parent's threads and begins without helpers. While one thread's program uses the
  * helpers, programs of other threads run alone.
+ *
+ * On Windows there are neither forks nor signals; winpthreads has the rest.
  */
 #define _GNU_SOURCE
 #include "pool.h"
@@ -112,6 +114,7 @@ static void *help(void *number) {
     return NULL;
 }
 
+#if !defined(_WIN32)
 /* A forked child has none of the helpers, nor the thread that held a lock. */
 static void forget_helpers(void) {
     pthread_mutex_init(&in_use, NULL);
@@ -125,19 +128,24 @@ static void forget_helpers(void) {
 __attribute__((constructor)) static void watch_forks(void) {
     pthread_atfork(NULL, NULL, forget_helpers);
 }
+#endif
 
 /* Start helpers until there are `count`; fewer if the system refuses threads. They receive no signals. */
 static void start_helpers(int64_t count) {
     if (helpers >= count) return;
+#if !defined(_WIN32)
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
+#endif
     for (; helpers < count && helpers < MOST_HELPERS; helpers++) {
         pthread_t thread;
         if (pthread_create(&thread, NULL, help, (void *)(intptr_t)(helpers + 1))) break;
         pthread_detach(thread);
     }
+#if !defined(_WIN32)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+#endif
 }
 
 void run_program(launch *program, int64_t length, int64_t workers, int64_t timed) {

@@ -1,4 +1,8 @@
-"""Compiles the C kernels of `kernels/cpu/` for this processor, once, and loads them.
+"""Loads the C kernels of `kernels/cpu/`: the installed package's own, or compiled for this processor, once.
+
+A wheel for one system has libraries (`prebuilt.py`); the one for this processor passes the test below before its first
+use, which a file `DIGEST.passed` in the cache notes. The kernels are compiled where there are none, and with
+MINILLM_COMPILE=1.
 
 The compiled library is kept in the user's cache folder. Loading it runs its code, so a folder is used only if no one
 but its owner, this user, can write to it (`why_unusable`), and a file only if its content has the digest in its name.
@@ -35,6 +39,7 @@ from ...errors import DeviceError, one_line, shown
 from ...output_files import replace_file, undone_by_signals, why_unusable
 from ...progress import Work, work
 from .. import compiling, kernel_sources
+from . import prebuilt
 
 _LOGGER = logging.getLogger("minillm.kernels")
 _LOGGER.addFilter(one_line)
@@ -60,10 +65,11 @@ _PROCESSOR = re.compile(r"(vendor_id|cpu family|model|model name|flags|Features|
 
 
 def load() -> ctypes.CDLL:
-    """The library of all C kernels; compiled if it is not stored, and loaded once per process.
+    """The library of all C kernels, loaded once per process: the wheel's, a stored one, or compiled.
 
-    Environment variables: CC names the compiler, with arguments; MINILLM_MARCH a target in place of "native", such as
-    x86-64-v3; XDG_CACHE_HOME the folder that has the cache.
+    Environment variables: MINILLM_COMPILE=1 compiles though the wheel has a library; CC names the compiler, with
+    arguments; MINILLM_MARCH a target in place of "native", such as x86-64-v3, for which is compiled; XDG_CACHE_HOME the
+    folder that has the cache.
 
     Raises:
         DeviceError: there is no compiler, it refuses the sources, or what it makes of them fails its test.
@@ -79,8 +85,10 @@ def use(library: Path) -> None:
 
 
 def available() -> bool:
-    """Whether there are kernels for this system and a compiler for them, or a stored library. Compiles nothing."""
+    """Whether there is a library for this processor, the wheel's or a stored one, or a compiler. Compiles nothing."""
     try:
+        if not _compile_anyway() and prebuilt.library(SOURCES):
+            return True
         if os.name != "posix" or not any(SOURCES.glob("*.c")):
             return False
         if compilers():
@@ -97,6 +105,11 @@ class CompilerError(DeviceError):
 
 @cache
 def _load() -> ctypes.CDLL:
+    if not _compile_anyway() and (path := prebuilt.library(SOURCES)):
+        try:
+            return _load_prebuilt(path)
+        except (DeviceError, OSError) as error:
+            _LOGGER.warning("the wheel's kernels are not used: %s", error)
     if os.name != "posix":
         raise DeviceError(f"the C kernels need Linux or macOS: found {platform.system()}")
     commands = compilers()
@@ -123,6 +136,31 @@ def _load() -> ctypes.CDLL:
     assert first is not None
     chosen = os.environ.get("CC", "").strip() or os.environ.get("MINILLM_MARCH") or importlib.util.find_spec("ziglang")
     raise first if chosen else DeviceError(f"{first}; pip install ziglang brings a compiler")
+
+
+def _compile_anyway() -> bool:
+    """Whether the user asks for kernels compiled here."""
+    return os.environ.get("MINILLM_COMPILE", "0") != "0" or bool(os.environ.get("MINILLM_MARCH"))
+
+
+def _load_prebuilt(path: Path) -> ctypes.CDLL:
+    """A library of the wheel, which passes its test before its first use on this processor.
+
+    Raises:
+        DeviceError: it fails.
+        OSError: it cannot be loaded.
+    """
+    folder = cache_folder()
+    usable = os.name != "posix" or why_unusable(folder) is None
+    passed = folder / f"{hashlib.sha256(_processor().encode() + path.read_bytes()).hexdigest()[:32]}.passed"
+    if not (usable and passed.exists()):
+        if reason := _failure(path):
+            raise DeviceError(f"{path} fails its test: {reason}")
+        if usable:
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)  # where `why_unusable` has not made it
+                replace_file(passed, b"", mode=0o600)
+    return ctypes.CDLL(str(path))
 
 
 def _build(compiler: list[str], folder: Path, why: str | None) -> ctypes.CDLL:
@@ -266,8 +304,18 @@ def _test(library: Path, compiler: list[str]) -> None:
     Raises:
         DeviceError: the child died, or a result differs from the reference's.
     """
-    if not sys.executable or getattr(sys, "frozen", False):  # Python inside of another program
+    if (reason := _failure(library)) is None:
         return
+    target = os.environ.get("MINILLM_MARCH")
+    wrong = "MINILLM_MARCH should name what this processor has" if target else "CC names another compiler"
+    by = shlex.join(compiler) + (f" for {target}" if target else "")
+    raise DeviceError(f"the C kernels, compiled by {by}, fail their test: {reason}; {wrong}")
+
+
+def _failure(library: Path) -> str | None:
+    """Why a library fails the test, which runs in a child process; None if it passes."""
+    if not sys.executable or getattr(sys, "frozen", False):  # Python inside of another program
+        return None
     places = [place for place in sys.path if isinstance(place, str)]  # others mean nothing to Python
     code = f"import sys; sys.path[:] = {places!r}; from {__package__}.selftest import main; main()"
     try:
@@ -281,19 +329,14 @@ def _test(library: Path, compiler: list[str]) -> None:
             timeout=PATIENCE,
         )
     except subprocess.TimeoutExpired:
-        reason = f"no end within {PATIENCE} s"
+        return f"no end within {PATIENCE} s"
     except OSError as error:
-        reason = f"{sys.executable} cannot be run: {error.strerror}"
-    else:
-        if child.returncode == 0 and PASSED in child.stdout:  # 0 too where the parent ignores SIGCHLD
-            return
-        reason = (child.stdout.strip() or child.stderr.strip() or f"exit code {child.returncode}").splitlines()[-1]
-        if child.returncode < 0:
-            reason = f"the process died of {signal.Signals(-child.returncode).name}"
-    target = os.environ.get("MINILLM_MARCH")
-    wrong = "MINILLM_MARCH should name what this processor has" if target else "CC names another compiler"
-    by = shlex.join(compiler) + (f" for {target}" if target else "")
-    raise DeviceError(f"the C kernels, compiled by {by}, fail their test: {reason}; {wrong}")
+        return f"{sys.executable} cannot be run: {error.strerror}"
+    if child.returncode == 0 and PASSED in child.stdout:  # 0 too where the parent ignores SIGCHLD
+        return None
+    if child.returncode < 0:
+        return f"the process died of {signal.Signals(-child.returncode).name}"
+    return (child.stdout.strip() or child.stderr.strip() or f"exit code {child.returncode}").splitlines()[-1]
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------
@@ -305,7 +348,7 @@ def cache_folder() -> Path:
         if named := os.environ.get("XDG_CACHE_HOME"):
             base = Path(named)
         else:
-            base = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+            base = Path.home() / {"darwin": "Library/Caches", "win32": "AppData/Local"}.get(sys.platform, ".cache")
     except RuntimeError:  # neither HOME nor an entry for this user
         base = Path(tempfile.gettempdir()) / f"minillm-{os.getuid()}"
     return base.absolute() / "minillm" / "kernels"
@@ -327,7 +370,7 @@ def _key(compiler: list[str] | None = None) -> str:
 
 
 def _processor() -> str:
-    system = os.uname()
+    system = platform.uname()
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
         first = itertools.takewhile(str.strip, file)  # the others are alike
         return system.machine + "".join(line for line in first if _PROCESSOR.match(line))

@@ -6,6 +6,7 @@ threads; the results are compared with the reference's.
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -41,9 +42,10 @@ Case = tuple[str, Callable[[Backend], Any]]
 
 def main() -> None:
     """Test the library that is this process's argument; print the first case that differs, and exit with 1."""
-    import resource
+    with suppress(ImportError):  # which Windows has not
+        import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # no file is left
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # no file is left
     compiling.use(Path(sys.argv[1]))
     set_threads(2)
     for name, compute in _cases():

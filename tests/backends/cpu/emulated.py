@@ -32,10 +32,11 @@ def missing() -> str | None:
     return None
 
 
-def build(target: str, folder: Path) -> Path:
-    """Compile kernels and emulated.c for "aarch64:" and a CPU in zig's words. -> the program"""
+def build(target: str, folder: Path, library: Path | None = None) -> Path:
+    """Compile emulated.c for "aarch64:" and a CPU in zig's words, with kernels or their library. -> the program"""
     _, cpu = target.split(":")
-    sources = [str(path) for path in (*compiling.SOURCES.glob("*.c"), Path(__file__).with_suffix(".c"))]
+    kernels = compiling.SOURCES.glob("*.c") if library is None else [library, f"-Wl,-rpath,{library.parent}"]
+    sources = [str(path) for path in (*kernels, Path(__file__).with_suffix(".c"))]
     command = [sys.executable, "-m", "ziglang", "cc", *compiling.FLAGS, "-Werror", "-target", "aarch64-linux-gnu",
                f"-mcpu={cpu}", f"-I{compiling.SOURCES}", *sources, "-o", str(folder / "kernels"), "-lm"]  # fmt: skip
     caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(folder / "cache"))
