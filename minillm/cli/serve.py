@@ -338,7 +338,11 @@ def _about(name: str, engine: "Engine") -> str:
     matrices = [weight.data for weight in weights_of(engine.runner.model) if weight.data is not None]
     size = sum(matrix.nbytes for matrix in matrices)
     bits = 8 * size / sum(math.prod(matrix.shape) for matrix in matrices)
-    capacity = "" if engine.config.bidirectional else f", KV cache {cache.num_pages * cache.page_size} tokens"
+    capacity = (
+        ""
+        if engine.config.bidirectional
+        else (f", KV cache {cache.num_pages * cache.page_size} tokens, {cache.max_bytes / 2**20:.0f} MiB")
+    )
     return (
         f"{name}: {engine.config.model_type}, weights {size / 2**20:.0f} MiB ({bits:.3g} bits each), "
         f"context {engine.context} tokens{capacity}"
