@@ -100,7 +100,7 @@ class PagedCache:
         """Bytes of the pages that have ever been used; where memory is committed late, the others take none."""
         parts = {id(window.storage): window.begun / window.num_parts for window in self.windows}
         pages = self._begun / self.num_pages
-        return round(sum(memory.nbytes * parts.get(id(memory), pages) for memory in self._stored))
+        return int(sum(memory.nbytes * parts.get(id(memory), pages) for memory in self._stored))
 
     @property
     def max_bytes(self) -> int:
@@ -109,7 +109,8 @@ class PagedCache:
 
     @property
     def _stored(self) -> Sequence[Any]:
-        return self.storage.groups or (self.storage,)
+        stored: Sequence[Any] = self.storage.groups or (self.storage,)
+        return stored
 
     def takes(self, pages: int) -> bool:
         """Whether so many pages can be taken in any case."""

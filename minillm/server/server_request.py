@@ -20,7 +20,7 @@ from ..decoding.strategy import Request as EngineRequest
 from ..decoding.thinking import markers_of
 from ..engine.async_engine import AsyncEventStream, listen, take_any
 from ..engine.results import Generation
-from ..errors import MinillmError, QueueFullError
+from ..errors import MinillmError, QueueFullError, listed, shown
 from ..text.chat import AnswerParser
 from ..text.chat.reasoning import ReasoningParser, Thoughts
 from .generation_request import ChatRequest, Endpoint, R, Translated, translate
@@ -237,6 +237,8 @@ class ServerRequest(Generic[R]):
         asked.limit("num_beams", limits.max_n)
         asked.limit("top_logprobs", limits.max_logprobs)
         fields = dict(asked.fields)
+        if processors := self._processors():
+            fields["logits_processor"] = processors
         new = fields.get("max_new_tokens", 0 if default is None else min(default, 1))
         if isinstance(new, int) and longest + max(new, 1 - bool(fields.get("echo"))) > context:
             name = asked.names.get("max_new_tokens", "max_tokens")
@@ -261,6 +263,23 @@ class ServerRequest(Generic[R]):
         if self.model.lora is not None:
             fields.setdefault("lora", self.model.lora)
         return fields
+
+    def _processors(self) -> list[str]:
+        """The names of the logits processors that the request asks for.
+
+        Raises:
+            ApiError: the server was not started with one of them.
+        """
+        given, allowed = self.body.logits_processors or [], self.limits.logits_processors
+        names = [given] if isinstance(given, str) else given
+        for name in names:
+            if name not in allowed:
+                known = f"it allows {listed(allowed)}" if allowed else "it allows none (--logits-processor NAME)"
+                message = f"logits_processors: this server does not allow {shown(name)}: {known}"
+                raise ApiError(message, param="logits_processors")
+        if names:
+            self.asked.names.setdefault("logits_processor", "logits_processors")
+        return names
 
     def _end_ids(self) -> tuple[int, ...]:
         """The tokens that end the text, unless the request says others; in a conversation also those that end turns."""
