@@ -165,3 +165,36 @@ def test_the_command_line_lists_and_runs_them(capsys: pytest.CaptureFixture[str]
     second = capsys.readouterr().out
     assert run(["generate", "--prompt", PROMPT, "--max-new-tokens", "3"]) == 0
     assert capsys.readouterr().out != second
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_requests_name_the_logits_processors_that_the_server_allows(path: str) -> None:
+    pytest.importorskip("starlette", reason="needs the extra `serve`")
+    from minillm.server import Limits, make_app
+
+    from .server.client import TEMPLATE, error_of, post, talk
+
+    with Engine(max_batch_size=2) as engine:
+        engine.chat_template = TEMPLATE
+        text = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": [{"role": "user", "content": PROMPT}]}
+        body = text | {"max_tokens": 5, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        app = make_app(engine, limits=Limits(logits_processors=("even",)))
+        kinds = ({}, {"logits_processors": ["even"]}, {"logits_processors": "even"})
+
+        async def ask(client: Any) -> list[list[int]]:
+            replies = [await client.post(path, json=body | names) for names in kinds]
+            return [reply.json()["choices"][0]["token_ids"] for reply in replies]
+
+        free, restricted, also = talk(app, ask)
+        assert any(token % 2 for token in free) and restricted == also and len(restricted) == 5
+        assert not any(token % 2 for token in restricted)
+        error = error_of(post(app, path, body | {"logits_processors": ["even", "odd"]}))
+        assert error["message"] == "logits_processors: this server does not allow 'odd': it allows even"
+        assert error["param"] == "logits_processors"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_server_is_not_started_with_a_processor_that_is_not_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--logits-processor", "even", "--logits-processor", "odd"]) == 2
+    assert "there is no logits processor 'odd'" in capsys.readouterr().err

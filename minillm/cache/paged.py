@@ -98,10 +98,15 @@ class PagedCache:
     @property
     def begun_bytes(self) -> int:
         """Bytes of the pages that have ever been used; where memory is committed late, the others take none."""
-        stored = self.storage.groups or (self.storage,)
         parts = {id(window.storage): window.begun / window.num_parts for window in self.windows}
         pages = self._begun / self.num_pages
+        stored = self.storage.groups or (self.storage,)
         return round(sum(memory.nbytes * parts.get(id(memory), pages) for memory in stored))
+
+    @property
+    def max_bytes(self) -> int:
+        """Bytes of all pages."""
+        return int(sum(memory.nbytes for memory in self.storage.groups or (self.storage,)))
 
     def takes(self, pages: int) -> bool:
         """Whether so many pages can be taken in any case."""

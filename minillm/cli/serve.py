@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.options import HELPERS
 from ..errors import MinillmError, ParameterError, UsageError, install, listed
+from ..plugins import load
 from ..text.chat import FORMATS, REASONING_FORMATS
 from . import logs
 from .options import add_engine_flag, add_model_options, decode, has_ranks, leads, make_engine
@@ -107,6 +108,12 @@ def add_options(parser: Parser) -> None:
         metavar="FORMAT",
         help=f"how the models write thoughts, which are told from answers: {', '.join(REASONING_FORMATS)}, or none, "
         "which leaves them in the content (default: as each model's chat template says)",
+    )
+    group.add_argument(
+        "--logits-processor",
+        action="append",
+        metavar="NAME",
+        help="a logits processor of another package that requests may name in logits_processors; may be repeated",
     )
     group = parser.add_argument_group("models on request")
     group.add_argument(
@@ -314,7 +321,9 @@ def _limits(args: argparse.Namespace) -> "Limits":
     for name, value in given.items():
         if not 0 < value < 1e15:
             raise ParameterError(f"--{name.replace('_', '-')} should be a number above 0, found {value:g}")
-    return dataclasses.replace(Limits(), **given)
+    for name in (processors := tuple(args.logits_processor or ())):
+        load("minillm.processors", name)  # what is not there is said at the start
+    return dataclasses.replace(Limits(), logits_processors=processors, **given)
 
 
 def _keys(args: argparse.Namespace) -> list[str]:
@@ -338,7 +347,11 @@ def _about(name: str, engine: "Engine") -> str:
     matrices = [weight.data for weight in weights_of(engine.runner.model) if weight.data is not None]
     size = sum(matrix.nbytes for matrix in matrices)
     bits = 8 * size / sum(math.prod(matrix.shape) for matrix in matrices)
-    capacity = "" if engine.config.bidirectional else f", KV cache {cache.num_pages * cache.page_size} tokens"
+    capacity = (
+        ""
+        if engine.config.bidirectional
+        else (f", KV cache {cache.num_pages * cache.page_size} tokens, {cache.max_bytes / 2**20:.0f} MiB")
+    )
     return (
         f"{name}: {engine.config.model_type}, weights {size / 2**20:.0f} MiB ({bits:.3g} bits each), "
         f"context {engine.context} tokens{capacity}"

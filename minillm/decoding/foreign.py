@@ -165,7 +165,7 @@ TABLE = (
     Word(API, "grammar", advice="give it as guided_grammar, in the form of llguidance"),
     Word(API, "cache_salt", advice="prefixes are shared by all requests"),
     Word(API, "kv_transfer_params", advice="one server computes the whole answer"),
-    Word(API, "logits_processors hooks", advice="it takes functions, which cannot be sent"),
+    Word(API, "hooks", advice="it takes functions, which cannot be sent"),
     Word(API, "watch", advice="rows inside the model are returned to calls in Python, as Engine.generate(watch=...)"),
     Word(API, "extra_body", advice="give its fields beside the others"),
     Word(

@@ -435,7 +435,8 @@ class AsyncEventStream(AsyncIterator[Event]):
             self._ready.clear()
             return events
         while (read := take_any([self])) is None:
-            await arrival([self])
+            self._live.waiter = self._live.call.loop.create_future()
+            await self._live.waiter
         return [event for _, event in read]
 
     async def result(self) -> Generation:
@@ -491,32 +492,39 @@ def take_any(streams: Sequence[AsyncEventStream], *, merge: bool = True) -> list
     """All events of several streams since the last call, each with its stream's index; None: there are none yet.
 
     At most one for each sequence, unless `merge` is false: then one for each step. Empty at the end of all streams.
-    Neither this nor `arrival` is a coroutine: they run for every token.
+    Neither this nor `listen` makes a task wait: they serve every token.
 
     Raises:
         EngineStateError, SlowReaderError, Exception: as `AsyncEventStream.read`, for any stream.
     """
-    events: list[tuple[int, Event]] = []
+    if len(streams) == 1:  # as most have
+        [stream] = streams
+        if not stream._live.unread:
+            return [] if stream._done else None
+        if events := stream._take(merge=merge):
+            return [(0, event) for event in events]
+    taken: list[tuple[int, Event]] = []
     ended = True
     for i, stream in enumerate(streams):  # a loop, as the quickest way
         if not stream._done:
             ended = False
             if stream._live.unread:
-                events += [(i, event) for event in stream._take(merge=merge)]
-    if events or ended:
-        return events
+                taken += [(i, event) for event in stream._take(merge=merge)]
+    if taken or ended:
+        return taken
     for stream in streams:
         if not stream._done:
             stream._check()
     return None
 
 
-def arrival(streams: Sequence[AsyncEventStream]) -> "asyncio.Future[None]":
-    """Done at the next event of any of the streams; for the task that reads them, once `take_any` had none."""
-    future = streams[0]._live.call.loop.create_future()
+def listen(streams: Sequence[AsyncEventStream], listener: Callable[[], None] | None) -> None:
+    """Have a function called in the event loop whenever any of the streams has new events; None: no more.
+
+    It is for readers that take a token without a task of theirs being woken.
+    """
     for stream in streams:
-        stream._live.waiter = future
-    return future
+        stream._live.listener = listener
 
 
 def merged(events: Sequence[Event]) -> list[Event]:

@@ -49,6 +49,8 @@ class LiveRequest:
     """True once it was aborted because of its reader"""
     waiter: "asyncio.Future[None] | None" = None
     """The future that the reader awaits; belongs to the event loop's thread"""
+    listener: Callable[[], None] | None = None
+    """Called in the event loop when there are new events, in place of a task that waits; likewise"""
 
     def fail(self, error: Exception) -> None:
         """Tell the reader that the request has ended with an error."""
@@ -417,3 +419,5 @@ def _wake_here(lives: Sequence[LiveRequest]) -> None:
         waiter, live.waiter = live.waiter, None
         if waiter is not None and not waiter.done():  # several requests may share it, or it is cancelled
             waiter.set_result(None)
+        if live.listener is not None:
+            live.listener()

@@ -7,7 +7,6 @@ with a line in the log for each type. Generation fields of the engine are taken 
 """
 
 import json
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -31,7 +30,7 @@ from .generation_request import (
     convert_chat,
     translate,
 )
-from .http_json import ApiError, encode, json_response
+from .http_json import ApiError, encode, json_response, new_id
 from .messages import log_skipped
 from .server_request import ServerRequest
 from .state import Server
@@ -277,7 +276,7 @@ class _Answer(AnswerWriter):
     def __init__(self, request: ServerRequest[ChatRequest]) -> None:
         self._request = request
         self._parser = request.parser()
-        self._id = f"msg_{uuid.uuid4().hex}"
+        self._id = f"msg_{new_id()}"
         self._blocks: list[dict[str, Any]] = []
         self._open = False
         """The last block may grow"""

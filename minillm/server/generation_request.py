@@ -60,6 +60,8 @@ class GenerationRequest(Struct, kw_only=True):
     """Waiting requests with smaller numbers run first"""
     timeout: float | None = None
     """Ours: seconds after which the answer ends with what there is and the finish_reason "timeout\""""
+    logits_processors: str | list[str] | None = None
+    """Names of logits processors that the server was started with"""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """In log-probabilities, "token_id:5" for the text of token 5"""
@@ -256,7 +258,9 @@ def convert(body: Mapping[str, Any], kind: type[S]) -> S:
 
 def _unknown(name: str, own: set[str]) -> ApiError:
     if name in FUNCTIONS:
-        reason = "it takes functions, which cannot be sent; their names neither, which calls in Python take"
+        reason = "it takes functions, which cannot be sent"
+        if name == "logits_processor":
+            reason += "; logits_processors takes the names of those that the server allows"
         return ApiError(f"{name} is not offered: {reason}", param=name, code="unsupported_parameter")
     known = [*own, *foreign.renamed(API), *(field for field in FIELDS if field not in FUNCTIONS)]
     nearest = difflib.get_close_matches(name[:100], known, n=1)

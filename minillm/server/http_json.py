@@ -6,6 +6,7 @@ Errors have the shape of OpenAI's API; `ollama` writes them in its own.
 import asyncio
 import json
 import math
+import random
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,16 @@ from starlette.responses import Response
 from ..errors import printable, shown
 
 encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
+
+_names = random.Random()
+
+
+def new_id() -> str:
+    """A name that no other has, of 32 hexadecimal digits. It is a label, no secret.
+
+    To ask the system for random bytes each time would let go of the interpreter's lock, for which threads wait.
+    """
+    return f"{_names.getrandbits(128):032x}"
 
 
 def json_response(value: Any) -> Response:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
@@ -166,6 +166,7 @@ class Metrics(Collector):
         """Responses by path and status"""
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
+        ProcessCollector(registry=self.registry)  # process_resident_memory_bytes and its like
 
     def model(self, model: ServedModel) -> ModelMetrics:
         """The counts of a model; an adapter's are under its own name."""
@@ -211,6 +212,12 @@ class Metrics(Collector):
         usage = GaugeMetricFamily(
             f"{PREFIX}kv_cache_usage_perc", "Pages of the K/V cache in use; 1 is all.", labels=["model_name"]
         )
+        most = GaugeMetricFamily(
+            f"{PREFIX}kv_cache_max_bytes", "Memory that the K/V cache may take.", labels=["model_name"]
+        )
+        taken = GaugeMetricFamily(
+            f"{PREFIX}kv_cache_bytes", "Memory of the pages that were ever used.", labels=["model_name"]
+        )
         preemptions = CounterMetricFamily(
             f"{PREFIX}num_preemptions", "Requests that gave back their pages to others.", labels=["model_name"]
         )
@@ -220,4 +227,7 @@ class Metrics(Collector):
             waiting.add_metric([model.name], load.waiting)
             usage.add_metric([model.name], 1 - load.free_pages / max(1, load.total_pages))
             preemptions.add_metric([model.name], load.preemptions)
-        yield from (running, waiting, usage, preemptions)
+            cache = model.engine.runner.cache
+            most.add_metric([model.name], cache.max_bytes)
+            taken.add_metric([model.name], cache.begun_bytes)
+        yield from (running, waiting, usage, most, taken, preemptions)

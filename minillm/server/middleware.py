@@ -3,7 +3,6 @@
 import logging
 import re
 import time
-import uuid
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
@@ -14,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import printable
 from . import anthropic
-from .http_json import ApiError
+from .http_json import ApiError, new_id
 from .limits import check_key
 from .server_request import Usage
 from .state import Server
@@ -131,7 +130,7 @@ class RequestMiddleware:
 
 def _request_id(scope: Scope) -> bytes:
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+    return given if REQUEST_ID.fullmatch(given) else new_id().encode()
 
 
 def _log_failure(request_id: bytes, error: Exception) -> None:

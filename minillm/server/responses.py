@@ -6,7 +6,6 @@ if it says so. Tools of other types, and what other servers' tools have left in 
 the log for each type. Generation fields of the engine are taken as in /v1/chat/completions.
 """
 
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -31,7 +30,7 @@ from .generation_request import (
     convert_chat,
     translate,
 )
-from .http_json import ApiError, encode, json_response
+from .http_json import ApiError, encode, json_response, new_id
 from .logprobs import chat_logprobs
 from .messages import ROLES, TEXT_PARTS, custom_call, is_text, log_skipped, read_parts
 from .server_request import ServerRequest
@@ -83,7 +82,7 @@ async def responses(http: Request) -> Response:
     server = Server.of(http)
     asked, given = _read(await server.read_json(http))
     request = ServerRequest(server, await server.take(http, given.model), asked, "resp", http)
-    request.id = f"resp_{uuid.uuid4().hex}"
+    request.id = f"resp_{new_id()}"
     use = request.tool_use()
     await request.submit(partial(request.render, use), 1, None)
     answer = _Answer(request, given)
@@ -286,7 +285,7 @@ class _Output:
         for delta in deltas:
             if isinstance(delta, CallBegin):
                 yield from self._end()
-                item = {"type": "function_call", "id": f"fc_{uuid.uuid4().hex}", "status": "in_progress"}
+                item = {"type": "function_call", "id": f"fc_{new_id()}", "status": "in_progress"}
                 item |= {"call_id": delta.id, "name": delta.name, "arguments": ""}
                 yield from self._begin(item)
             elif isinstance(delta, ArgumentsDelta):
@@ -314,14 +313,14 @@ class _Output:
         yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": _copy(item)}
 
     def _begin_text(self) -> Iterable[dict[str, Any]]:
-        item = {"type": "message", "id": f"msg_{uuid.uuid4().hex}", "status": "in_progress", "role": "assistant"}
+        item = {"type": "message", "id": f"msg_{new_id()}", "status": "in_progress", "role": "assistant"}
         yield from self._begin(item | {"content": []})
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         yield {"type": "response.content_part.added", **self._place(), "content_index": 0, "part": _copy(part)}
         self.items[-1]["content"].append(part)
 
     def _begin_thoughts(self) -> Iterable[dict[str, Any]]:
-        item = {"type": "reasoning", "id": f"rs_{uuid.uuid4().hex}", "status": "in_progress", "summary": []}
+        item = {"type": "reasoning", "id": f"rs_{new_id()}", "status": "in_progress", "summary": []}
         yield from self._begin(item | {"content": []})
         part = {"type": "reasoning_text", "text": ""}
         yield {"type": "response.content_part.added", **self._place(), "content_index": 0, "part": _copy(part)}

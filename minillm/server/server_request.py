@@ -6,7 +6,6 @@ ends its request.
 
 import asyncio
 import time
-import uuid
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -19,13 +18,13 @@ from ..decoding.event import Event
 from ..decoding.settings import GenerationConfig
 from ..decoding.strategy import Request as EngineRequest
 from ..decoding.thinking import markers_of
-from ..engine.async_engine import AsyncEventStream, arrival, take_any
+from ..engine.async_engine import AsyncEventStream, listen, take_any
 from ..engine.results import Generation
-from ..errors import MinillmError, QueueFullError
+from ..errors import MinillmError, QueueFullError, listed, shown
 from ..text.chat import AnswerParser
 from ..text.chat.reasoning import ReasoningParser, Thoughts
 from .generation_request import ChatRequest, Endpoint, R, Translated, translate
-from .http_json import ApiError, internal_error
+from .http_json import ApiError, internal_error, new_id
 from .limits import queue_full
 from .metrics import Phase, RequestMetrics
 from .served_model import ServedModel
@@ -97,10 +96,11 @@ class ServerRequest(Generic[R]):
         self.limits = server.limits
         self.model, self.asked = model, asked
         self.prompts: list[list[int]] = []
-        self.id = f"{prefix}-{uuid.uuid4().hex}"
+        self.id = f"{prefix}-{new_id()}"
         self.created = int(time.time())
         self._server, self._http = server, http
-        self._arrived = time.monotonic()
+        self._arrived = self.seen_at = time.monotonic()
+        """When the request came, and when `take` last had events, in seconds of `time.monotonic`"""
         self._streams: list[AsyncEventStream] = []
         self._metrics: list[RequestMetrics] = []
         self._use: ToolUse | None = None
@@ -237,6 +237,8 @@ class ServerRequest(Generic[R]):
         asked.limit("num_beams", limits.max_n)
         asked.limit("top_logprobs", limits.max_logprobs)
         fields = dict(asked.fields)
+        if processors := self._processors():
+            fields["logits_processor"] = processors
         new = fields.get("max_new_tokens", 0 if default is None else min(default, 1))
         if isinstance(new, int) and longest + max(new, 1 - bool(fields.get("echo"))) > context:
             name = asked.names.get("max_new_tokens", "max_tokens")
@@ -261,6 +263,23 @@ class ServerRequest(Generic[R]):
         if self.model.lora is not None:
             fields.setdefault("lora", self.model.lora)
         return fields
+
+    def _processors(self) -> list[str]:
+        """The names of the logits processors that the request asks for.
+
+        Raises:
+            ApiError: the server was not started with one of them.
+        """
+        given, allowed = self.body.logits_processors or [], self.limits.logits_processors
+        names = [given] if isinstance(given, str) else given
+        for name in names:
+            if name not in allowed:
+                known = f"it allows {listed(allowed)}" if allowed else "it allows none (--logits-processor NAME)"
+                message = f"logits_processors: this server does not allow {shown(name)}: {known}"
+                raise ApiError(message, param="logits_processors")
+        if names:
+            self.asked.names.setdefault("logits_processor", "logits_processors")
+        return names
 
     def _end_ids(self) -> tuple[int, ...]:
         """The tokens that end the text, unless the request says others; in a conversation also those that end turns."""
@@ -288,19 +307,25 @@ class ServerRequest(Generic[R]):
             if self._first_calls.all_ended:
                 for stream in self._streams:
                     stream.close()
-        now = time.monotonic()
+            elif not events:
+                return None
+        now = self.seen_at = time.monotonic()
         for i, event in events:
             self._metrics[i].see(event, now)
-            if self._thoughts is not None:
-                place = (i, event.index)
-                if place not in self._thinking:
-                    self._thinking[place] = ThinkingTokens(self._thoughts.parser())
-                self._thinking[place].see(event)
+        if self._thoughts is not None:
+            self._count_thoughts(events, self._thoughts)
         return events
 
-    def arrival(self) -> "asyncio.Future[None]":
-        """Done once `take`, which had nothing, should be called again."""
-        return arrival(self._streams)
+    def _count_thoughts(self, events: Sequence[tuple[int, Event]], thoughts: Thoughts) -> None:
+        for i, event in events:
+            place = (i, event.index)
+            if place not in self._thinking:
+                self._thinking[place] = ThinkingTokens(thoughts.parser())
+            self._thinking[place].see(event)
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Have a function called whenever `take` has new events; None: no more."""
+        listen(self._streams, listener)
 
     async def results(self) -> list[Generation]:
         """All results of each prompt, in order.
@@ -313,11 +338,28 @@ class ServerRequest(Generic[R]):
 
     async def _results(self) -> list[Generation]:
         by_prompt: list[list[Event]] = [[] for _ in self.prompts]
-        while (events := self.take()) != []:
-            for i, event in events or ():
-                by_prompt[i].append(event)
-            if events is None:
-                await self.arrival()
+        complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def collect() -> None:
+            try:
+                while events := self.take():
+                    for i, event in events:
+                        by_prompt[i].append(event)
+            except ApiError as error:
+                failure: ApiError | None = error
+            else:
+                if events is None:
+                    return
+                failure = None
+            if not complete.done():  # else it is cancelled
+                complete.set_result(None) if failure is None else complete.set_exception(failure)
+
+        self.listen(collect)
+        try:
+            collect()
+            await complete
+        finally:
+            self.listen(None)
         return [Generation.of(prompt, events) for prompt, events in zip(self.prompts, by_prompt, strict=True)]
 
     def close(self) -> None:
@@ -371,19 +413,13 @@ class ServerRequest(Generic[R]):
         return None if reason in self._end_ids() else reason
 
 
-async def until_gone(
-    receive: Receive,
-    work: Coroutine[Any, Any, T],
-    late: Callable[[], bool] = lambda: False,
-    every: float | None = None,
-) -> T:
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, T], late: "asyncio.Future[None] | None" = None) -> T:
     """Run `work`, and cancel it if the client leaves or is late.
 
     Args:
         receive: the request's, whose body has been read
         work: to run
-        late: True if the client does not take what is sent
-        every: seconds between two times at which it is asked; None: never
+        late: done once the client does not take what is sent; None: it may take its time
 
     Raises:
         ClientDisconnect: it has left, or was late.
@@ -391,10 +427,10 @@ async def until_gone(
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
-        while not task.done():
-            await asyncio.wait({task, gone}, timeout=every, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() and (gone.done() or late()):
-                raise ClientDisconnect
+        awaited: set[asyncio.Future[Any]] = {task, gone} if late is None else {task, gone, late}
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
         return task.result()
     finally:
         task.cancel()

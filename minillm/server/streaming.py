@@ -7,6 +7,7 @@ line `data: [DONE]` at the end.
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Any
 
 from starlette.responses import Response
@@ -15,6 +16,13 @@ from starlette.types import Receive, Scope, Send
 from ..decoding.event import Event
 from .http_json import ApiError, internal_error
 from .server_request import ServerRequest, until_gone
+
+UVICORN_EXCHANGE: tuple[type[Any], ...] = ()
+"""uvicorn's class for a request and its answer, where httptools reads; else none"""
+with suppress(ImportError):
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+    UVICORN_EXCHANGE = (RequestResponseCycle,)
 
 
 class AnswerWriter(ABC):
@@ -61,8 +69,8 @@ class StreamResponse(Response):
         super().__init__(None, media_type=media_type, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._request, self._writer = request, writer
-        self._arrival: asyncio.Future[None] | None = None
-        """The next event, for which the stream waits"""
+        self._handed: asyncio.Future[tuple[bytes, bool]] | None = None
+        """While the stream waits for events: takes a piece that its task should send, and whether more follow"""
         self._sent_at = 0.0
         """When the last piece was given to the connection, which may still wait for the client to take others"""
 
@@ -71,51 +79,70 @@ class StreamResponse(Response):
 
         Silence of `Limits.keep_alive_interval` seconds ends with a comment.
         """
-        limits = self._request.limits
+        limits, loop = self._request.limits, asyncio.get_running_loop()
+        late, every = loop.create_future(), min(limits.send_timeout / 4, limits.keep_alive_interval / 2)
 
-        def is_late() -> bool:
+        def watch() -> None:
+            self._timer = loop.call_later(every, watch)
             silence = time.monotonic() - self._sent_at
-            if self._arrival is None:
-                return silence > limits.send_timeout
-            if silence >= limits.keep_alive_interval and not self._arrival.done():
-                self._arrival.set_result(None)  # the stream finds no event, and says that it is there
-            return False
+            if self._handed is None:
+                if silence > limits.send_timeout and not late.done():
+                    late.set_result(None)
+            elif silence >= limits.keep_alive_interval and not self._handed.done():
+                self._handed.set_result((self._writer.silence, True))
 
         self._sent_at = time.monotonic()
-        work = self._write(send, scope.get("minillm.send", send))
-        await until_gone(receive, work, is_late, min(limits.send_timeout / 4, limits.keep_alive_interval / 2))
+        self._timer = loop.call_later(every, watch)
+        try:
+            await until_gone(receive, self._write(send, scope.get("minillm.send", send)), late)
+        finally:
+            self._timer.cancel()
+            self._request.listen(None)
 
     async def _write(self, send: Send, send_piece: Send) -> None:
+        """Send the pieces for which a task is needed: the first, the last, and those that wait for the client."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        piece, more, request, write = self._writer.begin(), True, self._request, self._writer.write
+        self._exchange = exchange_of(send_piece)
+        self._request.listen(self._forward)
+        piece, more = self._writer.begin(), True
         while more:
             if piece:
                 self._sent_at = time.monotonic()
                 await send_piece({"type": "http.response.body", "body": piece, "more_body": True})
-            try:
-                events = request.take()
-                if events is None:  # no coroutine for each token
-                    self._arrival = request.arrival()
-                    await self._arrival
-                    self._arrival, events = None, request.take()
-                if events is None:
-                    piece = self._silence()
-                    continue
-                if len(events) == 1:
-                    piece = write(*events[0])
-                    continue
-                more = bool(events)
-                piece = b"".join([write(*event) for event in events]) if more else self._writer.end()
-            except ApiError as error:
-                piece, more = self._writer.failed(error), False
-            except Exception as error:
-                piece, more = self._writer.failed(internal_error(error)), False
+            self._handed = asyncio.get_running_loop().create_future()
+            self._forward()
+            piece, more = await self._handed
+            self._handed = None
         await send({"type": "http.response.body", "body": piece, "more_body": False})
 
-    def _silence(self) -> bytes:
-        """A comment, if nothing was sent for long."""
-        return (
-            self._writer.silence
-            if time.monotonic() - self._sent_at >= self._request.limits.keep_alive_interval
-            else b""
-        )
+    def _forward(self) -> None:
+        """Send the events that have come, without a task; hand over to the task the end, and what has to wait."""
+        handed, exchange, request = self._handed, self._exchange, self._request
+        if handed is None or handed.done():
+            return
+        write = self._writer.write
+        try:
+            while events := request.take():
+                piece = write(*events[0]) if len(events) == 1 else b"".join([write(*event) for event in events])
+                if not piece:
+                    continue
+                if exchange is None or exchange.flow.write_paused or exchange.disconnected:
+                    handed.set_result((piece, True))
+                    return
+                self._sent_at = request.seen_at
+                exchange.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))  # as uvicorn's `send`
+            if events is not None:
+                handed.set_result((self._writer.end(), False))
+        except ApiError as error:
+            handed.set_result((self._writer.failed(error), False))
+        except Exception as error:
+            handed.set_result((self._writer.failed(internal_error(error)), False))
+
+
+def exchange_of(send: Send) -> Any:
+    """uvicorn's side of a request whose answer goes in chunks, which may be written straight to its transport.
+
+    `send` writes the same, but takes twice as long as the system's call. None: the server is another, or reads by h11.
+    """
+    exchange = getattr(send, "__self__", None)
+    return exchange if isinstance(exchange, UVICORN_EXCHANGE) and exchange.chunked_encoding else None

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from ..decoding.foreign import API, ignored
 from ..errors import EngineStateError, MinillmError, UsageError
 from ..text.tokenizer import EncodedText
 from .generation_request import convert
-from .http_json import ApiError, internal_error, shutting_down
+from .http_json import ApiError, internal_error, new_id, shutting_down
 from .limits import queue_full
 from .served_model import ServedModel
 from .server_request import Usage, until_gone
@@ -48,7 +47,7 @@ class TextsServerRequest:
         http: the request of HTTP
         """
         self.model, self.limits = model, server.limits
-        self.id, self.created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
+        self.id, self.created = f"{prefix}-{new_id()}", int(time.time())
         self.prompt_tokens = 0
         self._server, self._http, self._arrived = server, http, time.monotonic()
         self._reason: str | None = None

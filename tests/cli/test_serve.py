@@ -189,6 +189,7 @@ def test_what_it_says_and_the_line_to_try() -> None:
     with serving("--alias", "mine", "--quiet", environment=key) as (process, url):
         said = "".join(process.said)  # type: ignore[attr-defined]
         assert "minillm: mine: opt, weights " in said and "context 512 tokens" in said and f"listening at {url}" in said
+        assert re.search(r"KV cache \d+ tokens, \d+ MiB", said)
         [command] = re.findall("try: (curl.*)", said)
         answer = subprocess.run(command, shell=True, capture_output=True, text=True, env=os.environ | key, timeout=60)
         assert json.loads(answer.stdout)["model"] == "mine", answer.stdout

@@ -127,7 +127,7 @@ CHAT_WITNESSES: dict[str, tuple[Fields, Fields]] = {
     "parallel_tool_calls": (CALLING | {"parallel_tool_calls": False}, CALLING),
 }
 LABELS = {"user"}
-ELSEWHERE = {"priority": "test_limits.py, where requests wait"}
+ELSEWHERE = {"priority": "test_limits.py, where requests wait", "logits_processors": "test_plugins.py"}
 ELSEWHERE |= dict.fromkeys(("include_reasoning", "reasoning_format"), "test_reasoning.py, where a model thinks")
 ELSEWHERE["suffix"] = "test_infill.py, where a model has tokens for it"
 
@@ -180,12 +180,17 @@ def test_what_is_not_done_is_refused_by_name(app: Starlette, path: str, name: st
     assert error["param"] == name and (name in error["message"]) and error["type"] == "invalid_request_error"
 
 
+def test_logits_processors_need_a_server_that_allows_them(app: Starlette) -> None:
+    error = error_of(post(app, "/v1/completions", PLAIN | {"logits_processors": "even"}))
+    assert error["param"] == "logits_processors" and "it allows none (--logits-processor NAME)" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("field", "reason"),
     [
         ({"watch": ["final"]}, "calls in Python, as Engine.generate"),
         ({"hooks": {"final": "f"}}, "functions, which cannot be sent"),
-        ({"logits_processor": "even"}, "their names neither"),
+        ({"logits_processor": "even"}, "logits_processors takes the names"),
     ],
 )
 def test_what_only_python_offers_is_refused_with_its_reason(app: Starlette, field: dict[str, Any], reason: str) -> None:

@@ -19,9 +19,9 @@ import httpx
 import pytest
 
 from minillm import Engine
-from minillm.server import Limits, make_app
+from minillm.server import Limits, make_app, streaming
 
-from .client import error_of, lines_of, listening, until
+from .client import chunks_of, error_of, lines_of, listening, until
 
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "A list of colors: red,", "max_tokens": 480, "ignore_eos": True, "temperature": 0}
@@ -166,6 +166,36 @@ def test_a_client_that_does_not_read_ends_its_request(narrow: Engine) -> None:
                 assert (await client.post(COMPLETIONS, json=LONG | {"max_tokens": 5})).status_code == 200
 
             use(url, work)
+
+
+def test_pieces_written_to_the_connection_are_those_that_the_server_would_send(
+    narrow: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = LONG | {"max_tokens": 40, "stream": True, "n": 2, "seed": 1, "temperature": 1}
+    exchanges: list[Any] = []
+    monkeypatch.setattr("minillm.server.streaming.exchange_of", noting(streaming.exchange_of, exchanges))
+    with listening(make_app(narrow), http="httptools") as url:
+        written = texts_of(httpx.post(url + COMPLETIONS, json=body, timeout=60).text)
+        monkeypatch.setattr("minillm.server.streaming.UVICORN_EXCHANGE", ())
+        sent = texts_of(httpx.post(url + COMPLETIONS, json=body, timeout=60).text)
+    assert [exchange is not None for exchange in exchanges] == [True, False]
+    assert written == sent and all(sent)
+
+
+def texts_of(stream: str) -> list[str]:
+    """The texts of a stream's two choices."""
+    choices = [choice for chunk in chunks_of(stream) for choice in chunk["choices"]]
+    return ["".join(choice["text"] for choice in choices if choice["index"] == index) for index in (0, 1)]
+
+
+def noting(function: Callable[[Any], Any], results: list[Any]) -> Callable[[Any], Any]:
+    """The function, whose results are noted."""
+
+    def noted(argument: Any) -> Any:
+        results.append(function(argument))
+        return results[-1]
+
+    return noted
 
 
 def test_a_client_that_does_not_send_is_told_so(narrow: Engine) -> None:

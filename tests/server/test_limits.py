@@ -209,6 +209,10 @@ def test_metrics_count_what_happened(demo: Engine) -> None:
     assert value("request_success_total", finished_reason="length", **model) == 4
     assert value("num_requests_running", **model) == value("num_requests_waiting", **model) == 0
     assert 0 <= value("kv_cache_usage_perc", **model) < 1
+    page = 4 * 2 * demo.config.num_layers * demo.config.num_heads * demo.config.head_dim * demo.runner.cache.page_size
+    assert value("kv_cache_max_bytes", **model) == page * demo.runner.cache.num_pages
+    assert page <= value("kv_cache_bytes", **model) <= value("kv_cache_max_bytes", **model)
+    assert found["process_resident_memory_bytes"] > 2**25
     for name, count in {
         "time_to_first_token_seconds": 2,
         "e2e_request_latency_seconds": 2,
