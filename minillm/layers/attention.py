@@ -15,9 +15,7 @@ from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 
 
-def project_qkv(
-    backend: Backend, x: Any, weight: Weight, H: int, K: int, factors: Weight | None = None
-) -> tuple[Any, Any, Any]:
+def project_qkv(backend: Backend, x: Any, weight: Weight, H: int, K: int, factors: Any = None) -> tuple[Any, Any, Any]:
     """Q = x W^Q, K = x W^K, V = x W^V, each with its bias, and times a factor of each column if there are some.
 
     Args:
@@ -26,7 +24,7 @@ def project_qkv(
         weight: W^Q, W^K, W^V stacked, [(H + 2 K) D, E]
         H: query heads
         K: key/value heads
-        factors: [(H + 2 K) D]
+        factors: of the columns, [(H + 2 K) D], or None
 
     Returns:
         q [T, H D], k [T, K D], v [T, K D]: views of one array.
