@@ -196,9 +196,9 @@ void gate(const void *arguments, int64_t share, int64_t shares, int64_t worker) 
 typedef struct {
     const float *x;      /* [T, F] */
     const float *others; /* [T, F], rows `stride` apart, or NULL */
-    const float *factor; /* one number, or NULL */
+    const float *factor; /* one number, or one of each column if `by_column`; or NULL */
     float *out;          /* [T, F] */
-    int64_t T, F, stride;
+    int64_t T, F, stride, by_column;
 } multiply_arguments;
 
 void multiply(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
@@ -213,7 +213,7 @@ void multiply(const void *arguments, int64_t share, int64_t shares, int64_t work
             int64_t count = a->F - i;
             floats y = load_part(x + i, count);
             if (row) y *= load_part(row + i, count);
-            if (a->factor) y *= splat(*a->factor);
+            if (a->factor) y *= a->by_column ? load_part(a->factor + i, count) : splat(*a->factor);
             store_part(out + i, y, count);
         }
     }

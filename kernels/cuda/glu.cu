@@ -49,18 +49,22 @@ extern "C" __global__ void gate(storage_t* out, const storage_t* x, const storag
     store_vector(out + (long long)blockIdx.x * F + at, values, left, wide);
 }
 
-// out = x * others * factor, of which one may be missing (null). [T, F], [T, F], [1] -> [T, F]
-// Grid and block as of glu. x, others: [T, F], rows x_stride and others_stride apart; factor: one number.
+// out = x * others * factor, of which one may be missing (null). [T, F], [T, F], [1] or [F] -> [T, F]
+// Grid and block as of glu. x, others: [T, F], rows x_stride and others_stride apart; factor: one number, or one of each
+// column.
 extern "C" __global__ void multiply(storage_t* out, const storage_t* x, const storage_t* others, const float* factor,
-                                    int F, int x_stride, int others_stride) {
+                                    int F, int x_stride, int others_stride, int by_column) {
     follow();
     int at = (blockIdx.y * blockDim.x + threadIdx.x) * VECTOR, left = F - at;
     if (left <= 0) return;
     bool wide = rows_aligned(x, x_stride) && rows_aligned(others, others_stride) && rows_aligned(out, F);
-    float values[VECTOR], factors[VECTOR], number = factor ? *factor : 1.0f;
+    float values[VECTOR], factors[VECTOR], number = factor && !by_column ? *factor : 1.0f;
     load_vector(values, x + (long long)blockIdx.x * x_stride + at, left, wide);
     if (others) load_vector(factors, others + (long long)blockIdx.x * others_stride + at, left, wide);
 #pragma unroll
-    for (int i = 0; i < VECTOR; i++) values[i] *= others ? factors[i] * number : number;
+    for (int i = 0; i < VECTOR; i++) {
+        if (by_column && i < left) number = factor[at + i];
+        values[i] *= others ? factors[i] * number : number;
+    }
     store_vector(out + (long long)blockIdx.x * F + at, values, left, wide);
 }

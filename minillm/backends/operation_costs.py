@@ -90,8 +90,8 @@ def _gate(call: Any) -> Cost:
 
 def _multiply(call: Any) -> Cost:
     T, F = call.result.shape
-    by = {"by_others": call.others is not None, "by_factor": call.factor is not None}
-    return multiply_cost(T, F, **by, number_bytes=call.result.itemsize)
+    factors = 0 if call.factor is None else call.factor.shape[0]
+    return multiply_cost(T, F, by_others=call.others is not None, factors=factors, number_bytes=call.result.itemsize)
 
 
 def _route(call: Any) -> Cost:

@@ -139,9 +139,9 @@ class Backend:
         return reference.gate(x, logits, self.xp, self.memory.arena.take(x.shape), silu=silu)
 
     def multiply(self, x: Any, others: Any = None, *, factor: Weight | None = None) -> Any:
-        """x * others, or times a weight's one number, or both. [T, F], [T, F] -> [T, F]"""
-        number = None if factor is None else factor.data
-        return reference.multiply(x, others, number, self.xp, self.memory.arena.take(x.shape))
+        """x * others, or times a weight of one number or of one a column, or both. [T, F], [T, F] -> [T, F]"""
+        numbers = None if factor is None else factor.data
+        return reference.multiply(x, others, numbers, self.xp, self.memory.arena.take(x.shape))
 
     def route(
         self,

@@ -414,7 +414,7 @@ def notes(analysis: "Analysis") -> list[str]:
             for name, phase in phases.items()
         ]
         counts = " and ".join(dict.fromkeys(str(phase.all_reduces) for phase in phases.values()))
-        a_layer = "one" if config.layer_parts == 1 else "two"
+        a_layer = "two" if config.encoder_layers else ("one", "two", "three")[config.layer_parts - 1]
         more = " (three in the decoder's)" if config.encoder_layers else ""
         lines.append(
             f"tensor parallelism over {parallel.tensor}: {counts} all-reduces, {a_layer} a layer{more} and the "

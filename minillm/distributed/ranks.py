@@ -15,7 +15,7 @@ from ..errors import FollowedError, MinillmError, ParameterError, RankError, sho
 from ..formats import open_model
 from ..models import shape_model
 from ..models.base import Model, weights_of
-from ..models.points import operator_of
+from ..models.points import operators_of
 from ..parallel import Parallel
 from .communicator import Communicator
 
@@ -87,7 +87,8 @@ class Ranks:
         self.width = model.embedding.tokens.shape[1]
         used = config.experts_per_token / config.num_experts if config.num_experts else 1.0
         sizes = [
-            _bytes_read(operator_of(layer)) + (int(_bytes_read(layer.mlp) * used) if hasattr(layer, "mlp") else 0)
+            sum(map(_bytes_read, operators_of(layer)))
+            + (int(_bytes_read(layer.mlp) * used) if hasattr(layer, "mlp") else 0)
             for layer in model.layers
         ]
         return self.parallel.layers_of(self.rank, [*sizes, _bytes_read(model.head)])

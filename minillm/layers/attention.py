@@ -15,8 +15,8 @@ from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 
 
-def project_qkv(backend: Backend, x: Any, weight: Weight, H: int, K: int) -> tuple[Any, Any, Any]:
-    """Q = x W^Q, K = x W^K, V = x W^V, each with its bias.
+def project_qkv(backend: Backend, x: Any, weight: Weight, H: int, K: int, factors: Any = None) -> tuple[Any, Any, Any]:
+    """Q = x W^Q, K = x W^K, V = x W^V, each with its bias, and times a factor of each column if there are some.
 
     Args:
         backend: the backend
@@ -24,11 +24,14 @@ def project_qkv(backend: Backend, x: Any, weight: Weight, H: int, K: int) -> tup
         weight: W^Q, W^K, W^V stacked, [(H + 2 K) D, E]
         H: query heads
         K: key/value heads
+        factors: of the columns, [(H + 2 K) D], or None
 
     Returns:
         q [T, H D], k [T, K D], v [T, K D]: views of one array.
     """
     qkv = backend.linear(x, weight)  # [T, E] -> [T, (H + 2 K) D]
+    if factors is not None:
+        qkv = backend.multiply(qkv, factor=factors)
     D = qkv.shape[1] // (H + 2 * K)
     return qkv[:, : H * D], qkv[:, H * D : (H + K) * D], qkv[:, (H + K) * D :]
 
@@ -104,6 +107,8 @@ class Attention:
     them (Qiu et al., arXiv 2505.06708)"""
     group: int = 0
     """Number of the layers with such keys and values (`ModelConfig.kv_groups`)"""
+    factors: Weight | None = None
+    """[(H + 2 K) D], of the columns of q, k and v (Falcon-H1); None: 1"""
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch, residual: Any | None) -> Any:
         """residual + attention(x) W^O. [T, E] -> [T, E]"""
@@ -111,7 +116,8 @@ class Attention:
             (self.num_heads, self.num_kv_heads) if self.projection_norms is None else self.projection_norms.heads
         )
         queries = 2 * projected[0] if self.gated else projected[0]
-        q, k, v = project_qkv(backend, x, self.qkv, queries, projected[1])  # [T, E] -> [T, H D], 2 x [T, K D]
+        heads = queries, projected[1]
+        q, k, v = project_qkv(backend, x, self.qkv, *heads, self.factors)  # [T, E] -> [T, H D], 2 x [T, K D]
         q, gate = (q[:, : q.shape[1] // 2], q[:, q.shape[1] // 2 :]) if self.gated else (q, None)
         if self.projection_norms is not None:
             q, k, v = self.projection_norms(backend, q, k, v)

@@ -10,7 +10,7 @@ from .attention import Attention
 from .convolution import ConvolutionBlock
 from .delta_net import DeltaNetBlock
 from .experts import ExpertMLP
-from .mamba import Mamba2, MambaBlock
+from .mamba import Mamba2, MambaBlock, ParallelMamba
 from .mlp import MLP, GatedMLP
 from .norm import Norm, RMSNorm
 
@@ -118,4 +118,5 @@ class Sublayer:
         return self.part(backend, normed, cache, batch, residual=x)
 
 
-Block = PreNorm | PostNorm | Parallel | Sandwich | OutputNorm | ConvolutionBlock | DeltaNetBlock | MambaBlock | Sublayer
+Recurrent = ConvolutionBlock | DeltaNetBlock | MambaBlock | ParallelMamba
+Block = PreNorm | PostNorm | Parallel | Sandwich | OutputNorm | Sublayer | Recurrent

@@ -32,8 +32,13 @@ class GatedMLP:
     down: Weight
     """[E, F]"""
     activation: str
+    factors: Weight | None = None
+    """[2 F], of the columns of both projections (Falcon-H1); None: 1"""
 
     def __call__(self, backend: Backend, x: Any, residual: Any | None) -> Any:
         """residual + (activation(x W_gate) * (x W_up)) W_down. [T, E] -> [T, E]"""
-        hidden = backend.glu(backend.linear(x, self.gate_up), self.activation)  # [T, E] -> [T, 2 F] -> [T, F]
+        projected = backend.linear(x, self.gate_up)  # [T, E] -> [T, 2 F]
+        if self.factors is not None:
+            projected = backend.multiply(projected, factor=self.factors)
+        hidden = backend.glu(projected, self.activation)  # [T, 2 F] -> [T, F]
         return backend.linear_reduced(hidden, self.down, residual)  # [T, F] -> [T, E]

@@ -79,6 +79,7 @@ FAMILIES = (
     "granitemoehybrid",
     "bamba",
     "nemotron_h",
+    "falcon_h1",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 

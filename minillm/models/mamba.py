@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from ..backends.weights import Weight
 from ..config import Fields
 from ..errors import CheckpointError, ParameterError
 from ..layers.mamba import Mamba2
@@ -25,6 +26,7 @@ class FieldNames(NamedTuple):
     taps: str = "mamba_d_conv"
     conv_bias: str = "mamba_conv_bias"
     bias: str = "mamba_proj_bias"
+    out_bias: str = "mamba_proj_bias"
 
 
 DEFAULTS = {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4}
@@ -47,7 +49,9 @@ class MambaConfig:
     """k: the inputs of a convolution, a token's own included"""
     conv_bias: bool
     bias: bool
-    """Both projections have one"""
+    """The first projection has one"""
+    out_bias: bool
+    """The last has one"""
     activation: str
     """After the convolution"""
     epsilon: float
@@ -55,6 +59,8 @@ class MambaConfig:
     limits: tuple[float, float] = UNLIMITED
     """The least and the largest step"""
     normed: bool = True
+    norm_first: bool = False
+    """The norm comes before the gate"""
 
     @property
     def inner(self) -> int:
@@ -118,7 +124,7 @@ def read_mamba(
     if H % G:
         raise CheckpointError(f"{fields.source}: {names.groups} {G} should divide {names.heads} {H}")
     sizes = {"num_heads": H, "head_dim": P, "groups": G, "state_size": N, "taps": k}
-    biases = {"conv_bias": fields.get(names.conv_bias, True), "bias": fields.get(names.bias, False)}
+    biases = {name: fields.get(getattr(names, name), name == "conv_bias") for name in ("conv_bias", "bias", "out_bias")}
     return MambaConfig(**{**sizes, **biases, "limits": _read_limits(fields), **others})
 
 
@@ -136,8 +142,11 @@ def _read_limits(fields: Fields) -> tuple[float, float]:
     return float(limits[0]), float(limits[1])
 
 
-def build_mamba(config: MambaConfig, weights: Weights, layer: int, E: int) -> Mamba2:
-    """This rank's groups of one layer, whose tensors have the names of Mamba-2's own checkpoints."""
+def build_mamba(config: MambaConfig, weights: Weights, layer: int, E: int, *, factors: Weight | None = None) -> Mamba2:
+    """This rank's groups of one layer, whose tensors have the names of Mamba-2's own checkpoints.
+
+    `factors` are those of the columns of this rank's first projection.
+    """
     own, wide = config.sharded(weights.ranks), config.groups * config.state_size
     blocks = config.inner, wide, wide
     rows = config.inner + config.channels + config.num_heads
@@ -154,5 +163,7 @@ def build_mamba(config: MambaConfig, weights: Weights, layer: int, E: int) -> Ma
         weights.taps("conv1d", config.channels, config.taps, bias=config.conv_bias, blocks=blocks),
         weights.rates(config.num_heads),
         RMSNorm(weights.norm("norm", config.inner, split="outputs"), config.epsilon) if config.normed else None,
-        weights.linear("out_proj", E, inputs=config.inner, bias=config.bias, split="inputs"),
+        weights.linear("out_proj", E, inputs=config.inner, bias=config.out_bias, split="inputs"),
+        own.norm_first,
+        factors,
     )

@@ -29,8 +29,9 @@ KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "linear_attention": "mamba"
 KINDS |= {kind: kind for kind in ("mamba", "attention", "mlp")}
 """Letters of `hybrid_override_pattern`, words of `layers_block_type` -> kinds of layers"""
 FIELDS = FieldNames(
-    "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "use_conv_bias", "use_bias"
-)
+    "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "use_conv_bias", "use_bias",
+    "use_bias",
+)  # fmt: skip
 OTHER_NAMES = {"n_groups": "mamba_n_groups", "conv_kernel": "mamba_d_conv", "use_conv_bias": "mamba_conv_bias"}
 OTHER_NAMES |= {"time_step_min": "mamba_dt_min", "time_step_limit": "mamba_dt_limit"}
 """Alternative names of fields"""

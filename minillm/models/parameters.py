@@ -467,13 +467,16 @@ class Weights:
         own_q, own_k = (self.share(width, count) for width, count in zip(widths, heads, strict=True))
         return ProjectionNorms(q, k, epsilon, heads, (own_q, own_k))
 
-    def gated_mlp(self, E: int, F: int, activation: str, *, bias: bool = False, fused: bool = False) -> GatedMLP:
+    def gated_mlp(
+        self, E: int, F: int, activation: str, *, bias: bool = False, fused: bool = False, factors: Weight | None = None
+    ) -> GatedMLP:
         """A layer's gated MLP, E -> F -> E; checkpoints have gate and up apart or `fused`."""
         outputs, blocks = ({"mlp.gate_up_proj": 2 * F}, 2) if fused else ({"mlp.gate_proj": F, "mlp.up_proj": F}, 1)
         return GatedMLP(
             self.linear("mlp.gate_up", outputs, inputs=E, bias=bias, split="outputs", blocks=blocks),
             self.linear("mlp.down_proj", E, inputs=F, bias=bias, split="inputs"),
             activation,
+            factors,
         )
 
     def _tensors(

@@ -13,7 +13,7 @@ with experts has `experts.probabilities` in place of `mlp.hidden`.
     blocks.3.attention.out     [T, E]     their product with W^O, before any norm of it and the residual sum
     blocks.3.convolution.out   [T, E]     the same of a convolution, in a block that has one in place of attention
     blocks.3.delta_net.out     [T, E]     the same of a linear attention by the delta rule
-    blocks.3.mamba.out         [T, E]     the same of Mamba-2
+    blocks.3.mamba.out         [T, E]     the same of Mamba-2, in place of attention or beside it
     blocks.3.residual_mid      [T, E]     the residual stream between attention and MLP
     blocks.3.cross.*                      the same of cross-attention: q, pattern, z, out, residual
     blocks.3.mlp.in            [T, E]     what the MLP, or the router of the experts, reads
@@ -31,7 +31,8 @@ Of latent attention `k` is the rotated part of the key and `v` the normed latent
 keeps them; `q` [T, H, r + n] begins with the rotated numbers.
 
 Granite's and MiniCPM3's stream (`embedding`, `residual`, `residual_mid`) is computed without its factor m: times m it
-is the paper's.
+is the paper's. So is Falcon-H1's without `ssm_out_multiplier`; `attention.out`, `mamba.out` and `mlp.out` are what is
+added to it.
 """
 
 import re
@@ -47,7 +48,7 @@ from ..layers.delta_net import DeltaNetBlock, GatedDeltaNet
 from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
 from ..layers.latent_attention import LatentAttention
-from ..layers.mamba import Mamba2, MambaBlock
+from ..layers.mamba import Mamba2, MambaBlock, ParallelMamba
 from ..layers.mlp import MLP
 
 RECURRENT: dict[type, str] = {ShortConvolution: "convolution", GatedDeltaNet: "delta_net", Mamba2: "mamba"}
@@ -119,7 +120,8 @@ def _points(stack: Any, prefix: str) -> Points:
 def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]:
     """The points of a block with their shapes, in order; notes in `points` the weights at which they are met."""
     mlp: Any = block.part if isinstance(block, Sublayer) else block.mlp
-    yield from _of_operator(operator_of(block), points, E)
+    for operator in operators_of(block):
+        yield from _of_operator(operator, points, E)
     cross = getattr(block, "cross", None)
     normed_first = not isinstance(block, PostNorm | PostNormCross | OutputNorm)
     if not isinstance(block, Parallel | Sublayer):
@@ -182,6 +184,11 @@ def _of_operator(operator: Any, points: Points, E: int) -> Iterator[tuple[str, S
     yield "attention.z", ("T", H, D)
     yield "attention.out", ("T", E)
     points.summands[id(operator.out)] = "attention.out"
+
+
+def operators_of(block: Any) -> tuple[Any, ...]:
+    """The parts of a block before its MLP: `operator_of`, and Mamba-2 beside attention."""
+    return (block.attention, block.mamba) if isinstance(block, ParallelMamba) else (operator_of(block),)
 
 
 def operator_of(block: Any) -> Any:

@@ -169,13 +169,14 @@ def gate_cost(T: int, F: int, n: int, number_bytes: int = 4) -> Cost:
 def multiply(x: Any, others: Any | None, factor: Any | None, xp: Any, out: Any) -> Any:
     """x * others * factor, of which one or both are there.
 
-    The product of gated embeddings of single layers (Gemma 3n and 4), and the scalar of each layer (Gemma 4, as in
-    transformers; Touvron et al., arXiv 2103.17239, section 2 have a factor of each channel).
+    The product of gated embeddings of single layers (Gemma 3n and 4), the scalar of each layer (Gemma 4, as in
+    transformers; Touvron et al., arXiv 2103.17239, section 2 have a factor of each channel), and the multipliers of
+    parts of a projection (Falcon-H1, arXiv 2507.22448).
 
     Args:
         x: [T, F], not modified
         others: [T, F] or None
-        factor: one number [1] or None
+        factor: one number [1], one of each column [F], or None
         xp: the array module
         out: [T, F], filled and returned
     """
@@ -183,8 +184,8 @@ def multiply(x: Any, others: Any | None, factor: Any | None, xp: Any, out: Any) 
     return out if others is None or factor is None else xp.multiply(out, factor, out=out)
 
 
-def multiply_cost(T: int, F: int, *, by_others: bool, by_factor: bool, number_bytes: int = 4) -> Cost:
-    """A product for each number and each of both factors."""
-    numbers, products = number_bytes * T * F, by_others + by_factor
+def multiply_cost(T: int, F: int, *, by_others: bool, factors: int, number_bytes: int = 4) -> Cost:
+    """A product for each number by another, and by one of so many factors, which are float32."""
+    numbers, products = number_bytes * T * F, by_others + bool(factors)
     saved = (products - 1) * 2 * numbers
-    return Cost(products * T * F, numbers * (1 + by_others) + 4 * by_factor, numbers, saved)
+    return Cost(products * T * F, numbers * (1 + by_others) + 4 * factors, numbers, saved)

@@ -27,7 +27,8 @@ P = 4
 RAW = CONFIGS["lfm2"]["grouped"] | {"max_position_embeddings": 128}
 DELTA_NETS = CONFIGS["qwen3_5_text"]["grouped"] | {"max_position_embeddings": 128}
 MAMBAS = CONFIGS["granitemoehybrid"]["two groups"] | {"max_position_embeddings": 128}
-"""Both have layers that keep two arrays each"""
+BESIDE_ATTENTION = CONFIGS["falcon_h1"]["all factors"] | {"max_position_embeddings": 128}
+"""All three have layers that keep two arrays each; the last one's keep keys and values too"""
 LINE = np.random.default_rng(0).integers(3, 96, 60).tolist()
 
 
@@ -249,8 +250,9 @@ WAYS: list[dict[str, Any]] = [
         pytest.param(False, RAW, marks=pytest.mark.slow),
         pytest.param(True, DELTA_NETS, marks=pytest.mark.slow),
         pytest.param(True, MAMBAS, marks=pytest.mark.slow),
+        pytest.param(True, BESIDE_ATTENTION, marks=pytest.mark.slow),
     ],
-    ids=["found", "computed", "delta nets", "Mamba-2"],
+    ids=["found", "computed", "delta nets", "Mamba-2", "Mamba-2 beside attention"],
 )
 def test_every_strategy_has_the_tokens_of_a_run_alone_also_when_preempted(
     prefix_cache: bool, raw: dict[str, Any]

@@ -40,7 +40,7 @@ def assert_counted(folder: Path, parallel: Parallel) -> None:
     analysis = analysis_of(config, parallel, T)
     E, L, tensor = config.hidden_size, config.num_layers, parallel.tensor
     W = getattr(config, "embedding_size", E) + config.per_layer_width
-    parts = L if config.model_type == "nemotron_h" else 2 * L + config.shared_expert_layers
+    parts = {"nemotron_h": 1, "falcon_h1": 3}.get(config.model_type, 2) * L + config.shared_expert_layers
     for i in range(tensor):  # ranks with the same heads in all stages: together they have the model
         own = [shared.traffic[stage * tensor + i] for stage in range(parallel.pipeline)]
         reduced = [traffic.of("all-reduce") for traffic in own]

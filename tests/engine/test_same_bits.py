@@ -34,9 +34,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": CONFIGS["qwen3_5_text"]["grouped"] | {"max_position_embeddings": 128},
     "youtu": CONFIGS["youtu"]["tied"] | {"max_position_embeddings": 128},
     "granitemoehybrid": CONFIGS["granitemoehybrid"]["two groups"] | {"max_position_embeddings": 128},
+    "falcon_h1": CONFIGS["falcon_h1"]["all factors"] | {"max_position_embeddings": 128},
 }
 """Widths that are multiples of a vector and of a block of inputs, and others"""
-LATE = "qwen3_5_text", "granitemoehybrid"
+LATE = "qwen3_5_text", "granitemoehybrid", "falcon_h1"
 EACH = [pytest.param(model, marks=[pytest.mark.exhaustive] if model in LATE else []) for model in MODELS]
 FORMS = ["float32", "float16", "bfloat16", "int8", "int4"]
 WAYS: list[dict[str, Any]] = [
@@ -177,6 +178,7 @@ def compare(bench: Bench, mixes: int, at_least: int) -> None:
         ("lfm2", "float32"),
         pytest.param("qwen3_5_text", "float32", marks=pytest.mark.slow),
         pytest.param("granitemoehybrid", "float32", marks=pytest.mark.slow),
+        pytest.param("falcon_h1", "float32", marks=pytest.mark.exhaustive),
         pytest.param("mistral", "bfloat16", marks=pytest.mark.slow),
         pytest.param("llama", "int4", marks=pytest.mark.slow),
     ],

@@ -105,6 +105,7 @@ def test_every_point_of_a_decoder(case: tuple[str, str], tmp_path: Path) -> None
     layers = len(runner.model.layers)
     factor = getattr(model.config, "residual_multiplier", 1)  # of Granite, whose stream is computed without
     factor = getattr(model.config, "scale_depth", factor * layers**0.5) / layers**0.5  # of MiniCPM3
+    factor = getattr(model.config, "ssm_out_multiplier", factor)  # of Falcon-H1
     close(factor * ours["embedding"], theirs.hidden_states[0])
     for i in range(layers - 1):
         close(factor * ours[f"blocks.{i}.residual"], theirs.hidden_states[i + 1])
@@ -115,6 +116,9 @@ def test_every_point_of_a_decoder(case: tuple[str, str], tmp_path: Path) -> None
     compare_mixtures(ours, runner, model, ids, close)
     if runner.model.head.project_out is None:  # else theirs is projected already
         close(ours["final"], last_hidden_state(model, ids))
+    if runner.model.config.model_type == "falcon_h1":
+        compare_parallel_mambas(ours, model, ids, close)
+        return
     products = seen_by_modules(model, lambda: model(ids), OUTPUT_PROJECTION)
     assert [*products] == [i for i in range(layers) if not isinstance(operator_of(runner.model.layers[i]), MLP)]
     for i, (z, out) in products.items():
@@ -158,6 +162,19 @@ def compare_operators(
     close(ours[result], out)
     if "attention" in result and not operator_of(block).gated:  # else theirs is multiplied by the gates
         close(ours[f"blocks.{i}.attention.z"], z)
+
+
+def compare_parallel_mambas(ours: dict[str, np.ndarray], model: Any, ids: Any, close: Callable[..., None]) -> None:
+    """What the last products of Falcon-H1's parts return; ours are times their factors, less Mamba-2's own."""
+    config = model.config
+    factors = {"self_attn.o_proj": config.attention_out_multiplier, "mamba.out_proj": config.ssm_out_multiplier}
+    points = {"self_attn.o_proj": "attention", "mamba.out_proj": "mamba", "feed_forward.down_proj": "mlp"}
+    for module, point in points.items():
+        products = seen_by_modules(model, lambda: model(ids), r"layers\.(\d+)\." + re.escape(module))
+        assert [*products] == [0, 1]
+        factor = factors.get(module, config.mlp_multipliers[1]) / config.ssm_out_multiplier
+        for i, (_, out) in products.items():
+            close(ours[f"blocks.{i}.{point}.out"], factor * out)
 
 
 def last_hidden_state(model: Any, ids: Any) -> Any:

@@ -27,7 +27,7 @@ from minillm.formats.write_checkpoint import write_checkpoint
 from minillm.models import build_model, family_of, tensor_shapes
 from minillm.models.base import weight_paths
 from minillm.models.parameters import by_block, random_tensors, transpose
-from minillm.models.points import operator_of
+from minillm.models.points import operators_of
 from minillm.reference.quantize import dequantize, quantize
 
 from ..families import CASES, CONFIGS, GOLDEN_CASES, GOLDEN_IDS, IDS, marks_of
@@ -212,6 +212,12 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
             continue
         halves = [weight.shape[-2] // 2] * 2 if place.endswith("gate_up") else []
         sections = qkv_rows(config, int(path.split(".")[1]), weight.shape[0]) if place == "attention.qkv" else halves
+        if place.endswith(".factors"):
+            sections = {"attention": qkv_rows(config, 0, weight.shape[0]), "mlp": [weight.shape[0] // 2] * 2}.get(
+                place.partition(".")[0], projected_rows(config, place, weight.shape[0])
+            )
+            np.testing.assert_array_equal(joined(weight, [other for _, other in others], sections)[0], weight.data)
+            continue
         if place.endswith(".projection"):
             sections = projected_rows(config, place, weight.shape[0])
         if place in ("mamba.taps", "mamba.rates"):
@@ -233,8 +239,8 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
     shared = sum(getattr(getattr(layer, "mlp", None), "shared", None) is not None for layer in whole.layers)
     latent = 2 * bool(config.value_dim)  # the matrices of heads by which latents are expanded
     parts = 4 - whole_qkv + latent + getattr(config, "sinks", False)  # both projections of attention and of each MLP
-    parts -= 2 * (config.model_type == "nemotron_h")  # whose layers have one part
-    norms = sum(getattr(config, "linear", ())) + mambas
+    parts += {"nemotron_h": -2, "falcon_h1": 2}.get(config.model_type, 0)  # whose layers have one part, or three
+    norms = sum(getattr(config, "linear", ())) + mambas * (not mambas or config.mamba.normed)
     assert split == parts * config.num_layers + 2 * shared + norms
 
 
@@ -297,7 +303,11 @@ def test_ranks_attend_with_whole_heads_and_their_results_add_up(family: str, nam
         cache.reserve(sequence, 20)
         batch = cache.with_states(Batch.of([sequence], [20], 16), [sequence], [20])
         residual, layers = np.zeros_like(x), model.layers[1:]
-        operators = [operator_of(layer)(backend, x, cache.storage, batch, residual=residual).copy() for layer in layers]
+        operators = [
+            operator(backend, x, cache.storage, batch, residual=residual).copy()
+            for layer in layers
+            for operator in operators_of(layer)
+        ]
         return *operators, layers[0].mlp(backend, x, residual=residual).copy()
 
     for ranks in (2, 4) if is_shared(family, name, 4) else (2,):

@@ -184,13 +184,13 @@ def test_glu(activation: str) -> None:
     assert glu_cost(3, 4, activation).flops == Number.arithmetic + Number.comparisons
 
 
-@pytest.mark.parametrize(("by_others", "by_factor"), [(True, False), (False, True), (True, True)])
-def test_products_of_rows(by_others: bool, by_factor: bool) -> None:
-    x, others, factor = numbers(3, 4), numbers(3, 4) if by_others else None, numbers(1) if by_factor else None
+@pytest.mark.parametrize(("by_others", "factors"), [(True, 0), (False, 1), (True, 1), (False, 4), (True, 4)])
+def test_products_of_rows(by_others: bool, factors: int) -> None:
+    x, others, factor = numbers(3, 4), numbers(3, 4) if by_others else None, numbers(factors) if factors else None
     reference.multiply(x, others, factor, XP, empty(3, 4))
-    cost = multiply_cost(3, 4, by_others=by_others, by_factor=by_factor)
+    cost = multiply_cost(3, 4, by_others=by_others, factors=factors)
     assert cost.flops == Number.arithmetic
-    assert cost.bytes_read == 48 * (1 + by_others) + 4 * by_factor
+    assert cost.bytes_read == 48 * (1 + by_others) + 4 * factors
     assert cost.bytes_written == 48
 
 

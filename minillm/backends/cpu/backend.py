@@ -318,14 +318,15 @@ class CpuBackend(Recordable, Backend):
 
     @recorded
     def multiply(self, x: Any, others: Any = None, *, factor: Weight | None = None) -> Any:
-        """x * others, or times a weight's one number, or both. [T, F], [T, F] -> [T, F]"""
+        """x * others, or times a weight of one number or of one a column, or both. [T, F], [T, F] -> [T, F]"""
         T, F = x.shape
         out, stride = self.memory.arena.take((T, F)), 0
         if others is not None:
             by_head, stride = _rows(others[:, None])
             others = by_head[:, 0]
-        number = None if factor is None else factor.data
-        arguments = filled(Multiply, x=_contiguous(x), others=others, factor=number, out=out, T=T, F=F, stride=stride)
+        numbers = None if factor is None else factor.data
+        sizes = {"T": T, "F": F, "stride": stride, "by_column": numbers is not None and len(numbers) > 1}
+        arguments = filled(Multiply, x=_contiguous(x), others=others, factor=numbers, out=out, **sizes)
         launch("multiply", arguments, shares_of(T))
         return out
 

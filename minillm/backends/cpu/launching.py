@@ -35,7 +35,7 @@ Norm = _structure(
 )
 Glu = _structure("Glu", ("p", "x out"), ("i", "T F activation"))
 Gate = _structure("Gate", ("p", "x logits out"), ("i", "T F n stride silu"))
-Multiply = _structure("Multiply", ("p", "x others factor out"), ("i", "T F stride"))
+Multiply = _structure("Multiply", ("p", "x others factor out"), ("i", "T F stride by_column"))
 Table = _structure("Table", ("p", "values scales offsets"), ("i", "format group zeros"))
 Embed = _structure(
     "Embed", ("p", "ids"), (Table, "words"), ("p", "positions"), (Table, "places"), ("p", "types"),

@@ -86,6 +86,7 @@ def _cases() -> Iterator[Case]:
         yield f"glu, {activation}", methodcaller("glu", x, activation)
     factors = rng.standard_normal((3, 3, 37), np.float32)[:, 1]
     yield "multiply", lambda on: on.multiply(x[:, :37], factors, factor=Weight("", gain[:1]))
+    yield "multiply, columns", lambda on: on.multiply(x[:, :37], factor=Weight("", gain[:37]))
     logits = 3 * rng.standard_normal((4, 5000), np.float32)
     yield "argmax", lambda on: Likeliest(logits).tokens() if on.name == "cpu" else on.sampler.argmax(logits)
     yield "scale_logits", lambda on: on.scale_logits(logits.copy(), 0.3, 2.0)

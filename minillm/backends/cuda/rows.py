@@ -172,9 +172,8 @@ def multiply(kernels: Kernels, x: Any, others: Any | None, factor: Any | None, o
         kernels: for the storage type of x, others and out
         x: [T, F]
         others: [T, F] or None
-        factor: [1] float32 or None
+        factor: [1] or [F] float32, or None
         out: [T, F]
-        silu: the factor is logits * sigmoid(logits)
     """
     T, F = out.shape
     if T == 0:
@@ -182,7 +181,8 @@ def multiply(kernels: Kernels, x: Any, others: Any | None, factor: Any | None, o
     vectors = -(-F // _vector(out))
     threads = min(MOST_THREADS, _warps(vectors))
     strides = row_stride(x), np.int32(0) if others is None else row_stride(others)
-    args = (out, x, or_null(others), or_null(factor), np.int32(F), *strides)
+    by_column = np.int32(factor is not None and len(factor) > 1)
+    args = (out, x, or_null(others), or_null(factor), np.int32(F), *strides, by_column)
     kernels.get("glu", "multiply")((T, -(-vectors // threads)), (threads,), args)
 
 

@@ -328,15 +328,17 @@ def test_rms_norm_adds_the_residual(emulator: Emulator, storage: str, E: int, of
 
 @pytest.mark.parametrize("F", [1, 24, 771])
 @pytest.mark.parametrize("offset", [32, 3], ids=["aligned", "unaligned"])
-@pytest.mark.parametrize(("by_others", "by_factor"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("by_others", "factors"), [(True, None), (False, "one"), (True, "one"), (False, "columns"), (True, "columns")]
+)
 def test_products_of_rows(
-    emulator: Emulator, storage: str, F: int, offset: int, by_others: bool, by_factor: bool
+    emulator: Emulator, storage: str, F: int, offset: int, by_others: bool, factors: str | None
 ) -> None:
-    """By rows that lie further apart, and by one number."""
+    """By rows that lie further apart, and by one number or one of each column."""
     kernels, guarded = Kernels(emulator, storage), Guarded(offset)
     x, wide = (guarded.copy(random(3, width, storage=storage, seed=width)) for width in (F, 2 * F))
-    factor, out = guarded.copy(random(1, seed=2)), guarded.empty(3, F, like=x)
-    rows.multiply(kernels, x, wide[:, F:] if by_others else None, factor if by_factor else None, out)
-    exact = x.astype(np.float64) * (wide[:, F:].astype(np.float64) if by_others else 1) * (factor if by_factor else 1)
+    factor, out = guarded.copy(random(F if factors == "columns" else 1, seed=2)), guarded.empty(3, F, like=x)
+    rows.multiply(kernels, x, wide[:, F:] if by_others else None, factor if factors else None, out)
+    exact = x.astype(np.float64) * (wide[:, F:].astype(np.float64) if by_others else 1) * (factor if factors else 1)
     np.testing.assert_allclose(out.astype(np.float64), exact, rtol=float(ml_dtypes.finfo(x.dtype).eps), atol=1e-7)
     guarded.check()

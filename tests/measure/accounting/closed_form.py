@@ -37,7 +37,7 @@ of each head's D numbers rotated,
                 + T H (r + C) + (2 (r + 2 C) + 4) H pairs    as attention, keys of r + C and values of C numbers
     scan        T H (5 P N + 3 P + 6) + H             H states of P N numbers
     gate        3 T n + T F                           n sigmoids of a row, and its product with them
-    factor      T F                                   of a row by another, or by one number
+    factor      T F                                   of a row by another, by one number, or by one a column
     a bias      H pairs, by distance; cross-attention as attention, its pairs those of a token and its source
     soft cap    3 H pairs of scores, 3 R V of logits      (+ R V if logits are scaled)
     T E where the embedding is scaled, and where a norm adds the residual, in place of the product before it
@@ -199,7 +199,7 @@ def _of_chosen(
     match part:
         case Multiply():
             numbers = storage.activation_bytes * T * part.width
-            read = numbers * (1 + part.by_rows) + VECTOR_BYTES * (not part.by_rows)
+            read = numbers * (1 + part.by_rows) + VECTOR_BYTES * part.factors * (not part.by_rows)
             return Amounts(other=T * part.width, read=read, written=numbers)
         case HeadLinear():
             a, rows = storage.activation_bytes, T * part.heads
@@ -401,7 +401,7 @@ def parameters_of(part: Component) -> int:
         case Convolve():
             return part.width * (part.taps + part.bias)
         case Multiply():
-            return not part.by_rows
+            return not part.by_rows and part.factors == 1  # those of columns are in no checkpoint
         case Norm():
             return (1 + part.mean) * part.width * part.affine * part.gains
     return 0

@@ -115,12 +115,14 @@ class Sigmoids:
 
 @dataclass(frozen=True, kw_only=True)
 class Multiply:
-    """A row times another, or times one number that is a parameter."""
+    """A row times another, or times a parameter of one number, or of one for each column."""
 
     kind: ClassVar[str] = "multiply"
     name: str
     width: int
     by_rows: bool = False
+    factors: int = 1
+    """Numbers of the parameter, if it is not by rows"""
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ def _outlines() -> dict[str, Callable[[Any], Outline]]:
     latents = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3")
     nets = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
     others = {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2, "gemma4_text": _gemma4, "nemotron_h": _nemotron_h}
+    others["falcon_h1"] = _falcon_h1
     others |= dict.fromkeys(latents, _latent) | dict.fromkeys(nets, _qwen3_next)
     return others | dict.fromkeys(llamas, _llama)
 
@@ -258,6 +259,7 @@ def _mamba(config: Any, mamba: Any) -> tuple[Component, ...]:
     E, H, P, G, N, b = config.hidden_size, mamba.num_heads, mamba.head_dim, mamba.groups, mamba.state_size, mamba.bias
     inner, channels = H * P, H * P + 2 * G * N
     norm = Norm(name="mamba.norm.weight", width=inner // G, rows=G, mean=False, gains=G)
+    before, after = ((norm,) if mamba.normed and first == mamba.norm_first else () for first in (True, False))
     return (
         Linear(name="mamba.projection", inputs=E, outputs=inner + channels + H, bias=b),
         Convolve(
@@ -269,10 +271,31 @@ def _mamba(config: Any, mamba: Any) -> tuple[Component, ...]:
             activation=mamba.activation,
         ),
         Scan(name="mamba.rates", heads=H, head_dim=P, groups=G, state_size=N),
+        *before,
         Sigmoids(name="gate", width=inner, logits=inner),
-        *((norm,) if mamba.normed else ()),
-        Linear(name="mamba.out", inputs=inner, outputs=E, bias=b, residual=True),
+        *after,
+        Linear(name="mamba.out", inputs=inner, outputs=E, bias=mamba.out_bias, residual=True),
     )
+
+
+def _falcon_h1(config: Any) -> Outline:
+    parts: tuple[Component, ...] = (
+        *_llama_layer(config, 0)[: -len(_mlp_of_llama(config, 0))],
+        *_mamba(config, config.mamba),
+        *_mlp_of_llama(config, 0),
+    )
+    factors = {
+        "attention.qkv": config.qkv_factors,
+        "mamba.projection": config.mamba_factors,
+        "mlp.gate_up": config.mlp_factors,
+    }
+    layer: list[Component] = []
+    for part in parts:
+        layer.append(part)
+        if isinstance(part, Linear) and {*factors.get(part.name, ())} - {1}:
+            place = part.name.partition(".")[0]
+            layer.append(Multiply(name=f"{place}.factors", width=part.outputs, factors=part.outputs))
+    return replace(_llama(config), layers=(tuple(layer),) * config.num_layers)
 
 
 def _nemotron_h(config: Any) -> Outline:
