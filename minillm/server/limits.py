@@ -33,7 +33,7 @@ class Limits:
     send_timeout: float = 60.0
     """Seconds in which a client must send its request, and take each part of its answer"""
     logits_processors: tuple[str, ...] = ()
-    """Names of logits processors of other packages that requests may ask for"""
+    """Names of logits processors of other packages that requests may ask for: --logits-processor, for each"""
     keep_alive_interval: float = 1.0
     """Seconds of silence, up to half as much more, after which a stream sends a comment, so that nothing between it and
     the client takes it for dead while a prompt is computed"""
