@@ -18,7 +18,8 @@ def test_every_name_in_the_glossary_is_defined_in_its_file() -> None:
         for pattern, names in entry.files:
             paths = files_of(pattern)  # which are there
             defined = [name for path in paths for name, _ in definitions(path)] if names else []
-            lacking = [name for name in names if not any(name in own for own in defined)]
+            words = " ".join(defined) if "*" in pattern else defined  # of many files a part of a name is meant
+            lacking = [name for name in names if name not in words]
             missing += [(entry.terms, pattern, name) for name in lacking]
     assert not missing
     assert len(ENTRIES) > 100
