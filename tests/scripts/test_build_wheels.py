@@ -62,12 +62,11 @@ def test_a_wheel_for_a_system_is_the_other_wheel_with_libraries(tmp_path: Path) 
 
 
 FIRST = """
-import time
 from minillm import Engine
 from minillm.backends.cpu.compiling import compilers, load
 assert compilers() == []
 with Engine() as engine:
-    print(engine.backend.name, engine.generate("A list of colors: red,", max_new_tokens=4).text)
+    print(engine.runner.backend.name, engine.generate("A list of colors: red,", max_new_tokens=4).text)
 print(load()._name)
 """
 
