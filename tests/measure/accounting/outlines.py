@@ -293,8 +293,7 @@ def _falcon_h1(config: Any) -> Outline:
     for part in parts:
         layer.append(part)
         if isinstance(part, Linear) and {*factors.get(part.name, ())} - {1}:
-            place = part.name.partition(".")[0]
-            layer.append(Multiply(name=f"{place}.factors", width=part.outputs, factors=part.outputs))
+            layer.append(Multiply(name="multiply", width=part.outputs, factors=part.outputs))
     return replace(_llama(config), layers=(tuple(layer),) * config.num_layers)
 
 
