@@ -25,6 +25,10 @@ with suppress(ImportError):
     UVICORN_EXCHANGE = (RequestResponseCycle,)
 
 
+UVICORN_PARTS = ("chunked_encoding", "disconnected", "flow", "transport")
+"""What is used of it"""
+
+
 class AnswerWriter(ABC):
     """The body of one streamed answer, in bytes that are sent as they come."""
 
@@ -142,7 +146,10 @@ class StreamResponse(Response):
 def exchange_of(send: Send) -> Any:
     """uvicorn's side of a request whose answer goes in chunks, which may be written straight to its transport.
 
-    `send` writes the same, but takes twice as long as the system's call. None: the server is another, or reads by h11.
+    `send` writes the same, but takes twice as long as the system's call. None: the server is another, reads by h11, or
+    is a release of uvicorn whose class has other parts.
     """
     exchange = getattr(send, "__self__", None)
-    return exchange if isinstance(exchange, UVICORN_EXCHANGE) and exchange.chunked_encoding else None
+    if not isinstance(exchange, UVICORN_EXCHANGE) or not all(hasattr(exchange, part) for part in UVICORN_PARTS):
+        return None
+    return exchange if exchange.chunked_encoding else None
