@@ -26,7 +26,7 @@ KEY = "a key"
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     engine = Engine(max_batch_size=8, prefix_cache=True)
     engine.chat_template = TEMPLATE
-    with calling_engine(tmp_path_factory.mktemp("calling")) as calling:
+    with calling_engine(tmp_path_factory.mktemp("calling"), 2048) as calling:
         app = make_app({"demo": engine, "calling": calling}, keys=[KEY])
         with listening(app) as url, anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0) as client:
             yield client
@@ -49,7 +49,7 @@ def test_tools_are_called_and_answered(client: Any) -> None:
     function = TOOLS[0]["function"]
     tools = [{"name": function["name"], "description": "?", "input_schema": function["parameters"]}]
     asked: dict[str, Any] = {"model": "calling", "tools": tools, "tool_choice": {"type": "any"}, "max_tokens": 400}
-    asked["extra_body"] = {"seed": 1}  # numbers that a random model draws do not always end within 400 tokens
+    asked["extra_body"] = {"seed": 3}  # numbers that a random model draws do not always end within 400 tokens
     with client.messages.stream(messages=TALK, **asked) as stream:
         message = stream.get_final_message()
     call = message.content[-1]
