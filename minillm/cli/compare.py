@@ -2,18 +2,26 @@
 
 import argparse
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..decoding.fields import FIELDS
 from ..errors import ParameterError
 from ..output_files import check_writable
-from .options import add_generation_options, add_model_options, add_prompt_options, load_engine, read_prompts
+from .options import (
+    add_generation_options,
+    add_model_options,
+    add_prompt_options,
+    generation_fields,
+    load_engine,
+    read_prompts,
+)
 from .output import Table, as_json, terminal_width, title, tokens_of, wrapped, write_page
 from .parser import Parser
 
 if TYPE_CHECKING:
-    from ..measure.comparison import Outcome
+    from ..measure.comparison import Outcome, Variant
     from ..text.tokenizer import Tokenizer
 
 DESCRIPTION = """Continue one prompt under 13 decoding strategies.
@@ -24,6 +32,8 @@ each time, beam search looks for the likeliest text, sampling for neither."""
 
 EPILOG = """examples:
   minillm compare --prompt "Once upon a time"
+  minillm compare --prompt "Once upon a time" --strategies "beam search,sampling"
+  minillm compare --prompt "Once upon a time" --vary temperature=0,0.7,1.5
   minillm compare --prompt "Once upon a time" --seed 3 --html page.html
 """
 
@@ -48,6 +58,12 @@ def add_options(parser: Parser) -> None:
         "seed": "seed of the sampling strategies (default: 0)",
         "sampling": "For the strategies that sample, and penalties for all.",
     }
+    parser.add_argument("--strategies", metavar="NAME,...", help="compare these alone, by their names in the table")
+    parser.add_argument(
+        "--vary",
+        metavar="FIELD=VALUE,...",
+        help="compare values of a generation field in place of strategies: temperature=0,0.7,1.5, num_beams=1,2,4",
+    )
     add_generation_options(parser, words=words, only=SHARED)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page that also draws the tree of the beams")
     parser.add_argument("--json", action="store_true", help="one JSON object for each prompt, with all results")
@@ -56,7 +72,7 @@ def add_options(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..decoding.prompts import need_tokenizer
-    from ..measure.comparison import BEAM_SEARCH, STRATEGIES, beam_tree, compare
+    from ..measure.comparison import BEAM_SEARCH, beam_tree, compare
     from ..measure.pictures import draw_tree
 
     prompts = read_prompts(args)
@@ -64,12 +80,13 @@ def run(args: argparse.Namespace) -> None:
         raise ParameterError("--html shows one prompt: give one")
     check_writable(args.html)
     fields = DEFAULTS | {name: value for name in SHARED if (value := getattr(args, name, None)) is not None}
-    seed = fields.pop("seed")
-    widest = max(variant.fields.get("num_beams", 1) for variant in STRATEGIES)
+    seed, variants = fields.pop("seed"), _variants(args)
+    beams = [variant.fields.get("num_beams", 1) for variant in variants]
+    widest = max(*beams, BEAM_SEARCH.fields["num_beams"] if args.html is not None else 1)
     engine = load_engine(args, sequences=widest, prefix_cache=False)
     tokenizer = need_tokenizer(engine.tokenizer)
     for number, prompt in enumerate(prompts):
-        outcomes = compare(engine, prompt, seed=seed, **fields)
+        outcomes = compare(engine, prompt, variants, seed=seed, **fields)
         if args.html is not None:
             tree = beam_tree(engine, prompt, **fields | dict(BEAM_SEARCH.fields))
             write_page(
@@ -87,6 +104,44 @@ def run(args: argparse.Namespace) -> None:
         else:
             title(prompt, number, len(prompts))
             print("\n".join(_table(outcomes, terminal_width() or WIDTH)))
+
+
+def _variants(args: argparse.Namespace) -> "Sequence[Variant]":
+    """The strategies that are named, or those of a field's values, or all.
+
+    Raises:
+        ParameterError: a name is not known, or a value is not one of the field's.
+    """
+    from ..measure.comparison import STRATEGIES, Variant
+
+    if args.vary is not None:
+        if args.strategies is not None:
+            raise ParameterError("--strategies and --vary are given: leave one out")
+        name, _, values = args.vary.partition("=")
+        name = name.strip().replace("-", "_")
+        if name not in FIELDS or FIELDS[name].read.many or not values:
+            raise ParameterError(
+                f"--vary takes a generation field and its values, FIELD=VALUE,...; found {args.vary!r:.80}"
+            )
+        if getattr(args, name, None) is not None:
+            raise ParameterError(f"--vary {name} and the flag of {name} are given: leave one out")
+        varied = []
+        for word in values.split(","):
+            try:
+                value = FIELDS[name].read.word(word.strip())
+            except (ValueError, argparse.ArgumentTypeError):
+                expected = FIELDS[name].read.expected
+                raise ParameterError(f"--vary {name}: expected {expected}, found {word.strip()!r:.60}") from None
+            varied.append(Variant(f"{name} {word.strip()}", generation_fields(argparse.Namespace(**{name: value}))))
+        return varied
+    if args.strategies is None:
+        return STRATEGIES
+    known = {variant.name: variant for variant in STRATEGIES}
+    names = [name.strip() for name in args.strategies.split(",")]
+    for name in names:
+        if name not in known:
+            raise ParameterError(f"--strategies: {name!r:.60} is not known: expected some of {', '.join(known)}")
+    return [known[name] for name in names]
 
 
 def _as_dict(outcome: "Outcome", tokenizer: "Tokenizer") -> dict[str, Any]:

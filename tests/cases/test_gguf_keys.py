@@ -94,11 +94,11 @@ def test_a_value_that_is_computed_anyway_changes_nothing(tmp_path, caplog):
 
 def test_keys_that_nobody_knows_are_named_once(tmp_path, caplog):
     tokens = {"tokens": byte_tokens(320), "add_sep_token": True, "no_such_rule": 3, "fim_pre_token_id": 5}
-    write_llama(tmp_path / "m.gguf", tokenizer=tokens, attention__temperature_scale=0.1, no_such_key="a")
+    write_llama(tmp_path / "m.gguf", tokenizer=tokens, attention__no_such_scale=0.1, no_such_key="a")
     with caplog.at_level(logging.WARNING, "minillm"), Engine(tmp_path / "m.gguf"):
         pass
     assert {message.partition("not read: ")[2] for message in caplog.messages} == {
-        "llama.attention.temperature_scale, llama.no_such_key",
+        "llama.attention.no_such_scale, llama.no_such_key",
         "tokenizer.ggml.add_sep_token, tokenizer.ggml.no_such_rule",
     }
 

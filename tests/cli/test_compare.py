@@ -48,6 +48,21 @@ def test_the_table_has_a_line_and_a_text_for_each_strategy(capsys):
         assert line.endswith(variant.settings)
 
 
+def test_strategies_by_name_and_values_of_a_field(capsys):
+    assert run([*ARGUMENTS, "--strategies", "beam search, greedy search", "--json"]) == 0
+    assert [r["name"] for r in json.loads(capsys.readouterr().out)["results"]] == ["beam search", "greedy search"]
+    assert run([*ARGUMENTS, "--vary", "temperature=0,0.7", "--seed", "3", "--json"]) == 0
+    cold, warm = json.loads(capsys.readouterr().out)["results"]
+    assert cold["settings"] == {"do_sample": False} and warm["settings"] == {"do_sample": True, "temperature": 0.7}
+    with Engine() as engine:
+        prompt = ARGUMENTS[2]
+        expected = [
+            engine.generate(prompt, max_new_tokens=6, do_sample=False),
+            engine.generate(prompt, max_new_tokens=6, temperature=0.7, do_sample=True, seed=3),
+        ]
+    assert [cold["token_ids"], warm["token_ids"]] == [generation.token_ids for generation in expected]
+
+
 @pytest.mark.slow
 def test_strategies_differ_in_the_example_of_the_help(capsys):
     example, *_ = (shlex.split(line)[1:] for line in EPILOG.splitlines() if line.startswith("  minillm"))
@@ -109,6 +124,12 @@ def test_the_page_stands_alone_and_shows_everything(tmp_path, capsys):
         (["--html", "no-such-folder/page.html"], ["no-such-folder", "cannot be written"]),
         (["--max-new-tokens", "0"], ["max_new_tokens"]),
         (["--seed", "-1"], ["seed"]),
+        (["--strategies", "beam search,greedy"], ["'greedy' is not known", "greedy search, sampling"]),
+        (["--vary", "temperature=0,warm"], ["--vary temperature", "found 'warm'"]),
+        (["--vary", "warmth=1"], ["FIELD=VALUE,...", "'warmth=1'"]),
+        (["--vary", "temperature"], ["FIELD=VALUE,...", "'temperature'"]),
+        (["--vary", "repetition_penalty=1,1.2", "--repetition-penalty", "1.1"], ["leave one out"]),
+        (["--vary", "top_k=1", "--strategies", "sampling"], ["--vary", "--strategies"]),
     ],
 )
 def test_a_mistake_is_one_clear_line(arguments, words, capsys):
