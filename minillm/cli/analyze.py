@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -275,8 +276,10 @@ def _phase(analysis: "Analysis", phase: "Phase") -> dict[str, Any]:
         "all_reduces": phase.all_reduces,
         "all_reduce_bytes": phase.message_bytes if parallel.tensor > 1 else 0,
         "all_reduce_total_bytes": analysis.all_reduce_bytes(phase),
+        "all_reduce_seconds": analysis.all_reduce_seconds(phase) if parallel.tensor > 1 else 0.0,
         "stage_sends": parallel.pipeline - 1,
         "stage_bytes": phase.message_bytes if parallel.pipeline > 1 else 0,
+        "stage_seconds": analysis.stage_seconds(phase) if parallel.pipeline > 1 else 0.0,
         "choice_bytes": analysis.choice_bytes(phase),
         "ops": [
             {name: value for name, value in row._asdict().items() if name != "kind"}
@@ -383,7 +386,7 @@ def _operations(title: str, phase: "Phase") -> Table:
 
 def notes(analysis: "Analysis") -> list[str]:
     """How much fits into memory; the experts; communication by the lecture's formulas, if on several devices."""
-    from ..measure.accounting import active_parameter_count, experts_read, parameter_count, weights_bytes
+    from ..measure.accounting import active_parameter_count, cache_bytes, experts_read, parameter_count, weights_bytes
 
     work, config, parallel = analysis.workload, analysis.config, analysis.parallel
     phases = analysis.phases
@@ -408,6 +411,13 @@ def notes(analysis: "Analysis") -> list[str]:
             f"random: {', '.join(experts)} (at most {most})"
         )
     sizes = {name: phase.message_bytes for name, phase in phases.items()}
+    if parallel.devices > 1:
+        share = bytes_text(weights_bytes(config, analysis.storage) / parallel.devices)
+        cached = bytes_text(cache_bytes(config, analysis.storage, work.decode_context) / parallel.devices)
+        lines.append(
+            f"each of {parallel.devices} devices has about {share} of weights, and {cached} of cache for a sequence of "
+            f"{work.decode_context:,} tokens"
+        )
     if parallel.tensor > 1:
         messages = [
             f"{name} {bytes_text(phase.message_bytes)} each, {bytes_text(analysis.all_reduce_bytes(phase))} in all"
@@ -418,11 +428,22 @@ def notes(analysis: "Analysis") -> list[str]:
         more = " (three in the decoder's)" if config.encoder_layers else ""
         lines.append(
             f"tensor parallelism over {parallel.tensor}: {counts} all-reduces, {a_layer} a layer{more} and the "
-            f"embedding's; {', '.join(messages)}"
+            f"embedding's; {', '.join(messages)}{_link_times(analysis, analysis.all_reduce_seconds)}"
         )
     if parallel.pipeline > 1:
         transfers = [f"{name} {bytes_text(size)}" for name, size in sizes.items()]
         lines.append(
             f"pipeline parallelism over {parallel.pipeline}: from each stage to the next in {', '.join(transfers)}"
+            f"{_link_times(analysis, analysis.stage_seconds)}"
         )
     return lines
+
+
+def _link_times(analysis: "Analysis", seconds_of: Callable[["Phase"], float | None]) -> str:
+    """The least times of each phase's messages on the hardware's link; empty if none is known."""
+    times = {name: seconds_of(phase) for name, phase in analysis.phases.items()}
+    known = [f"{name} {seconds_text(seconds)}" for name, seconds in times.items() if seconds is not None]
+    hardware = analysis.hardware
+    return f"; by {hardware.link_name}, {hardware.link / 1e9:.0f} GB/s each way, at best {', '.join(known)}" * bool(
+        known
+    )

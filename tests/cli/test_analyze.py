@@ -96,6 +96,11 @@ def test_tables_show_every_part_and_operation(capsys: pytest.CaptureFixture[str]
     assert "tensor parallelism over 4: 49 all-reduces" in out and "pipeline parallelism over 2" in out
     assert found["prefill"]["all_reduces"] == 49 and found["prefill"]["all_reduce_bytes"] == 2 * 512 * 1024
     assert found["decode"]["stage_sends"] == 1 and found["decode"]["stage_bytes"] == 2 * 1024
+    sent = 2 * 3 / 4 * found["prefill"]["all_reduce_total_bytes"]  # by each rank of a ring of four
+    assert found["prefill"]["all_reduce_seconds"] == pytest.approx(sent / 300e9)
+    assert found["decode"]["stage_seconds"] == pytest.approx(2 * 1024 / 300e9)
+    assert out.count("by NVLink 3, 300 GB/s each way, at best prefill ") == 2
+    assert f"each of 8 devices has about {found['weights_bytes'] / 8e6:.2f} MB of weights" in out
 
 
 def test_a_model_too_large_for_the_hardware_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,9 @@ class Hardware:
     memory: int
     """Bytes"""
     source: str
+    link: float = 0.0
+    """Bytes/s from one such device to another; 0: not known"""
+    link_name: str = ""
 
     def rate(self, dtype: str) -> float:
         """Peak FLOP/s.
@@ -49,20 +52,52 @@ class Hardware:
         return max(flops / self.rate(dtype), moved / self.bandwidth)
 
 
-def _chip(name: str, fp32: float, half: float, bandwidth: float, memory: float, source: str) -> Hardware:
-    """A chip from TFLOP/s, GB/s and GB."""
-    rates = {"float32": fp32 * 1e12, "float16": half * 1e12, "bfloat16": half * 1e12}
-    return Hardware(name=name, rates=rates, bandwidth=bandwidth * 1e9, memory=int(memory * 1e9), source=source)
+def _chip(
+    name: str, fp32: float, half: float, bandwidth: float, memory: float, link: tuple[str, float], source: str
+) -> Hardware:
+    """A chip from TFLOP/s, GB/s and GB; `link` by its name and GB/s each way."""
+    return Hardware(
+        name=name,
+        rates={"float32": fp32 * 1e12, "float16": half * 1e12, "bfloat16": half * 1e12},
+        bandwidth=bandwidth * 1e9,
+        memory=int(memory * 1e9),
+        source=source,
+        link=link[1] * 1e9,
+        link_name=link[0],
+    )
+
+
+_PCIE = "PCIe 4.0 x16", 32.0
 
 
 CHIPS: dict[str, Hardware] = {
-    "a100": _chip("A100 SXM 80 GB", 19.5, 312, 2039, 80, "NVIDIA A100 Tensor Core GPU data sheet, 2021"),
-    "h100": _chip("H100 SXM", 67, 989.5, 3350, 80, "NVIDIA H100 Tensor Core GPU data sheet, 2023; half of 'sparse'"),
-    "h200": _chip("H200 SXM", 67, 989.5, 4800, 141, "NVIDIA H200 Tensor Core GPU data sheet, 2024; half of 'sparse'"),
-    "rtx4090": _chip("RTX 4090", 82.6, 165.2, 1008, 24, "NVIDIA Ada GPU Architecture white paper v2.1, appendix A"),
-    "l4": _chip("L4", 30.3, 121, 300, 24, "NVIDIA L4 Tensor Core GPU data sheet, 2023; half of 'sparse'"),
+    "a100": _chip(
+        "A100 SXM 80 GB", 19.5, 312, 2039, 80, ("NVLink 3", 300), "NVIDIA A100 Tensor Core GPU data sheet, 2021"
+    ),
+    "h100": _chip(
+        "H100 SXM",
+        67,
+        989.5,
+        3350,
+        80,
+        ("NVLink 4", 450),
+        "NVIDIA H100 Tensor Core GPU data sheet, 2023; half of 'sparse'",
+    ),
+    "h200": _chip(
+        "H200 SXM",
+        67,
+        989.5,
+        4800,
+        141,
+        ("NVLink 4", 450),
+        "NVIDIA H200 Tensor Core GPU data sheet, 2024; half of 'sparse'",
+    ),
+    "rtx4090": _chip(
+        "RTX 4090", 82.6, 165.2, 1008, 24, _PCIE, "NVIDIA Ada GPU Architecture white paper v2.1, appendix A"
+    ),
+    "l4": _chip("L4", 30.3, 121, 300, 24, _PCIE, "NVIDIA L4 Tensor Core GPU data sheet, 2023; half of 'sparse'"),
 }
-"""Name -> chip. float32 is the rate of its CUDA cores, without TF32."""
+"""Name -> chip. float32 is the rate of its CUDA cores, without TF32; a link has half of the data sheet's both ways."""
 
 
 def find_hardware(name: str) -> Hardware:

@@ -246,6 +246,18 @@ class Analysis:
         embedded = self.storage.activation_bytes * phase.tokens * (width + own)
         return (phase.all_reduces - 1 - bool(own)) * phase.message_bytes + embedded
 
+    def all_reduce_seconds(self, phase: Phase) -> float | None:
+        """The least time of a phase's all-reduces on the hardware's link; None: no link is known.
+
+        Each of n ranks sends 2 (n - 1) / n of a message at least (Patarasuk and Yuan, 2009), as a ring does.
+        """
+        n, link = self.parallel.tensor, self.hardware.link
+        return 2 * (n - 1) / n * self.all_reduce_bytes(phase) / link if link else None
+
+    def stage_seconds(self, phase: Phase) -> float | None:
+        """The least time in which one stage sends a phase's hidden states to the next; None: no link is known."""
+        return phase.message_bytes / self.hardware.link if self.hardware.link else None
+
     def choice_bytes(self, phase: Phase) -> int:
         """Bytes that each rank with logits, but rank 0, sends it for the most likely tokens: 16 for each, and 16."""
         return CHOICE_BYTES * (phase.choices + 1) if phase.choices and self.parallel.devices > 1 else 0
