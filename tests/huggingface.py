@@ -29,6 +29,11 @@ def stores_gains_less_one(raw: dict[str, Any]) -> bool:
     return raw["model_type"].startswith("gemma") and raw["model_type"] != "gemma4_text"
 
 
+def tolerance(config: Any) -> float:
+    """How near logits and hidden states are to transformers': twice as far with delta nets, which divide by norms."""
+    return 1e-4 * (1 + hasattr(config, "linear"))
+
+
 def build(variant: str = "pre-norm", seed: int = 0, **fields: Any) -> transformers.PreTrainedModel:
     """A variant of OPT with random weights, biases and norms."""
     return build_model(tiny_config(variant, **fields), seed)

@@ -68,13 +68,13 @@ def test_labels_of_decoders(family: str, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     lines = [*texts(4, seed=2), [5, 0, 7, 8], [5, 6, 7, 0, 0]]
     with Engine(tmp_path, backend="numpy") as engine:
-        results = engine.classify(lines)
+        results, near = engine.classify(lines), huggingface.tolerance(engine.config)
         for line, ours, vectors in zip(lines, results, engine.hidden_states(lines), strict=True):
             expected = theirs(torch.tensor([line])).logits[0].numpy()
-            np.testing.assert_allclose(ours.logits, expected, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(ours.logits, expected, rtol=0, atol=near)
             hidden = theirs.base_model(torch.tensor([line])).last_hidden_state[0].numpy()
             if line[-1]:  # transformers may number the positions of padding in another way
-                np.testing.assert_allclose(vectors, hidden, rtol=0, atol=1e-4)
+                np.testing.assert_allclose(vectors, hidden, rtol=0, atol=near)
 
 
 WORDS = [

@@ -53,8 +53,9 @@ def load(folder: Path) -> Runner:
 def assert_equal_logits(folder: Path, model: Any) -> None:
     runner = load(folder)
     output = runner.forward([TokenSequence(LINE)], [len(LINE)], rows=range(len(LINE)))
-    np.testing.assert_allclose(output.logits, huggingface.logits(model, LINE), rtol=0, atol=1e-4)
-    np.testing.assert_allclose(output.hidden, huggingface.hidden(model, LINE), rtol=0, atol=1e-4)
+    near = huggingface.tolerance(runner.model.config)
+    np.testing.assert_allclose(output.logits, huggingface.logits(model, LINE), rtol=0, atol=near)
+    np.testing.assert_allclose(output.hidden, huggingface.hidden(model, LINE), rtol=0, atol=near)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

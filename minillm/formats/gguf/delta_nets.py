@@ -63,6 +63,7 @@ class DeltaNetTranslation(Translation):
         *SIZES,
         "attention.recurrent_layers",
         "full_attention_interval",
+        "nextn_predict_layers",  # whose layers are left out, with a warning
         "rope.dimension_sections",  # of M-RoPE: a text's positions are the same in all
         "ssm.inner_size",
     })  # fmt: skip

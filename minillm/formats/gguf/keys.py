@@ -25,7 +25,6 @@ logger = logging.getLogger("minillm")
 
 HONOURED = frozenset({
     "attention.value_length",
-    "nextn_predict_layers",
     "pooling_type",
     "rope.dimension_count",
     "rope.scale_linear",
@@ -139,6 +138,7 @@ def _computed(architecture: Architecture, raw: Mapping[str, Any], own: Mapping[s
         "leading_dense_block_count": none,
         "logit_scale": once,
         "moe_every_n_layers": once,
+        "nextn_predict_layers": none,
         "residual_scale": once,
         "rope.dimension_count_swa": (own.get("rope.dimension_count", head_dim),),
         "rope.freq_base_swa": (own.get("rope.freq_base", 10000.0),),

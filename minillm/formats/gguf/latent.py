@@ -56,6 +56,7 @@ class LatentTranslation(Translation):
         "attention.kv_lora_rank",
         "attention.q_lora_rank",
         "attention.value_length",
+        "nextn_predict_layers",  # whose layers are left out, with a warning
     })  # fmt: skip
     own_heads = True
     absorbed = False

@@ -297,7 +297,8 @@ def test_a_gate_far_from_0_is_shut_or_open(emulator: Emulator) -> None:
         x, out = np.stack([gates, np.full_like(gates, 0.5)], axis=1), np.empty((6, 1), np.float32)
         with np.errstate(over="ignore"):
             rows.glu(Kernels(emulator, "float32"), x, activation, out)
-        np.testing.assert_array_equal(out[:, 0], [0, 0, 0, 45, 5e3, np.nan])
+        open_gates = [4050, 5e7] if activation == "relu2" else [45, 5e3]
+        np.testing.assert_array_equal(out[:, 0], [0, 0, 0, *open_gates, np.nan])
 
 
 def test_the_clamped_gate_bounds_infinity_and_no_nan(emulator: Emulator) -> None:

@@ -520,10 +520,10 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
             return ((VECTOR_BYTES * rows if part.role in LOGITS else a) * part.outputs,)
         case Rotate():
             return a * part.heads * part.head_dim, a * part.kv_heads * (part.key_dim or part.head_dim)
-        case Attend() | DeltaRule() | HeadLinear():
+        case Attend() | HeadLinear():
             width = part.copied + part.outputs if isinstance(part, HeadLinear) else part.value_dim or part.head_dim
             return (a * part.heads * width,)
-        case Scan():
+        case Scan() | DeltaRule():
             return (a * part.heads * part.head_dim,)
         case StoreKV() | Route() | ScaleLogits():
             return ()

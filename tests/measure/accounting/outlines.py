@@ -46,11 +46,12 @@ def has_outline(config: ModelConfig) -> bool:
     return config.model_type in _outlines()
 
 
-def layers_with_keys(config: ModelConfig) -> int:
-    """Number of layers that store keys and values."""
+def layers_with_keys(config: ModelConfig) -> list[int]:
+    """The layers that store keys and values."""
     if not has_outline(config):
-        return config.num_layers
-    return sum(any(isinstance(part, StoreKV) for part in layer) for layer in outline_of(config).layers)
+        return list(range(config.num_layers))
+    layers = enumerate(outline_of(config).layers)
+    return [i for i, layer in layers if any(isinstance(part, StoreKV) for part in layer)]
 
 
 def outline_of(config: ModelConfig) -> Outline:
@@ -427,7 +428,7 @@ def _gemma4_layer(config: Any, i: int) -> tuple[Component, ...]:
         *(_side_experts(config) if config.expert_size else ()),
         norm("mlp_out_norm", residual=True),
         *(per_layer if P else ()),
-        Multiply(name="factor", width=E),
+        Multiply(name="multiply", width=E),
     )
 
 
@@ -436,7 +437,7 @@ def _gemma4_attention(config: Any, i: int) -> tuple[Component, ...]:
     reads, merged = config.kv_sources[i] != i, config.keys_are_values and config.windows[i] is None
     stored = 0 if reads else K if merged else 2 * K
     own_norms = (
-        Norm(name="rms_norm", width=D, rows=K, mean=False, affine=False),
+        Norm(name="attention.value_norm", width=D, rows=K, mean=False, affine=False),
         Norm(name="attention.head_norms.q", width=D, rows=H, mean=False),
         Norm(name="attention.head_norms.k", width=D, rows=K, mean=False),
     )

@@ -174,10 +174,9 @@ def test_memory_of_a_model_of_shapes_is_what_the_formula_says(shape: str) -> Non
     assert accounting.parameter_count(config) == closed_form.parameter_count(config)
     for storage in STORAGES:
         assert accounting.weights_bytes(config, storage) == closed_form.weights_bytes(config, storage)
-        layers = 1 if config.bidirectional else layers_with_keys(config)  # the layers of an encoder share one's pages
-        token = layers * closed_form.position_bytes(
-            storage, config.num_kv_heads, config.head_dim, joined=bool(config.value_dim)
-        )
+        layers = layers_with_keys(config)[: 1 if config.bidirectional else None]  # an encoder's share one's pages
+        joined = bool(config.value_dim)
+        token = sum(closed_form.position_bytes(storage, *config.kv_shape(i), joined=joined) for i in layers)
         assert accounting.cache_bytes_per_token(config, storage) == token
         for T, R in ((1, 1), (512, 1), (512, 512), (64, 0), (70, 3)):
             held = closed_form.activation_bytes(config, storage, T, R)
