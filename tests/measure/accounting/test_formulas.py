@@ -156,12 +156,13 @@ EACH_SIZE = [
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", EACH_SIZE)
 def test_a_model_of_shapes_costs_what_the_formula_says(shape: str) -> None:
-    """Every row of every published size, by name and in order, in every format and convention."""
+    """Every row of every published size, by name and in order; of the first in all formats of all steps."""
     config = published_config(shape)
     steps = list(STEPS.values())
     if config.encoder_layers:  # these are the encoder's, and here the decoder's
         steps += [step._replace(parts=tuple(p._replace(source=99 + p.new) for p in step.parts)) for step in steps]
-    for i, (storage, step) in enumerate(itertools.product(STORAGES, steps)):
+    pairs = list(enumerate(itertools.product(STORAGES, steps)))
+    for i, (storage, step) in pairs if shape == next(iter(published())) else pairs[::3]:  # each storage, each step
         conventions = CONVENTIONS[(i + i // 4) % 4]  # in time each with each storage and each step
         expected = closed_form.operations(config, step, storage, conventions)
         assert accounting.operations(config, step, storage, conventions) == expected
@@ -172,13 +173,14 @@ def test_a_model_of_shapes_costs_what_the_formula_says(shape: str) -> None:
 def test_memory_of_a_model_of_shapes_is_what_the_formula_says(shape: str) -> None:
     config = published_config(shape)
     assert accounting.parameter_count(config) == closed_form.parameter_count(config)
-    for storage in STORAGES:
+    shapes = [(512, 512), (1, 1), (512, 1), (64, 0), (70, 3)]
+    for i, storage in enumerate(STORAGES):
         assert accounting.weights_bytes(config, storage) == closed_form.weights_bytes(config, storage)
         layers = layers_with_keys(config)[: 1 if config.bidirectional else None]  # an encoder's share one's pages
         joined = bool(config.value_dim)
         token = sum(closed_form.position_bytes(storage, *config.kv_shape(i), joined=joined) for i in layers)
         assert accounting.cache_bytes_per_token(config, storage) == token
-        for T, R in ((1, 1), (512, 1), (512, 512), (64, 0), (70, 3)):
+        for T, R in shapes if shape == next(iter(published())) else shapes[i : i + 1]:
             held = closed_form.activation_bytes(config, storage, T, R)
             assert accounting.activation_bytes(config, storage, T, R) == held
 
