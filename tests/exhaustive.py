@@ -3,7 +3,8 @@
     python -m tests.exhaustive             print the test folders that are due; CI runs these
     python -m tests.exhaustive --passed    note in exhaustive.json that all pass with the kernels as they are
 
-The other exhaustive tests are run by hand, before a release: `pytest -m exhaustive`.
+The other exhaustive tests, families' further configurations among them, are run by hand, before a release: `pytest -m
+exhaustive`.
 """
 
 import json
