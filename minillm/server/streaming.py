@@ -26,7 +26,7 @@ with suppress(ImportError):
 
 
 UVICORN_PARTS = ("chunked_encoding", "disconnected", "flow", "transport")
-"""What is used of it"""
+"""Attributes of that class that are used here"""
 
 
 class AnswerWriter(ABC):
