@@ -32,7 +32,7 @@ each time, beam search looks for the likeliest text, sampling for neither."""
 
 EPILOG = """examples:
   minillm compare --prompt "Once upon a time"
-  minillm compare --prompt "Once upon a time" --strategies "beam search,sampling"
+  minillm compare --prompt "Once upon" --strategies "beam search,sampling"
   minillm compare --prompt "Once upon a time" --vary temperature=0,0.7,1.5
   minillm compare --prompt "Once upon a time" --seed 3 --html page.html
 """
