@@ -42,7 +42,7 @@ def copy_context(target: Path) -> None:
 
 
 class Image:
-    """What the instructions make, below a folder."""
+    """The image that the instructions make, below a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.workdir, self.user = folder, folder, "root"

@@ -69,7 +69,7 @@ class MambaConfig:
 
     @property
     def channels(self) -> int:
-        """Those of the convolution, H P + 2 G N."""
+        """Channels of the convolution, H P + 2 G N."""
         return self.inner + 2 * self.groups * self.state_size
 
     @property
@@ -78,7 +78,7 @@ class MambaConfig:
         return (self.taps - 1, self.channels), (self.num_heads, self.head_dim, self.state_size)
 
     def sharded(self, ranks: int) -> "MambaConfig":
-        """Those of one of `ranks` that share each layer: its groups of the whole.
+        """The configuration of one of `ranks` that share each layer: its groups of the whole.
 
         Raises:
             ParameterError: the groups cannot be shared equally.

@@ -213,11 +213,11 @@ def _delta_rule(
     x: Any, gates: Any, weight: Weight, states: Any, before: Any, after: Any, keys: tuple[int, int], on: Backend
 ) -> Any:
     """Results and states of a gated delta rule. [T + slots dk, V dv]"""
-    kept = states.copy()
-    cache: Any = SimpleNamespace(states_of=lambda layer: (None, kept))
+    new_states = states.copy()
+    cache: Any = SimpleNamespace(states_of=lambda layer: (None, new_states))
     batch: Any = SimpleNamespace(state_before=before, state_after=after)
     out = on.delta_rule(x, gates, weight, cache, 0, batch, keys=keys)
-    return np.concatenate([out, kept.reshape(-1, out.shape[1])])
+    return np.concatenate([out, new_states.reshape(-1, out.shape[1])])
 
 
 def _selective_scans(rng: np.random.Generator) -> Iterator[Case]:
@@ -236,11 +236,11 @@ def _selective_scan(
     x: Any, steps: Any, weight: Weight, states: Any, before: Any, after: Any, groups: int, on: Backend
 ) -> Any:
     """Results and states of Mamba-2's recurrence. [T H P + slots H P N]"""
-    kept = states.copy()
-    cache: Any = SimpleNamespace(states_of=lambda layer: (None, kept))
+    new_states = states.copy()
+    cache: Any = SimpleNamespace(states_of=lambda layer: (None, new_states))
     batch: Any = SimpleNamespace(state_before=before, state_after=after)
     out = on.selective_scan(x, steps, weight, cache, 0, batch, groups=(groups, states.shape[3]), limits=(0.1, 2.0))
-    return np.concatenate([out.ravel(), kept.ravel()])
+    return np.concatenate([out.ravel(), new_states.ravel()])
 
 
 def _keep_allowed(on: Backend, logits: Any, masks: Any) -> Any:

@@ -9,10 +9,10 @@ def top_p(p: Any, mass: float) -> Any:
     """[V] -> [V]"""
     order = np.argsort(-p)
     before = np.cumsum(p[order]) - p[order]  # of the likelier ones together
-    kept = np.zeros_like(p)
+    masked = np.zeros_like(p)
     chosen = order[before < mass]
-    kept[chosen] = p[chosen]
-    return kept / kept.sum()
+    masked[chosen] = p[chosen]
+    return masked / masked.sum()
 
 
 def draw(p: Any, u: float) -> int:

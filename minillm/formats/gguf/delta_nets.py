@@ -248,7 +248,7 @@ class _Sizes:
 
     @classmethod
     def of_fields(cls, raw: Mapping[str, Any]) -> "_Sizes":
-        """Those in config.json."""
+        """The sizes that config.json names."""
         names = ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim")
         return cls(*(raw[f"linear_{name}"] for name in names))
 

@@ -97,7 +97,7 @@ def unpack_bits(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
     packed = np.ascontiguousarray(words, "<u4").view(np.uint8)
     if bits == 8:
         return packed
-    each = np.unpackbits(packed, axis=1, bitorder="little")
-    count = each.shape[1] // bits
-    each = each[:, : count * bits].reshape(len(each), count, bits)  # [n, 32 w] -> [n, numbers, bits]
-    return np.packbits(each, axis=2, bitorder="little")[:, :, 0]
+    stream = np.unpackbits(packed, axis=1, bitorder="little")
+    count = stream.shape[1] // bits
+    by_number = stream[:, : count * bits].reshape(len(stream), count, bits)  # [n, 32 w] -> [n, numbers, bits]
+    return np.packbits(by_number, axis=2, bitorder="little")[:, :, 0]

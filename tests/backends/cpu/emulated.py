@@ -105,7 +105,7 @@ class Image:
         self._before = bytes(self.content)
 
     def offset(self, address: int) -> int:
-        """Of an address of this process in the image."""
+        """The place of an address of this process in the image."""
         for low, high, offset in self._pieces:
             if low <= address <= high:
                 return offset + address - low

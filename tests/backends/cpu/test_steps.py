@@ -103,7 +103,7 @@ def test_replayed_steps_have_the_bits_of_called_ones_in_every_format(
 
 
 def test_a_context_of_several_chunks(replays: list[int]) -> None:
-    """What pieces of a context leave takes more memory the longer it is."""
+    """A longer context leaves results of more pieces, which take more memory."""
     raw = OPT | {"max_position_embeddings": 700}
     line = (LINE * 12)[:600]
     replaying, calling = pair(raw)
@@ -139,7 +139,7 @@ def test_guesses_that_are_looked_at_together_are_replayed_too(replays: list[int]
 def test_an_operation_without_a_kernel_keeps_a_step_from_being_replayed(
     replays: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the reference computes is not seen by a program, which would leave it as it was."""
+    """A program does not see results that the reference computes, and would leave them as they were."""
     monkeypatch.delitem(ACTIVATIONS, "relu")
     replaying, calling = pair(OPT)
     for got, expected in zip(decode(replaying, [LINE], [9]), decode(calling, [LINE], [9]), strict=True):

@@ -28,7 +28,7 @@ needs_cupy = pytest.mark.skipif(find_spec("cupy") is None, reason="needs CuPy an
 ALL = list(builds())
 TABLE = {(use.module, use.constants, use.storage, use.arch, use.kernel): use for use in read_table()}
 KERNELS: dict[Build, set[str]] = {}
-"""Those that the table lists of each build"""
+"""Kernels that the table lists of each build"""
 REGISTERS: Counter[Build] = Counter()
 """How many these take together"""
 for use in TABLE.values():

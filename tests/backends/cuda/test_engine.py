@@ -260,7 +260,7 @@ def test_a_tree_of_guesses_is_seen_branch_by_branch(runner: Runner) -> None:
 
 
 def test_the_likeliest_tokens_are_those_of_the_logits_at_hand(runner: Runner) -> None:
-    """Of a pass that nobody recorded, where the last one's logits lay; and of a copy of some rows."""
+    """The logits are a pass's that nobody recorded, where the last one's lay, and a copy of some rows."""
     runner.prefill(TokenSequence(PROMPTS[4][::-1]))
     with counting(runner):
         output = runner.prefill(TokenSequence(PROMPTS[4]))
