@@ -109,7 +109,7 @@ class Weights:
         ranks: int = 1,
         holds: Callable[[str], bool] = lambda name: True,
         progress: Work | None = None,
-        on_parameter: Callable[[Parameter, Sequence[Tensor]], None] = lambda parameter, tensors: None,
+        on_parameter: Callable[[Parameter, Sequence[Tensor]], None] | None = None,
     ) -> None:
         """Set the source.
 
@@ -514,7 +514,8 @@ class Weights:
         return [transpose(piece) for piece in parts] if transposed else parts
 
     def _listen(self, name: str, weight: str, tensors: Sequence[Tensor], **place: Any) -> None:
-        self._on_parameter(Parameter(self._prefix + name, self._prefix + weight, **place), tensors)
+        if self._on_parameter is not None:
+            self._on_parameter(Parameter(self._prefix + name, self._prefix + weight, **place), tensors)
 
     def _prepare(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor], role: Role) -> Weight:
         if not self._holds(self._prefix + name):

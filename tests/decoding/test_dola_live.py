@@ -48,7 +48,10 @@ def formula(model: Any, tokens: list[int], layers: list[int]) -> np.ndarray:
     return scores.numpy()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=pytest.mark.exhaustive if i % 4 else []) for i, name in enumerate(FAMILIES)],
+)
 def test_greedy_tokens_are_the_formulas(family: str, tmp_path: Any) -> None:
     theirs = huggingface.build_model(deeper(next(iter(CONFIGS[family].values()))), seed=4)
     runner = runner_of(load_model(huggingface.save(theirs, tmp_path), NumpyBackend()), pages=300, page_size=16)

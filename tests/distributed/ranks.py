@@ -1,11 +1,12 @@
 """Engines on ranks that are threads."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import pytest
 from safetensors.numpy import save_file
 
 from minillm import Engine
@@ -16,11 +17,25 @@ from minillm.models import family_of, tensor_shapes
 from minillm.models.parameters import random_tensors
 from minillm.parallel import Parallel
 
-from ..families import CONFIGS
+from ..families import CONFIGS, LIKE_GRANITES
 
 Result = TypeVar("Result")
 
 DEGREES = [Parallel(tensor=2), Parallel(pipeline=2), Parallel(tensor=2, pipeline=2)]
+NAMES = [f"tensor {degree.tensor}, pipeline {degree.pipeline}" for degree in DEGREES]
+WITHOUT_STAGES = ("gemma4_text",)
+
+
+def on_all_degrees(cases: Iterable[tuple[str, str]]) -> list[Any]:
+    """Family, configuration and degrees as parameters: two stages that share matrices; others for a release."""
+    parameters = []
+    for family, name in cases:
+        shown = DEGREES[0] if family in WITHOUT_STAGES else DEGREES[2]
+        for degree, said in zip(DEGREES, NAMES, strict=True):
+            marks = [] if degree == shown and family not in LIKE_GRANITES else [pytest.mark.exhaustive]
+            identity = f"{family}-{name}-{said}".replace(" ", "-")
+            parameters.append(pytest.param(family, name, degree, marks=marks, id=identity))
+    return parameters
 
 
 @dataclass

@@ -14,12 +14,11 @@ from minillm.formats import open_model
 from minillm.models import family_of
 from minillm.parallel import Parallel
 
-from ..families import GOLDEN_CASES, GOLDEN_IDS, marks_of_ranks
+from ..families import GOLDEN_CASES
 from ..tiny import write_checkpoint
-from .ranks import DEGREES, on_ranks
+from .ranks import DEGREES, NAMES, on_all_degrees, on_ranks
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-NAMES = [f"tensor {each.tensor}, pipeline {each.pipeline}" for each in DEGREES]
 PROMPT = [5, 9, 17, 33, 4, 60, 21]
 TEXT = "A list of colors: red,"
 
@@ -136,14 +135,10 @@ def shared_by_two(family: str, name: str) -> bool:
 
 
 SHARED = [case for case in GOLDEN_CASES if shared_by_two(*case)]
-SHARED_IDS = [i for case, i in zip(GOLDEN_CASES, GOLDEN_IDS, strict=True) if case in SHARED]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", DEGREES, ids=NAMES)
-@pytest.mark.parametrize(
-    ("family", "name"), [pytest.param(*case, marks=marks_of_ranks(case)) for case in SHARED], ids=SHARED_IDS
-)
+@pytest.mark.parametrize(("family", "name", "parallel"), on_all_degrees(SHARED))
 def test_every_family(family: str, name: str, parallel: Parallel) -> None:
     folder = GOLDEN / family / name.replace(" ", "-")
     if parallel.pipeline > 1 and open_model(folder).config.per_layer_width:

@@ -13,13 +13,12 @@ from minillm.formats import open_model
 from minillm.measure.inside import ablate_heads
 from minillm.parallel import Parallel
 
-from ..families import GOLDEN_CASES, marks_of_ranks
+from ..families import GOLDEN_CASES
 from ..task_models import BERT, T5, write_task_model
 from .processes import MPIEXEC, output
-from .ranks import DEGREES, on_ranks
+from .ranks import DEGREES, NAMES, on_all_degrees, on_ranks
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-NAMES = [f"tensor {degree.tensor}, pipeline {degree.pipeline}" for degree in DEGREES]
 FAMILIES = sorted({family: (family, name) for family, name in GOLDEN_CASES}.values())
 PROMPT = [5, 9, 17, 33, 4, 60, 21]
 TEXT = "A list of colors: red,"
@@ -68,8 +67,7 @@ def test_every_point_is_watched_and_changed_as_in_one_process(parallel: Parallel
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", DEGREES, ids=NAMES)
-@pytest.mark.parametrize(("family", "name"), [pytest.param(*case, marks=marks_of_ranks(case)) for case in FAMILIES])
+@pytest.mark.parametrize(("family", "name", "parallel"), on_all_degrees(FAMILIES))
 def test_every_family(family: str, name: str, parallel: Parallel) -> None:
     folder = GOLDEN / family / name.replace(" ", "-")
     if parallel.pipeline > 1 and open_model(folder).config.per_layer_width:

@@ -19,12 +19,11 @@ from minillm.models.parameters import parameters_of
 from minillm.parallel import Parallel
 
 from ..adapters import write_adapter
-from ..families import GOLDEN_CASES, marks_of_ranks
+from ..families import GOLDEN_CASES
 from ..tiny import write_checkpoint
-from .ranks import DEGREES, on_ranks
+from .ranks import DEGREES, NAMES, on_all_degrees, on_ranks
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-NAMES = [f"tensor {each.tensor}, pipeline {each.pipeline}" for each in DEGREES]
 TEXT = "A list of colors: red, orange, yellow, green, blue,"
 PROMPT = [5, 9, 17, 33, 4, 60, 21]
 
@@ -143,8 +142,7 @@ ONE_OF_EACH = list({family: (family, name) for family, name in reversed(GOLDEN_C
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", DEGREES, ids=NAMES)
-@pytest.mark.parametrize(("family", "name"), [pytest.param(*case, marks=marks_of_ranks(case)) for case in ONE_OF_EACH])
+@pytest.mark.parametrize(("family", "name", "parallel"), on_all_degrees(ONE_OF_EACH))
 def test_adapters_of_every_family(family: str, name: str, parallel: Parallel, tmp_path: Path) -> None:
     """Fused projections, blocks, rows head by head, transposed matrices, shared key and value heads."""
     folder = GOLDEN / family / name.replace(" ", "-")

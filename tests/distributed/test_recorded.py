@@ -9,9 +9,8 @@ from minillm import Engine
 from minillm.backends.cpu.launching import Glu, Program, aligned, call, filled, launch, recording
 from minillm.parallel import Parallel
 
-from .ranks import DEGREES, on_ranks
+from .ranks import DEGREES, NAMES, on_ranks
 
-NAMES = [f"tensor {each.tensor}, pipeline {each.pipeline}" for each in DEGREES]
 TEXT = "A list of colors: red,"
 
 

@@ -17,10 +17,9 @@ from ..engine.test_encoder_decoders_adapted import folders  # noqa: F401
 from ..models.test_golden_encoder_decoders import folder_of
 from ..task_models import BERT, THREE_LABELS, write_task_model
 from ..tiny import write_checkpoint
-from .ranks import DEGREES, on_ranks
+from .ranks import DEGREES, NAMES, on_ranks
 from .test_traffic import analysis_of
 
-NAMES = [f"tensor {each.tensor}, pipeline {each.pipeline}" for each in DEGREES]
 ENCODERS = sorted(path.name for path in (Path(__file__).parents[1] / "golden_encoders").iterdir())
 SLOW = [pytest.mark.slow]
 CASES = [

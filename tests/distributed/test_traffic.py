@@ -14,9 +14,9 @@ from minillm.measure.accounting.storage import Storage
 from minillm.models import published_config
 from minillm.parallel import Parallel
 
-from ..families import GOLDEN_CASES, marks_of_ranks
+from ..families import GOLDEN_CASES
 from ..tiny import write_checkpoint
-from .ranks import DEGREES, on_ranks
+from .ranks import DEGREES, on_all_degrees, on_ranks
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 QUICK = [("opt", "pre-norm"), ("llama", "grouped")]
@@ -68,8 +68,7 @@ def test_bytes_of_a_prompt_and_a_step(parallel: Parallel, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", DEGREES, ids=str)
-@pytest.mark.parametrize(("family", "name"), [pytest.param(*case, marks=marks_of_ranks(case)) for case in GOLDEN_CASES])
+@pytest.mark.parametrize(("family", "name", "parallel"), on_all_degrees(GOLDEN_CASES))
 def test_bytes_of_every_family(family: str, name: str, parallel: Parallel) -> None:
     folder = GOLDEN / family / name.replace(" ", "-")
     config = open_model(folder).config

@@ -16,9 +16,9 @@ INPUTS = {
     "contradictions": 2000,
 }
 BATCH = 250
-OTHER_BATCHES = {"contradictions": 500, "mixes": 188, "commands": 188}
+OTHER_BATCHES = {"contradictions": 250, "mixes": 188, "commands": 188}
 """The children of contradictions take long to begin: they import transformers"""
-SHARE = 0.25
+SHARE = 0.125
 """Of each subject's batches, rounded up, that run every time; the others are exhaustive"""
 BATCHES: list[object] = []
 for subject, count in INPUTS.items():

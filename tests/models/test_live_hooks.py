@@ -21,7 +21,7 @@ from minillm.models.points import RECURRENT, operator_of  # noqa: E402
 from minillm.runner.runner import Runner  # noqa: E402
 
 from .. import huggingface, seq2seq  # noqa: E402
-from ..families import CASES, CONFIGS, IDS, marks_of  # noqa: E402
+from ..families import CASES, CONFIGS, IDS, marks_of_further  # noqa: E402
 from ..tiny import loop_of, request_for, runner_of  # noqa: E402
 
 pytestmark = pytest.mark.reference
@@ -88,7 +88,7 @@ def assert_close(ours: np.ndarray, theirs: Any, *, times: float = 1) -> None:
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * times * max(10, np.abs(expected).max()))
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of(case)) for case in CASES], ids=IDS)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of_further(case)) for case in CASES], ids=IDS)
 def test_every_point_of_a_decoder(case: tuple[str, str], tmp_path: Path) -> None:
     family, name = case
     model = huggingface.build_model(CONFIGS[family][name], 5)

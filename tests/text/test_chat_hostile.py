@@ -141,7 +141,7 @@ GREETING = "{{ messages[0].content }}"
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_template_ends_soon_and_the_next_one_is_rendered(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renderer, "SECONDS", 1.0)
+    monkeypatch.setattr(renderer, "SECONDS", 0.5)
     before = memory_in_use()
     for source in HOSTILE[kind]:
         started = monotonic()

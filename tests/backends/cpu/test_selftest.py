@@ -84,7 +84,7 @@ for backend in ("cpu", "numpy"):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(compiling.importlib.util.find_spec("ziglang") is None, reason="needs pip install ziglang")
 def test_the_package_ziglang_compiles_where_there_is_no_other_compiler(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key not in ("CC", "MINILLM_MARCH")}

@@ -19,7 +19,7 @@ from minillm.backends.timing import TimingBackend
 from minillm.batch import TokenSequence
 from minillm.runner.runner import Runner
 
-from ...families import CASES, CONFIGS, IDS, marks_of
+from ...families import CASES, CONFIGS, IDS, marks_of_further
 from ...tiny import model_of, runner_of
 
 pytestmark = pytest.mark.slow  # the default backend: what else runs engines tests it too
@@ -67,7 +67,9 @@ def decode(runner: Runner, lines: list[list[int]], prompts: list[int]) -> Iterat
         yield runner.decode([sequence for sequence, _ in live]).logits.copy()
 
 
-@pytest.mark.parametrize(("family", "name"), [pytest.param(*case, marks=marks_of(case)) for case in CASES], ids=IDS)
+@pytest.mark.parametrize(
+    ("family", "name"), [pytest.param(*case, marks=marks_of_further(case)) for case in CASES], ids=IDS
+)
 def test_replayed_steps_have_the_bits_of_called_ones(family: str, name: str, replays: list[int]) -> None:
     """Ragged lines that end at different times, past pages, chunks and windows."""
     lines = [LINE, LINE[:33], LINE[20:50]]

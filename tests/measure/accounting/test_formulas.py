@@ -180,7 +180,7 @@ def test_memory_of_a_model_of_shapes_is_what_the_formula_says(shape: str) -> Non
         joined = bool(config.value_dim)
         token = sum(closed_form.position_bytes(storage, *config.kv_shape(i), joined=joined) for i in layers)
         assert accounting.cache_bytes_per_token(config, storage) == token
-        for T, R in shapes if shape == next(iter(published())) else shapes[i : i + 1]:
+        for T, R in shapes if shape == next(iter(published())) else shapes[i : i + 1 : 2]:  # of every other storage
             held = closed_form.activation_bytes(config, storage, T, R)
             assert accounting.activation_bytes(config, storage, T, R) == held
 
