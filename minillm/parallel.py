@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from .errors import ParameterError
 
+__all__ = ["Parallel"]
+
 MICRO_BATCH_TOKENS = 32
 """The least tokens in a part of a pass: with fewer a stage takes as long for a part as for all of them"""
 

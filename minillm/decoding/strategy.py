@@ -28,6 +28,8 @@ from .hooks import Hooks
 from .prompt_scores import PromptScores
 from .settings import Settings
 
+__all__ = ["Candidate", "Feed", "Request", "Rows", "State", "Strategy"]
+
 if TYPE_CHECKING:
     from ..text.chat.reasoning import Thoughts
     from .history import TokenCounts

@@ -11,6 +11,8 @@ import numpy as np
 from ..errors import FollowedError, RankError
 from .communicator import Communicator, Traffic
 
+__all__ = ["run_ranks"]
+
 Result = TypeVar("Result")
 POLL_SECONDS = 0.02
 """Interval at which a waiting thread checks whether another one has failed"""

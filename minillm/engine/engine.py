@@ -88,7 +88,7 @@ class Engine(EnginePrefixes):
             A `Generation`, or a list of them in the order of the prompts.
 
         Raises:
-            As `add`, before anything is run.
+            MinillmError: as `add`, before anything is run.
             Exception: the error that ended a request (`Event.error`), once the other prompts are done.
 
         Example:
@@ -112,7 +112,7 @@ class Engine(EnginePrefixes):
         Arguments as of `generate`.
 
         Raises:
-            As `add`, immediately. The iterator raises the error that ends the request (`Event.error`).
+            MinillmError: as `add`, immediately. The iterator raises the error that ends the request (`Event.error`).
 
         Example:
             >>> [event.text for event in engine.stream("Count from 3 to 9:", max_new_tokens=4)]
@@ -142,7 +142,7 @@ class Engine(EnginePrefixes):
             **fields: as of `generate`, and arguments of `render_chat`
 
         Raises:
-            As `render_chat` and `add`, before anything is run.
+            MinillmError: as `render_chat` and `add`, before anything is run.
 
         Example:
             >>> messages = [{"role": "user", "content": "A list of colors: red,"}]
@@ -163,7 +163,7 @@ class Engine(EnginePrefixes):
         """Answer a conversation and yield the new text after each step; `chat` as a stream.
 
         Raises:
-            As `chat`, immediately.
+            MinillmError: as `chat`, immediately.
 
         Example:
             >>> messages = [{"role": "user", "content": "Count from 3 to 9:"}]
@@ -297,7 +297,7 @@ class Engine(EnginePrefixes):
         """The request that `chat` would run; as `request`.
 
         Raises:
-            As `render_chat` and `request`.
+            MinillmError: as `render_chat` and `request`.
         """
         prompt, rest = self._chat_prompt(messages, fields)
         rest["defaults"] = self._maker.chat_defaults(read("defaults", rest.get("defaults")))

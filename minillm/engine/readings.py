@@ -197,7 +197,7 @@ class EngineReadings(EngineLifecycle):
         """Log-probability of each token given the tokens before it; arguments as of `forward`.
 
         Raises:
-            As `forward`.
+            MinillmError: as `forward`.
 
         Example:
             >>> score = engine.score("A list of colors: red, orange")

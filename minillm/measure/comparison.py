@@ -16,6 +16,8 @@ from ..text.display import grid_html, picture_html
 from ..text.tokenizer import Tokenizer
 from .pictures import tree_svg
 
+__all__ = ["BeamTree", "Comparison", "Outcome", "Variant", "beam_tree", "compare"]
+
 
 class Variant(NamedTuple):
     """A strategy to compare: its name, and the fields of `GenerationConfig` that select it."""
@@ -157,7 +159,7 @@ def compare(
         **fields: fields of `GenerationConfig`, for all of them
 
     Raises:
-        As `Engine.generate`.
+        MinillmError: as `Engine.generate`.
     """
     outcomes = Comparison()
     with showing(progress), work("comparing", len(variants), "strategies") as comparing:

@@ -16,6 +16,8 @@ from ..decoding.prompts import Prompt, is_prompt
 from ..errors import ParameterError, shown
 from ..reference.softmax import log_softmax, top_log_probs
 
+__all__ = ["Lens", "ablate_heads", "logit_lens", "next_log_probs", "patch", "steering_vector"]
+
 if TYPE_CHECKING:
     from ..engine.engine import Engine
 

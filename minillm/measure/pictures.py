@@ -14,6 +14,8 @@ from ..cache import PagedCache
 from ..text.display import picture_html, token_text
 from ..text.tokenizer import Tokenizer
 
+__all__ = ["BlockTables"]
+
 if TYPE_CHECKING:
     from .comparison import BeamTree
 
