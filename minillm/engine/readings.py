@@ -13,7 +13,7 @@ from ..decoding.hooks import Hook, Hooks
 from ..decoding.prompts import Prompt, encode_prompt, is_prompt
 from ..decoding.request import check_lora
 from ..decoding.settings import GenerationConfig
-from ..errors import EngineStateError, ParameterError, PromptError, shown
+from ..errors import EngineStateError, ParameterError, PromptError, TaskError, shown
 from ..progress import showing
 from ..runner.runner import Runner
 from ..tasks.embedding import Classification, Pair, Text, TextPasses, is_one_text, listed_texts, refuse_two_stacks
@@ -139,12 +139,59 @@ class EngineReadings(EngineLifecycle):
             refuse_task(self.config, "labels", "classify")
         passes, single = self._passes("classify"), is_one_text(texts, pairs=True)
         check_lora(lora, self._maker.adapters)
-        encoded = self.encode(
-            listed_texts(texts, single=single), prompt=prompt, prompt_name=prompt_name, truncate=truncate
-        )
+        members = listed_texts(texts, single=single)
+        if self.embedding.rerank_prompt is not None and any(isinstance(text, str) for text in members):
+            raise PromptError("this reranker scores pairs (query, document), found one text: give two")
+        encoded = self.encode(members, prompt=prompt, prompt_name=prompt_name, truncate=truncate)
         with showing(read("progress", progress)):
             classifications = passes.classify(encoded, top_k=top_k, function=function, lora=lora)
         return classifications[0] if single else classifications
+
+    def score_pairs(
+        self,
+        query: str | Sequence[str],
+        documents: Sequence[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        truncate: bool = True,
+        lora: str | None = None,
+        progress: bool = True,
+    ) -> NDArray[np.float32]:
+        """How much each document has to do with a query, the larger the more. [N] float32
+
+        A cross-encoder or a causal reranker reads both texts at once, and the score is that of `classify`; any other
+        model compares their vectors as the checkpoint says (`EmbeddingSettings.compare`).
+
+        Args:
+            query: one for all documents, or a list of as many
+            documents: N texts
+            prompt: of a reranker the task, as in `classify`; else goes before the query
+            prompt_name: likewise, one of the checkpoint's prompts
+            truncate: as in `embed`
+            lora: as in `embed`
+            progress: as in `embed`
+
+        Raises:
+            TaskError: the model is an encoder-decoder, or classifies texts by several labels.
+            PromptError, ParameterError, NumericalError: as `embed`.
+        """
+        queries = [query] * len(documents) if isinstance(query, str) else list(query)
+        if isinstance(documents, str) or len(queries) != len(documents):
+            given = "one text" if isinstance(documents, str) else f"{len(queries)} queries for {len(documents)}"
+            raise ParameterError(f"documents should be a list of texts, with one query or as many, found {given}")
+        options: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name}
+        shared: dict[str, Any] = {"truncate": truncate, "lora": lora, "progress": progress}
+        if len(self.labels) > 1:
+            raise TaskError(f"score_pairs needs a reranker; this model has {len(self.labels)} labels: use classify")
+        if self.labels:
+            results: Any = self.classify(list(zip(queries, documents, strict=True)), **options, **shared)
+            return np.array([result.score for result in results], np.float32)
+        distinct = list(dict.fromkeys(queries))
+        vectors = dict(zip(distinct, self.embed(distinct, **options, **shared), strict=True))
+        compare, of_documents = self.embedding.compare, self.embed(list(documents), **shared)
+        pairs = zip(queries, of_documents, strict=True)
+        return np.array([compare(vectors[text], vector) for text, vector in pairs], np.float32)
 
     def encode(
         self,

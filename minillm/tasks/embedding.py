@@ -147,13 +147,17 @@ class TextPasses:
     def _encoded(self, first: str, second: str | None, prompt: str, *, truncate: bool) -> EncodedText:
         tokenizer, settings = need_tokenizer(self._tokenizer), self.settings
         texts = [first] if second is None else [first, second]
-        if settings.messages is None:
+        reranks = settings.rerank_prompt is not None and second is not None
+        if settings.messages is None and not reranks:
             texts[0] = prompt + texts[0]
         if settings.strip:
             texts = [text.strip() for text in texts]
         if settings.lowercase:
             texts = [text.lower() for text in texts]
-        if self._messages is not None:
+        if settings.rerank_prompt is not None and reranks:
+            query, document = texts
+            encoded = settings.rerank_prompt.encode(tokenizer, query, document, prompt, self.context)
+        elif self._messages is not None:
             encoded = self._messages.encode(texts, prompt, self.context)
         else:
             ended = second is None and settings.pooling == "last" and self.config.output != "labels"
