@@ -17,6 +17,7 @@ from ..config import ScoreFunction
 from ..errors import ParameterError, UnsupportedModelError, listed, shown
 
 if TYPE_CHECKING:
+    from .late_interaction import LateInteraction
     from .reranking import RerankPrompt
 
 Pooling = Literal["mean", "cls", "last"]
@@ -107,6 +108,8 @@ class EmbeddingSettings:
     """The prompt that it reads a query and a document in; None: as a pair of the tokenizer's or the template's"""
     score_function: ScoreFunction | None = None
     """The function of a cross-encoder's logits; None: the one of the model's configuration"""
+    late: "LateInteraction | None" = None
+    """Tokens have vectors, and texts have none"""
     refused: str = ""
     """Why texts are neither embedded nor scored, where the checkpoint asks for what minillm does not run"""
 
