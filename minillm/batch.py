@@ -204,14 +204,11 @@ class Batch:
             assert not 0 < after < len(sequence.tree)  # a tree is computed in one pass
             tree = ancestors(sequence.tree) if sequence.tree and not after else None
             has_tree = has_tree or tree is not None
-            stop = len(token_ids) - sequence.unseen
-            text_len, table = len(sequence.token_ids), tuple(pages)
-            spans.append(Span(start, stop, context_len - sequence.unseen, text_len, table, tree))
+            stop, seen = len(token_ids) - sequence.unseen, context_len - sequence.unseen
+            spans.append(Span(start, stop, seen, len(sequence.token_ids), tuple(pages), tree))
             if sequence.unseen:
-                seen = context_len - sequence.unseen
-                spans.append(Span(stop, len(token_ids), seen, text_len, table, beyond=sequence.unseen))
-                adapters.append(sequence.adapter)
-            adapters.append(sequence.adapter)
+                spans.append(spans[-1]._replace(start=stop, stop=len(token_ids), beyond=sequence.unseen))
+            adapters += [sequence.adapter] * (2 if sequence.unseen else 1)
             if sequence.encoder_input is not None:
                 cross_rows.append(Span(start, len(token_ids), *sequence.encoder_input.extent))
             places = range(sequence.cached, context_len)

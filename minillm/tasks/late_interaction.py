@@ -19,7 +19,7 @@ from ..errors import CheckpointError
 from ..text.tokenizer import EncodedText, Tokenizer, encode_texts
 
 Role = Literal["query", "document"]
-"""What a text is to the model"""
+"""The part of a text in a search"""
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
