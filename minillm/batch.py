@@ -55,6 +55,8 @@ class TokenSequence:
     """The hooks of the request that it belongs to (`runner/model_hooks.py`); None: nobody looks inside the model"""
     first_parts: tuple[int, ...] = ()
     """Per group of layers with a window (`cache/windows.py`), the first page that it keeps there; empty: all"""
+    unseen: int = 0
+    """Last tokens of an encoder's text that attend to those before them, and to which no token attends"""
 
     @property
     def pending(self) -> int:
@@ -80,10 +82,12 @@ class Span(NamedTuple):
     pages: tuple[int, ...]
     tree: NDArray[np.bool_] | None = None
     """[m, m] attention mask, if the last m tokens are a tree: True if the row's token sees the column's"""
+    beyond: int = 0
+    """Positions from the end of the context to the end of these rows: rows that no token attends to follow it"""
 
     def positions(self) -> IntArray:
         """Positions of the new tokens, from 0. [n]"""
-        positions = np.arange(self.context_len - (self.stop - self.start), self.context_len)
+        positions = np.arange(self.context_len - (self.stop - self.start), self.context_len) + self.beyond
         return positions if self.tree is None else self._with_tree(positions)
 
     def key_positions(self) -> IntArray:
@@ -191,6 +195,7 @@ class Batch:
         slot_pages: list[int] = []
         types: list[int] = []
         has_tree = False
+        adapters: list[str | None] = []
         for sequence, count in zip(sequences, counts, strict=True):
             start, context_len, pages = len(token_ids), sequence.cached + count, sequence.pages
             token_ids += sequence.token_ids[sequence.cached : context_len]
@@ -199,7 +204,11 @@ class Batch:
             assert not 0 < after < len(sequence.tree)  # a tree is computed in one pass
             tree = ancestors(sequence.tree) if sequence.tree and not after else None
             has_tree = has_tree or tree is not None
-            spans.append(Span(start, len(token_ids), context_len, len(sequence.token_ids), tuple(pages), tree))
+            stop, seen = len(token_ids) - sequence.unseen, context_len - sequence.unseen
+            spans.append(Span(start, stop, seen, len(sequence.token_ids), tuple(pages), tree))
+            if sequence.unseen:
+                spans.append(spans[-1]._replace(start=stop, stop=len(token_ids), beyond=sequence.unseen))
+            adapters += [sequence.adapter] * (2 if sequence.unseen else 1)
             if sequence.encoder_input is not None:
                 cross_rows.append(Span(start, len(token_ids), *sequence.encoder_input.extent))
             places = range(sequence.cached, context_len)
@@ -209,7 +218,6 @@ class Batch:
         tokens[3] %= page_size
         if has_tree:
             tokens[1] = np.concatenate([span.positions() for span in spans])
-        adapters = [sequence.adapter for sequence in sequences]
         return cls(
             *(tokens[0], tokens[1], tokens[2], tokens[3]),
             tuple(spans),

@@ -13,10 +13,11 @@ from ..decoding.hooks import Hook, Hooks
 from ..decoding.prompts import Prompt, encode_prompt, is_prompt
 from ..decoding.request import check_lora
 from ..decoding.settings import GenerationConfig
-from ..errors import EngineStateError, ParameterError, PromptError, shown
+from ..errors import EngineStateError, ParameterError, PromptError, TaskError, shown
 from ..progress import showing
 from ..runner.runner import Runner
 from ..tasks.embedding import Classification, Pair, Text, TextPasses, is_one_text, listed_texts, refuse_two_stacks
+from ..tasks.late_interaction import ROLES, Role, role_prompt
 from ..tasks.pooling import Pooling
 from ..text.tokenizer import EncodedText
 from .arguments import read, refuse_task
@@ -76,6 +77,46 @@ class EngineReadings(EngineLifecycle):
         )
         with showing(read("progress", progress)):
             vectors = passes.embed(encoded, pooling=pooling, normalize=normalize, dimensions=dimensions, lora=lora)
+        return vectors[0] if single else vectors
+
+    def embed_tokens(
+        self,
+        texts: Text | Sequence[Text],
+        role: Role = "document",
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        truncate: bool = True,
+        lora: str | None = None,
+        progress: bool = True,
+    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """The vectors of a text's tokens, by a late-interaction checkpoint (ColBERT); a list of such for several texts.
+
+        They are projected and normalised as the checkpoint says, without the tokens that it leaves out. `score_pairs`
+        compares them.
+
+        Args:
+            texts: a text, or a list
+            role: "query" or "document", which have other prompts, markers and lengths
+            prompt: goes before each text; by default the role's, if the checkpoint has one
+            prompt_name: as in `embed`
+            truncate: as in `embed`
+            lora: as in `embed`
+            progress: as in `embed`
+
+        Returns:
+            [k, W] float32 of a text.
+
+        Raises:
+            TaskError: the checkpoint is not made for late interaction.
+            PromptError, ParameterError, NumericalError: as `embed`.
+        """
+        passes, single = self._passes("embed_tokens"), is_one_text(texts, pairs=False)
+        check_lora(lora, self._maker.adapters)
+        members = listed_texts(texts, single=single)
+        encoded = self.encode(members, prompt=prompt, prompt_name=prompt_name, truncate=truncate, role=role)
+        with showing(read("progress", progress)):
+            vectors = passes.embed_tokens(encoded, role, lora=lora)
         return vectors[0] if single else vectors
 
     def hidden_states(
@@ -139,12 +180,66 @@ class EngineReadings(EngineLifecycle):
             refuse_task(self.config, "labels", "classify")
         passes, single = self._passes("classify"), is_one_text(texts, pairs=True)
         check_lora(lora, self._maker.adapters)
-        encoded = self.encode(
-            listed_texts(texts, single=single), prompt=prompt, prompt_name=prompt_name, truncate=truncate
-        )
+        members = listed_texts(texts, single=single)
+        if self.embedding.rerank_prompt is not None and any(isinstance(text, str) for text in members):
+            raise PromptError("this reranker scores pairs (query, document), found one text: give two")
+        encoded = self.encode(members, prompt=prompt, prompt_name=prompt_name, truncate=truncate)
         with showing(read("progress", progress)):
             classifications = passes.classify(encoded, top_k=top_k, function=function, lora=lora)
         return classifications[0] if single else classifications
+
+    def score_pairs(
+        self,
+        query: str | Sequence[str],
+        documents: Sequence[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        truncate: bool = True,
+        lora: str | None = None,
+        progress: bool = True,
+    ) -> NDArray[np.float32]:
+        """How much each document has to do with a query, the larger the more. [N] float32
+
+        A cross-encoder or a causal reranker reads both texts at once, and the score is that of `classify`; any other
+        model compares their vectors as the checkpoint says (`EmbeddingSettings.compare`), or those of their tokens
+        (`LateInteraction.compare`).
+
+        Args:
+            query: one for all documents, or a list of as many
+            documents: N texts
+            prompt: of a reranker the task, as in `classify`; else goes before the query
+            prompt_name: likewise, one of the checkpoint's prompts
+            truncate: as in `embed`
+            lora: as in `embed`
+            progress: as in `embed`
+
+        Raises:
+            TaskError: the model is an encoder-decoder, or classifies texts by several labels.
+            PromptError, ParameterError, NumericalError: as `embed`.
+        """
+        queries = [query] * len(documents) if isinstance(query, str) else list(query)
+        if isinstance(documents, str) or len(queries) != len(documents):
+            given = "one text" if isinstance(documents, str) else f"{len(queries)} queries for {len(documents)}"
+            raise ParameterError(f"documents should be a list of texts, with one query or as many, found {given}")
+        options: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name}
+        shared: dict[str, Any] = {"truncate": truncate, "lora": lora, "progress": progress}
+        if len(self.labels) > 1:
+            raise TaskError(f"score_pairs needs a reranker; this model has {len(self.labels)} labels: use classify")
+        if self.labels:
+            results: Any = self.classify(list(zip(queries, documents, strict=True)), **options, **shared)
+            return np.array([result.score for result in results], np.float32)
+        distinct, late = list(dict.fromkeys(queries)), self.embedding.late
+        compare: Any = self.embedding.compare if late is None else late.compare
+        if late is None:
+            of_queries: Any = self.embed(distinct, **options, **shared)
+            of_documents: Any = self.embed(list(documents), **shared)
+        else:
+            of_queries = self.embed_tokens(distinct, "query", **options, **shared)
+            of_documents = self.embed_tokens(list(documents), "document", **shared)
+        vectors = dict(zip(distinct, of_queries, strict=True))
+        pairs = zip(queries, of_documents, strict=True)
+        return np.array([compare(vectors[text], vector) for text, vector in pairs], np.float32)
 
     def encode(
         self,
@@ -153,16 +248,22 @@ class EngineReadings(EngineLifecycle):
         prompt: str | None = None,
         prompt_name: str | None = None,
         truncate: bool = True,
+        role: Role | None = None,
     ) -> list[EncodedText]:
         """Encode texts as `embed` and `classify` do, to count their tokens or to check them beforehand.
 
-        Arguments and errors as of `embed`.
+        `role` is for late interaction, as in `embed_tokens`. Other arguments and errors as of `embed`.
         """
+        if role is not None and role not in ROLES:
+            raise ParameterError(f"role {shown(role)} is not known: expected query or document")
         passes = self._passes("encode")
         if isinstance(texts, str):
             raise PromptError("encode takes a list of texts, found one: put it into a list")
-        before = passes.settings.prompt_text(prompt, prompt_name)
-        return [passes.encode(text, prompt=before, truncate=truncate) for text in texts]
+        if role is not None and prompt is None and prompt_name is None:
+            before = role_prompt(passes.settings.prompts, role)
+        else:
+            before = passes.settings.prompt_text(prompt, prompt_name)
+        return [passes.encode(text, prompt=before, truncate=truncate, role=role) for text in texts]
 
     # --- logits, scores, attention -------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from ..files import read_optional_json, read_text
 from ..models import config_of, family_of, tensor_shapes
 from ..models.text_parts import TEXT_PARTS, text_tensors
 from ..tasks.pooling import EmbeddingSettings
+from ..tasks.reranking import published_reranker
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer.settings import read_settings
@@ -177,8 +178,11 @@ class Folder(ModelFiles):
         return fields
 
     def embedding_settings(self, config: ModelConfig, template: str | None = None) -> EmbeddingSettings:
-        """The settings in the files of sentence-transformers."""
-        return read_embedding_settings(self.path, config, super().embedding_settings(config), template)
+        """The settings in the files of sentence-transformers, or of a published reranker without them."""
+        settings = read_embedding_settings(self.path, config, super().embedding_settings(config), template)
+        if self._embeds:
+            return settings
+        return published_reranker(self.path, config, settings, self.tokenizer)
 
 
 def _named_templates(path: Path, value: Any) -> tuple[str | None, str | None]:

@@ -17,6 +17,7 @@ What changes results and is not run is refused by name, what is not read is name
 import json
 import logging
 import re
+import string
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,17 @@ import numpy as np
 from ..config import Fields, ModelConfig, read_score_function
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files import read_json, read_optional_json, read_text
-from ..tasks.pooling import ACTIVATIONS, SIMILARITIES, AsMessages, Dense, EmbeddingSettings, LogitScore, Pooling
+from ..tasks.late_interaction import Expansion, LateInteraction
+from ..tasks.pooling import (
+    ACTIVATIONS,
+    SIMILARITIES,
+    AsMessages,
+    Dense,
+    EmbeddingSettings,
+    LogitScore,
+    Pooling,
+    normalized,
+)
 from .weight_files import open_checkpoint
 
 logger = logging.getLogger("minillm")
@@ -48,9 +59,17 @@ _MODES: dict[str, Pooling] = {
     "pooling_mode_lasttoken": "last",
 }
 _WORDS: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
-_KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore", "Dropout")
+_KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore", "MultiVectorMask", "Dropout")
 _ORDER = re.compile("Transformer Pooling( Dense)*( Normalize)*")
 """Modules in the order in which they are run. Dropout does nothing but in training"""
+_LATE = ("MultiVectorEncoder", "ColBERT")
+"""`model_type` of late-interaction models: sentence-transformers', and PyLate's"""
+_LATE_ORDER = re.compile("Transformer( Dense| Normalize| MultiVectorMask)*")
+_OF_PYLATE = {
+    *("query_length", "document_length", "query_expansion", "do_query_expansion", "attend_to_expansion_tokens"),
+    *("query_prefix", "document_prefix", "skiplist_words"),
+}
+"""Fields of PyLate beside the prompts"""
 _RESULTS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "sequence-classification": ("logits", "scores"),
@@ -137,6 +156,8 @@ class _Reader:
             task, own = "sequence-classification", dict[str, Any]()
         elif kinds == ["Transformer", "LogitScore"] and output == "tokens" and not self.config.encoder_layers:
             task, own = "text-generation", {"logit_score": self.logit_score(modules[1][1])}
+        elif self.is_late(kinds):
+            task, own = "feature-extraction", {"strip": True, "late": self.late(modules)}
         elif _ORDER.fullmatch(" ".join(kinds)):
             task, own = "feature-extraction", {"strip": True} | self.steps(modules)
         else:
@@ -144,8 +165,9 @@ class _Reader:
                 f"{self.folder / 'modules.json'}: {', '.join(kinds)}; minillm runs Transformer, Pooling, then Dense, "
                 "then Normalize; Transformer alone if it classifies texts; Transformer, LogitScore if it generates them"
             )
-        settings = replace(settings, **self.model(task), **own)
-        settings = replace(settings, **self.texts(task, settings.max_tokens))
+        late = "late" in own
+        settings = replace(settings, **self.model(task, late), **own)
+        settings = replace(settings, **self.texts(task, settings.max_tokens, late))
         if self.unread:
             logger.warning(
                 "%s: minillm does not read %s; results may differ from those of sentence-transformers",
@@ -189,10 +211,10 @@ class _Reader:
         self.not_read(str(path), fields.raw, read | {name for name in fields.raw if name.startswith("pooling_mode_")})
         return {"pooling": known[str(modes[0])], "include_prompt": fields.get("include_prompt", True)}
 
-    def dense(self, folder: Path, width: int) -> Dense:
-        """A Dense module for vectors of some width: its configuration and its tensors."""
+    def dense(self, folder: Path, width: int, of: str = "sentence_embedding") -> Dense:
+        """A Dense module for vectors of some width, texts' or tokens': its configuration and its tensors."""
         fields = _module_fields(folder / "config.json")
-        self.of_vectors(fields)
+        self.of_vectors(fields, of)
         inputs, outputs, bias = fields.size("in_features"), fields.size("out_features"), fields.get("bias", True)
         if inputs != width:
             raise CheckpointError(
@@ -210,10 +232,76 @@ class _Reader:
         arrays = {name: np.array(tensor.load(), np.float32) for name, tensor in stored.items()}
         return Dense(arrays["linear.weight"], arrays.get("linear.bias"), activation)
 
-    def of_vectors(self, fields: Fields) -> None:
-        """Refuse a module that computes something else from something else than the pooled vector."""
+    def of_vectors(self, fields: Fields, of: str = "sentence_embedding") -> None:
+        """Refuse a module that computes something else from something else than the pooled vector, or than `of`."""
         for name in ("module_input_name", "module_output_name"):
-            fields.choice(name, "sentence_embedding", ("sentence_embedding",))
+            fields.choice(name, of, (of,))
+
+    # --- late interaction ---------------------------------------------------------------------------------------------
+
+    def is_late(self, kinds: list[str]) -> bool:
+        """Whether the modules make vectors of tokens, in the form of sentence-transformers or PyLate."""
+        kind = read_optional_json(self.folder / MODEL_FILE).get("model_type")
+        return kind in _LATE and _LATE_ORDER.fullmatch(" ".join(kinds)) is not None and self.config.output != "labels"
+
+    def late(self, modules: list[tuple[str, Path]]) -> LateInteraction:
+        """The modules and fields of a late-interaction checkpoint."""
+        whole = Fields(read_optional_json(self.folder / MODEL_FILE), MODEL_FILE)
+        pylate = whole.raw.get("model_type") == "ColBERT"
+        steps: list[Any] = []
+        masked: dict[str, Any] = {}
+        width = self.config.hidden_size
+        for kind, path in modules[1:]:
+            if kind == "Dense":
+                steps.append(self.dense(path, width, "token_embeddings"))
+                width = steps[-1].weight.shape[0]
+            elif kind == "Normalize":
+                fields = Fields(read_optional_json(path / "config.json"), str(path / "config.json"))
+                fields.choice("module_input_name", "sentence_embedding", ("token_embeddings",))
+                steps.append(normalized)
+            else:
+                masked = read_optional_json(path / "config.json")
+        if pylate:
+            steps.append(normalized)
+            masked = {"skiplist_words": whole.raw.get("skiplist_words", list(string.punctuation))}
+        texts = Fields(self.texts_file()[1], self.texts_file()[0])
+        expansion = self.expansion(whole, texts)
+        longest: dict[Any, int] = {}
+        for role, field_name in (("query", "query_length"), ("document", "document_length")):
+            source = texts if texts.raw.get(field_name) is not None else whole
+            if source.raw.get(field_name) is not None and not (role == "query" and expansion is not None and pylate):
+                longest[role] = source.size(field_name)
+        markers: dict[Any, str] = {
+            role: str(whole.raw[f"{role}_prefix"]) for role in ("query", "document") if whole.raw.get(f"{role}_prefix")
+        }
+        words, ids = Fields(masked, "MultiVectorMask"), masked.get("keep_only_token_ids") or []
+        return LateInteraction(
+            steps=tuple(steps),
+            longest=longest,
+            expansion=expansion,
+            markers=markers,
+            skipped=tuple(words.get("skiplist_words", []) or ()),
+            skipped_in=tuple(words.get("skiplist_tasks", ["document"]) or ("document",)),
+            only_ids=tuple(ids),
+            mean=whole.raw.get("similarity_fn_name") == "meanmaxsim",
+        )
+
+    def expansion(self, whole: Fields, texts: Fields) -> Expansion | None:
+        """How queries are filled up: in the new form, or by PyLate's fields."""
+        raw = texts.raw.get("query_expansion", whole.raw.get("query_expansion"))
+        if raw is None and not (_OF_PYLATE & whole.raw.keys() and whole.get("do_query_expansion", True)):
+            return None
+        if raw is None:
+            attend = whole.get("attend_to_expansion_tokens", False)
+            raw = {"strategy": "fixed", "attend": attend, "length": whole.size("query_length", 32)}
+        fields = Fields(raw, f"{texts.source}: query_expansion")
+        strategy, length = fields.choice("strategy", "", ("fixed", "min")), fields.size("length")
+        attend = fields.get("attend", False)
+        if not attend and not self.config.bidirectional:
+            raise UnsupportedModelError(
+                f"{fields.source}: attend is false; of a decoder minillm runs queries whose expansion it attends to"
+            )
+        return Expansion(length, strategy == "fixed", attend, fields.get("token", "") or None)
 
     def logit_score(self, folder: Path) -> LogitScore:
         """A LogitScore module."""
@@ -230,17 +318,22 @@ class _Reader:
 
     # --- files of the whole -------------------------------------------------------------------------------------------
 
-    def model(self, task: str) -> dict[str, Any]:
+    def model(self, task: str, late: bool = False) -> dict[str, Any]:
         """config_sentence_transformers.json: prompts, the comparison of vectors, the function of logits."""
         fields = Fields(read_optional_json(self.folder / MODEL_FILE), MODEL_FILE)
         prompts: dict[str, Any] = {name: text for name, text in fields.get("prompts", {}).items() if text is not None}
         if not all(isinstance(text, str) for text in prompts.values()):
             raise CheckpointError(f"{MODEL_FILE}: prompts should be texts, found {prompts!r:.60}")
+        for role in ("query", "document") if late else ():
+            if role in prompts:  # the marker goes before it as a token
+                prompts[role] = str(prompts[role]).removeprefix(str(fields.raw.get(f"{role}_prefix") or ""))
         default = fields.get("default_prompt_name", "") or None
         if default is not None and default not in prompts:
             raise CheckpointError(f"{MODEL_FILE}: default_prompt_name is {default!r:.60}, and there is no such prompt")
         settings: dict[str, Any] = {"prompts": prompts, "default_prompt": default}
         read = {"prompts", "default_prompt_name"} | _WITHOUT_EFFECT[MODEL_FILE]
+        if late:
+            read |= _OF_PYLATE | {"similarity_fn_name", "model_type"}
         if task == "feature-extraction":
             read |= {"truncate_dim", "activation_fn"}
             if fields.raw.get("truncate_dim") is not None:
@@ -260,11 +353,15 @@ class _Reader:
         named = named or read_score_function(Fields(read_optional_json(self.folder / "config.json")))
         return named or ("sigmoid" if single else "none")
 
-    def texts(self, task: str, max_tokens: int | None) -> dict[str, Any]:
-        """sentence_bert_config.json: how texts are read."""
+    def texts_file(self) -> tuple[str, dict[str, Any]]:
+        """Name and content of sentence_bert_config.json, or of the file that an old release wrote."""
         paths = [path for name in TEXTS_FILES if (path := self.folder / name).exists()]
         raw = next((raw for path in paths if (raw := read_json(path))), {})
-        name = next((path.name for path in paths), TEXTS_FILES[0])
+        return next((path.name for path in paths), TEXTS_FILES[0]), raw
+
+    def texts(self, task: str, max_tokens: int | None, late: bool = False) -> dict[str, Any]:
+        """sentence_bert_config.json: how texts are read."""
+        name, raw = self.texts_file()
         fields = Fields(raw, name)
         result, key = _RESULTS[task]
         fields.choice("transformer_task", task, (task,))
@@ -277,6 +374,8 @@ class _Reader:
         self.not_read(of_texts.source, of_texts.raw, _WITHOUT_EFFECT["text"] | {"max_length"})
         self.not_read(calls.source, calls.raw, {"text", "chat_template", "image", "audio", "video"})
         read = {"transformer_task", "module_output_name", "modality_config", "processing_kwargs"}
+        if late:
+            read |= {"query_length", "document_length", "query_expansion"}
         self.not_read(name, raw, read | {"max_seq_length", "do_lower_case"} | _WITHOUT_EFFECT[TEXTS_FILES[0]])
         if raw.get("max_seq_length") is not None:
             max_tokens = fields.size("max_seq_length")

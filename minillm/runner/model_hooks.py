@@ -78,7 +78,8 @@ class ModelHooks:
     def views(self, batch: Batch, sequences: Sequence[TokenSequence], prefix: str = "") -> list[View]:
         """The views of those sequences of a batch that have hooks, or of all if some functions are for all."""
         views: list[View] = []
-        for span, sequence in zip(batch.spans, sequences, strict=True):
+        spans = [span for span in batch.spans if not span.beyond]
+        for span, sequence in zip(spans, sequences, strict=True):
             probe: Probe | None = sequence.probe
             if self.functions or probe is not None:
                 watches = probe is not None and probe.watched

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..tasks.embedding import Classification
+from ..tasks.late_interaction import ROLES, Role
 from ..text.tokenizer import EncodedText
 from .http_json import ApiError, json_response
 from .text_requests import TextsRequest, TextsServerRequest, listed_texts, read_request
@@ -102,6 +103,8 @@ async def _relevance(
     if request.model.engine.labels:
         classifications = await _classified(request, await request.encode(pairs, asked, param))
         return [classification.score for classification in classifications]
+    if request.model.engine.embedding.late is not None:
+        return await _late(request, asked, pairs, param)
     distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
     texts = await request.encode(distinct, asked, param, len(pairs))  # a query is no text of its own
     engine, lora = request.model.engine, request.model.lora
@@ -112,6 +115,25 @@ async def _relevance(
     vectors = await request.compute((SCORE, lora), vectors_of, texts)
     vector_of = dict(zip(distinct, vectors, strict=True))
     return [engine.embedding.compare(vector_of[first], vector_of[second]) for first, second in pairs]
+
+
+async def _late(
+    request: TextsServerRequest, asked: TextsRequest, pairs: list[tuple[str, str]], param: str
+) -> list[float]:
+    """A score for each pair, by the vectors of their tokens."""
+    engine, lora = request.model.engine, request.model.lora
+    vectors: dict[Role, dict[str, Any]] = {}
+    for i, role in enumerate(ROLES):
+        texts = list(dict.fromkeys(pair[i] for pair in pairs))
+        encoded = await request.encode(texts, asked, param, len(pairs), role)
+
+        def vectors_of(some: list[EncodedText], role: Role = role) -> list[Any]:
+            return [*engine.embed_tokens([*some], role, lora=lora, progress=False)]
+
+        vectors[role] = dict(zip(texts, await request.compute((SCORE, role, lora), vectors_of, encoded), strict=True))
+    assert engine.embedding.late is not None
+    compare = engine.embedding.late.compare
+    return [compare(vectors["query"][query], vectors["document"][document]) for query, document in pairs]
 
 
 async def _classified(request: TextsServerRequest, texts: list[EncodedText], raw: bool = False) -> list[Classification]:

@@ -92,7 +92,9 @@ class ServedModel:
         judges = ("/rerank", "/score", "/classify") if len(labels) == 1 else ("/classify",)
         if config.output == "labels":
             return judges
-        vectors = ("/v1/embeddings", "/score", "/rerank")
+        vectors: tuple[str, ...] = ("/v1/embeddings", "/score", "/rerank")
+        if self.engine.embedding.late is not None:
+            vectors = vectors[1:]
         if config.output == "states":
             return vectors
         texts = ("/v1/completions", "/v1/chat/completions", "/v1/responses")

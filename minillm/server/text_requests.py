@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from ..decoding.foreign import API, ignored
 from ..errors import EngineStateError, MinillmError, UsageError
+from ..tasks.late_interaction import Role
 from ..text.tokenizer import EncodedText
 from .generation_request import convert
 from .http_json import ApiError, internal_error, new_id, shutting_down
@@ -53,7 +54,12 @@ class TextsServerRequest:
         self._reason: str | None = None
 
     async def encode(
-        self, texts: Sequence[Any], asked: TextsRequest, param: str, count: int | None = None
+        self,
+        texts: Sequence[Any],
+        asked: TextsRequest,
+        param: str,
+        count: int | None = None,
+        role: Role | None = None,
     ) -> list[EncodedText]:
         """The tokens of a request's texts, which are counted.
 
@@ -62,6 +68,7 @@ class TextsServerRequest:
             asked: the request
             param: the field that they are from
             count: how many of them the limit counts; None: all
+            role: what they are to a late-interaction model
 
         Raises:
             ApiError: there are too many, one is too long or empty, too many wait, or the server is draining.
@@ -76,7 +83,8 @@ class TextsServerRequest:
         if asked.truncate_prompt_tokens not in (None, -1):
             message = f"truncate_prompt_tokens={asked.truncate_prompt_tokens}: expected -1, or nothing"
             raise ApiError(message, param="truncate_prompt_tokens")
-        encode = partial(self.model.engine.encode, texts, truncate=asked.truncate_prompt_tokens is not None)
+        truncate = asked.truncate_prompt_tokens is not None
+        encode = partial(self.model.engine.encode, texts, truncate=truncate, role=role)
         try:
             encoded = encode() if sum(map(_length, texts)) <= SHORT else await self.model.aio.run(encode)
         except MinillmError as error:
@@ -90,7 +98,7 @@ class TextsServerRequest:
             seconds = self._server.metrics.model(self.model).histograms["e2e_request_latency_seconds"].mean
             message = f"{waiting} requests wait, and the queue takes {most}: try again later"
             raise queue_full(message, waiting, AT_ONCE, seconds)
-        self.prompt_tokens = sum(len(text.token_ids) for text in encoded)
+        self.prompt_tokens += sum(len(text.token_ids) for text in encoded)
         self._http.scope["minillm.request"] = self
         return encoded
 

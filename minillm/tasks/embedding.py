@@ -24,6 +24,7 @@ from ..progress import work
 from ..runner.runner import Runner
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import EncodedText, Tokenizer, encode_texts
+from .late_interaction import Role
 from .pooling import POOLINGS, EmbeddingSettings, Pooling, pooled
 from .text_messages import TextMessages
 
@@ -118,8 +119,12 @@ class TextPasses:
 
     # --- texts --------------------------------------------------------------------------------------------------------
 
-    def encode(self, text: Text | Pair, *, prompt: str = "", truncate: bool = True) -> EncodedText:
+    def encode(
+        self, text: Text | Pair, *, prompt: str = "", truncate: bool = True, role: Role | None = None
+    ) -> EncodedText:
         """Token ids and types of a text or a pair of texts as the model reads them; `prompt` goes before the first.
+
+        `role` is what a text is to a late-interaction model.
 
         Raises:
             PromptError: it is empty, of another type, has ids outside the vocabulary, or is too long and `truncate` is
@@ -131,7 +136,7 @@ class TextPasses:
             encoded = self._checked(text)
         elif isinstance(text, str) or _is_pair(text):
             first, *more = [text] if isinstance(text, str) else [str(member) for member in text]
-            encoded = self._encoded(first, more[0] if more else None, prompt, truncate=truncate)
+            encoded = self._encoded(first, more[0] if more else None, prompt, truncate=truncate, role=role)
         else:
             if prompt:
                 raise ParameterError("a prompt goes before text, and token ids were given: put its ids before them")
@@ -144,16 +149,24 @@ class TextPasses:
             logger.warning("a text was cut to %d tokens, the most that this model reads; told once", self.context)
         return encoded
 
-    def _encoded(self, first: str, second: str | None, prompt: str, *, truncate: bool) -> EncodedText:
+    def _encoded(
+        self, first: str, second: str | None, prompt: str, *, truncate: bool, role: Role | None
+    ) -> EncodedText:
         tokenizer, settings = need_tokenizer(self._tokenizer), self.settings
         texts = [first] if second is None else [first, second]
-        if settings.messages is None:
+        reranks = settings.rerank_prompt is not None and second is not None
+        if settings.messages is None and not reranks:
             texts[0] = prompt + texts[0]
         if settings.strip:
             texts = [text.strip() for text in texts]
         if settings.lowercase:
             texts = [text.lower() for text in texts]
-        if self._messages is not None:
+        if settings.rerank_prompt is not None and reranks:
+            query, document = texts
+            encoded = settings.rerank_prompt.encode(tokenizer, query, document, prompt, self.context)
+        elif settings.late is not None and role is not None:
+            encoded = settings.late.encode(tokenizer, texts[0], role, self.context)
+        elif self._messages is not None:
             encoded = self._messages.encode(texts, prompt, self.context)
         else:
             ended = second is None and settings.pooling == "last" and self.config.output != "labels"
@@ -161,7 +174,9 @@ class TextPasses:
             if prompt and second is None and not settings.include_prompt:
                 encoded = encoded._replace(prompt_tokens=self._prompt_tokens(prompt))
         if encoded.truncated and not truncate:
-            raise PromptError(f"the text has more than {self.context} tokens, the most that this model reads")
+            late = None if role is None else settings.late
+            limit = self.context if late is None or role is None else late.limit(role, self.context)
+            raise PromptError(f"the text has more than {limit} tokens, the most that this model reads")
         return encoded
 
     @cached_property
@@ -210,6 +225,8 @@ class TextPasses:
             NumericalError: the hidden states contain NaN or infinity.
         """
         self.settings.check()
+        if self.settings.late is not None:
+            raise TaskError("this late-interaction model has vectors of tokens, none of a text: use embed_tokens")
         how = self.settings.pooling if pooling is None else pooling
         if how not in POOLINGS:
             raise ParameterError(f"pooling {shown(pooling)} is not known: expected one of {', '.join(POOLINGS)}")
@@ -240,6 +257,23 @@ class TextPasses:
             NumericalError: they contain NaN or infinity.
         """
         return self._run(texts, False, _every_position, lambda i, rows: rows, "embedding", lora)
+
+    def embed_tokens(
+        self, texts: Sequence[EncodedText], role: Role, *, lora: str | None = None
+    ) -> list[NDArray[np.float32]]:
+        """The vectors of the tokens of each text, for late interaction. [k, W] each
+
+        Raises:
+            TaskError: the checkpoint is not made for late interaction.
+            NumericalError: the hidden states contain NaN or infinity.
+        """
+        late = self.settings.late
+        if late is None:
+            raise TaskError(
+                "embed_tokens needs a late-interaction checkpoint (ColBERT); hidden_states gives the states of tokens"
+            )
+        states = self._run(texts, False, _every_position, lambda i, rows: rows, "embedding", lora)
+        return [late.vectors(rows, text, role, self._tokenizer) for rows, text in zip(states, texts, strict=True)]
 
     def classify(
         self,
@@ -340,7 +374,7 @@ class TextPasses:
         types: Sequence[int] = ()
         if count := self.config.token_types:
             types = text.types if max(text.types) < count else [0] * len(text.types)
-        return TokenSequence(list(text.token_ids), types=types, adapter=lora)
+        return TokenSequence(list(text.token_ids), types=types, adapter=lora, unseen=text.unseen)
 
     def _runner_for(self, sequences: Sequence[TokenSequence], head: bool) -> Runner:
         """A runner whose cache holds these texts."""

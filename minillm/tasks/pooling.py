@@ -8,13 +8,17 @@ these a checkpoint is, its files say: see `sentence_files`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..config import ScoreFunction
 from ..errors import ParameterError, UnsupportedModelError, listed, shown
+
+if TYPE_CHECKING:
+    from .late_interaction import LateInteraction
+    from .reranking import RerankPrompt
 
 Pooling = Literal["mean", "cls", "last"]
 """The vector [E] of a text from its hidden states [T, E]: their mean, the first token's, the last token's"""
@@ -100,8 +104,12 @@ class EmbeddingSettings:
     """None: texts are read as they are"""
     logit_score: LogitScore | None = None
     """The two tokens that a causal LM reranks by"""
+    rerank_prompt: "RerankPrompt | None" = None
+    """The prompt that it reads a query and a document in; None: as a pair of the tokenizer's or the template's"""
     score_function: ScoreFunction | None = None
     """The function of a cross-encoder's logits; None: the one of the model's configuration"""
+    late: "LateInteraction | None" = None
+    """Tokens have vectors, and texts have none"""
     refused: str = ""
     """Why texts are neither embedded nor scored, where the checkpoint asks for what minillm does not run"""
 

@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from minillm import Engine
-from minillm.errors import UnsupportedModelError
+from minillm.errors import TaskError, UnsupportedModelError
 from minillm.server import make_app
 
 from .. import huggingface
@@ -339,3 +339,75 @@ def test_a_template_that_writes_no_pairs_is_told(tmp_path: Path) -> None:
         pytest.raises(PromptError, match="leaves out messages of the role query or document"),
     ):
         engine.classify(PAIRS)
+
+
+# --- late interaction -------------------------------------------------------------------------------------------------
+
+
+def same_vectors(engine: Engine, theirs: Any, texts: Sequence[str]) -> None:
+    for role, encode in (("query", theirs.encode_query), ("document", theirs.encode_document)):
+        ours: Any = engine.embed_tokens(list(texts), role)  # type: ignore[arg-type]
+        for vectors, expected in zip(ours, encode(list(texts)), strict=True):
+            close(vectors, expected)
+
+
+EXPANSIONS: list[Any] = [
+    None,
+    {"strategy": "fixed", "attend": False, "length": 9, "token": "road"},
+    {"strategy": "fixed", "attend": True, "length": 9, "token": "road"},
+    {"strategy": "min", "attend": False, "length": 9, "token": "road"},
+]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+@pytest.mark.parametrize("expansion", EXPANSIONS, ids=["none", "fixed", "attended", "min"])
+def test_a_late_interaction_folder_has_the_vectors_and_scores_of_there(
+    expansion: Any, backend: str, tmp_path: Path
+) -> None:
+    late = Late("sentence_transformers.multi_vector_encoder.modules")
+    limits = {"document_length": 8} if expansion is None else {}
+    transformer = base.Transformer(str(encoder(tmp_path)), query_expansion=expansion, **limits)
+    projection = parts.Dense(
+        32, 12, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings"
+    )
+    modules = [transformer, projection, late.MultiVectorMask(skiplist_words=["the", "red"])]
+    made = sentence_transformers.MultiVectorEncoder(
+        modules=[*modules, parts.Normalize(module_input_name="token_embeddings")],
+        prompts={"query": "how are ", "document": "big "},
+        similarity_fn_name="meanmaxsim" if expansion is None else "maxsim",
+        device="cpu",
+    )
+    made.save_pretrained(str(tmp_path / "saved"))
+    theirs = sentence_transformers.MultiVectorEncoder(str(tmp_path / "saved"), device="cpu")
+    texts = [*TEXTS, "the cat and the dog and the bird and the house and a road"]
+    query = theirs.encode_query(texts[:1])
+    expected = theirs.similarity(query, theirs.encode_document(texts))[0].tolist()
+    with Engine(tmp_path / "saved", backend=backend, progress=False) as engine:
+        same_vectors(engine, theirs, texts)
+        close(engine.score_pairs(texts[0], texts), expected)
+        with pytest.raises(TaskError, match="has vectors of tokens, none of a text: use embed_tokens"):
+            engine.embed(texts)
+        app = make_app(engine)
+        body = {"query": texts[0], "documents": texts, "truncate_prompt_tokens": -1}
+        ranked = post(app, "/rerank", body).json()["results"]
+        close([result["relevance_score"] for result in ranked], sorted(expected, reverse=True))
+        assert post(app, "/v1/embeddings", {"input": "the cat"}).status_code == 404
+
+
+def test_a_folder_of_pylate_is_read_as_there(tmp_path: Path) -> None:
+    modules = [base.Transformer(str(encoder(tmp_path))), parts.Dense(32, 12, bias=False)]
+    sentence_transformers.SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(tmp_path / "saved"))
+    folder = tmp_path / "saved"
+    for name in ("module_input_name", "module_output_name"):
+        saved = json.loads((folder / "1_Dense" / "config.json").read_text())
+        saved.pop(name, None)
+        (folder / "1_Dense" / "config.json").write_text(json.dumps(saved))
+    said = {"query_prefix": "blue ", "document_prefix": "unheard ", "query_length": 11, "document_length": 9}
+    said |= {"attend_to_expansion_tokens": False, "skiplist_words": ["the"], "prompts": {"query": "blue how "}}
+    edit(settings_of(folder), model_type="ColBERT", **said)
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"mask_token": "?"}))
+    theirs = sentence_transformers.MultiVectorEncoder(str(folder), device="cpu")
+    with Engine(folder, backend="numpy", progress=False) as engine:
+        assert engine.tokenizer is not None and engine.tokenizer.mask_token_id == WORDS.index("?") + 4
+        same_vectors(engine, theirs, TEXTS)

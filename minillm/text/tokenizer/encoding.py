@@ -41,6 +41,7 @@ class Tokenizer:
     Attributes:
         bos_token_id: beginning-of-sequence token; None if the checkpoint names none.
         eos_token_id: end-of-sequence token; None if the checkpoint names none.
+        mask_token_id: the token that masked language models fill; None if the checkpoint names none.
         special_ids: ids of the special tokens, which are not text.
         added_ids: ids of the added tokens, special or not, by their text: each is one token wherever a text has it.
         end_ids: tokens that end a text or a turn, where a file says so of several (GGUF); else empty.
@@ -50,6 +51,7 @@ class Tokenizer:
 
     bos_token_id: int | None
     eos_token_id: int | None
+    mask_token_id: int | None
     special_ids: frozenset[int]
     added_ids: dict[str, int]
     end_ids: tuple[int, ...] = ()
@@ -83,6 +85,7 @@ class Tokenizer:
         self._text_bytes: dict[int, bytes] = {}
         self.bos_token_id = role_ids.get("bos_token")
         self.eos_token_id = role_ids.get("eos_token")
+        self.mask_token_id = role_ids.get("mask_token")
         added = self._call("get_added_tokens_decoder")
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.added_ids = {str(token.content): token_id for token_id, token in sorted(added.items())}
@@ -292,6 +295,11 @@ class Tokenizer:
             CheckpointError: it fails: the tokenizer is broken in a way detected only on use.
         """
         return call(_WHERE, getattr(self._backend, method), *args, **kwargs)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by the library's name of it; None if there is none."""
+        token_id = self._call("token_to_id", token)
+        return None if token_id is None else int(token_id)
 
     def _content(self, token_id: int) -> str | None:
         """The library's name of a token, asked for once; None if the id has no token."""

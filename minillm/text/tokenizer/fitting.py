@@ -17,6 +17,8 @@ class EncodedText(NamedTuple):
     """True if tokens were left out because there were more than the limit"""
     prompt_tokens: int = 0
     """Tokens of a prompt before the text that do not count in its embedding"""
+    unseen: int = 0
+    """Last tokens that attend to those before them, and to which none attends (`tasks/late_interaction.py`)"""
 
 
 def encode_texts(

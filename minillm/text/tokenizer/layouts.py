@@ -56,7 +56,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "MarianTokenizer": {"bos_token": None, "pad_token": "<pad>", "add_eos_token": True},
 }
 """Class -> settings that tokenizer_config.json leaves to it, of special tokens and of those around a text"""
-_ROLES = ("bos_token", "eos_token", "pad_token")  # roles that config.json can assign too, by id
+_ROLES = ("bos_token", "eos_token", "pad_token", "mask_token")  # roles that config.json can assign too, by id
 
 # Qwen2's pre-tokenization: at most one sign before a word, single digits, line breaks together.
 _QWEN2_PATTERN = (
@@ -96,7 +96,7 @@ class Parts(NamedTuple):
 
     backend: "tokenizers.Tokenizer"
     role_ids: dict[str, int]
-    """Ids of "bos_token", "eos_token" and "pad_token", where there are some"""
+    """Ids of "bos_token", "eos_token", "pad_token" and "mask_token", where there are some"""
     rows: int = 0
     """Rows of the model's LM head: config.json's `vocab_size`, 0 if absent"""
     languages: Languages | None = None
