@@ -52,6 +52,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "camembert": ROBERTA | {"model_type": "camembert", "pad_token_id": 3},
     "mpnet": ROBERTA | {"model_type": "mpnet", "num_attention_heads": 2},
     "mpnet, labels": ROBERTA | {"model_type": "mpnet", "architectures": ["MPNetForSequenceClassification"]},
+    "electra": BERT | {"model_type": "electra", "embedding_size": 16, "num_hidden_layers": 2},
+    "electra, labels": BERT
+    | {"model_type": "electra", "embedding_size": 32, "num_hidden_layers": 2, "num_labels": 3}
+    | {"architectures": ["ElectraForSequenceClassification"], "hidden_act": "gelu_new"},
     "gemma3_text": BERT
     | {"model_type": "gemma3_text", "use_bidirectional_attention": True, "num_key_value_heads": 1, "head_dim": 8}
     | {"sliding_window": 2, "query_pre_attn_scalar": 8, "architectures": ["Gemma3TextModel"]}  # of 2, half and 1 is 2

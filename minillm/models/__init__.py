@@ -86,7 +86,7 @@ FAMILIES = (
 ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "pegasus", "marian")
 """The same, of models with an encoder."""
 
-ENCODERS = ("bert", "distilbert", "roberta", "xlm_roberta", "camembert", "mpnet", "modernbert")
+ENCODERS = ("bert", "distilbert", "roberta", "xlm_roberta", "camembert", "mpnet", "modernbert", "electra")
 """The same, of encoders, which generate no text."""
 
 

@@ -31,6 +31,8 @@ PARAMETERS = {
     "xlm-roberta-base": 277_453_056,
     "all-mpnet-base-v2": 108_895_872,
     "modernbert-base": 149_014_272,
+    "electra-small-discriminator": 13_483_008,
+    "electra-base-discriminator": 108_891_648,
     "embeddinggemma-300m": 302_863_104,
     "modernbert-large": 394_781_696,
 }
