@@ -10,7 +10,7 @@ from tests.tiny import model_of
 
 from .recording import RecordingDevice
 
-FURTHER = ("electra, labels",)
+FURTHER = ("electra, labels", "nomic_bert, labels", "gte, labels")
 """Configurations whose layers another one's test runs too"""
 
 
