@@ -1,6 +1,7 @@
 """Makes the golden files of encoders: tiny random checkpoints, with what transformers computes of them.
 
-    python scripts/make_golden_encoders.py      # needs the reference extra; rewrites tests/golden_encoders/
+    python scripts/make_golden_encoders.py          # needs the reference extra; rewrites tests/golden_encoders/
+    python scripts/make_golden_encoders.py electra  # this configuration's alone
 
 Each folder is a checkpoint as saved by transformers (fp32), with expected.json (texts as token ids, their token types,
 the versions and the seed) and expected.safetensors (hidden states of every token of each text; logits of the labels).
@@ -26,11 +27,12 @@ SEED = 1
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write those that the command line names, or all of them."""
     folder = ROOT / "tests" / "golden_encoders"
-    shutil.rmtree(folder, ignore_errors=True)
+    if not sys.argv[1:]:
+        shutil.rmtree(folder, ignore_errors=True)
     torch.set_grad_enabled(False)
-    for name in CONFIGS:
+    for name in sys.argv[1:] or CONFIGS:
         write(folder / name.replace(", ", "-"), name)
 
 
@@ -40,7 +42,8 @@ def write(folder: Path, name: str) -> None:
     model.save_pretrained(folder)
     arrays, types, lines = {}, [], texts(3, seed=SEED, longest=20)
     for i, line in enumerate(lines):
-        of_line = [int(k >= len(line) // 2) for k in range(len(line))] if model.config.model_type == "bert" else []
+        pairs = getattr(model.config, "type_vocab_size", 0) > 1
+        of_line = [int(k >= len(line) // 2) for k in range(len(line))] if pairs else []
         given = {"input_ids": torch.tensor([line])} | ({"token_type_ids": torch.tensor([of_line])} if of_line else {})
         arrays[f"hidden.{i}"] = model.base_model(**given).last_hidden_state[0].numpy()
         if hasattr(model, "num_labels") and "SequenceClassification" in type(model).__name__:

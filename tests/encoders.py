@@ -52,6 +52,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "camembert": ROBERTA | {"model_type": "camembert", "pad_token_id": 3},
     "mpnet": ROBERTA | {"model_type": "mpnet", "num_attention_heads": 2},
     "mpnet, labels": ROBERTA | {"model_type": "mpnet", "architectures": ["MPNetForSequenceClassification"]},
+    "electra": BERT | {"model_type": "electra", "embedding_size": 16, "num_hidden_layers": 2},
+    "electra, labels": BERT
+    | {"model_type": "electra", "embedding_size": 32, "num_hidden_layers": 2, "num_labels": 3}
+    | {"architectures": ["ElectraForSequenceClassification"], "hidden_act": "gelu_new"},
+    "nomic_bert": BERT | {"model_type": "nomic_bert", "num_hidden_layers": 2},
+    "nomic_bert, labels": BERT
+    | {"model_type": "nomic_bert", "num_hidden_layers": 2, "type_vocab_size": 1, "num_labels": 3, "hidden_act": "gelu"}
+    | {"architectures": ["NomicBertForSequenceClassification"]}
+    | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}},
+    "gte": ROBERTA | {"model_type": "gte", "num_hidden_layers": 2, "rope_parameters": {"rope_theta": 1000.0}},
+    "gte, labels": BERT
+    | {"model_type": "gte", "num_hidden_layers": 2, "type_vocab_size": 0, "num_labels": 1}
+    | {"architectures": ["GteForSequenceClassification"], "hidden_act": "silu"},
     "gemma3_text": BERT
     | {"model_type": "gemma3_text", "use_bidirectional_attention": True, "num_key_value_heads": 1, "head_dim": 8}
     | {"sliding_window": 2, "query_pre_attn_scalar": 8, "architectures": ["Gemma3TextModel"]}  # of 2, half and 1 is 2

@@ -22,13 +22,16 @@ class Embedding:
     types: Weight | None = None
     """[types, E]: which of two texts a token is in (BERT)"""
     norm: Norm | None = None
+    project_normed: Weight | None = None
+    """[E, W], of tables with a narrower W, after the norm (ELECTRA)"""
     scale: float = 1.0
     """Factor of the token's vector (Gemma, Granite, mBART)"""
 
     def __call__(self, backend: Backend, batch: Batch) -> Any:
-        """x = scale * tokens[ids] (W_in) + positions[i] + types[t], then the norm if there is one. [T] -> [T, E]"""
+        """x = scale * tokens[ids] (W_in) + positions[i] + types[t], then norm and projection if any. [T] -> [T, E]"""
         x = self._vectors(backend, batch)
-        return x if self.norm is None else self.norm(backend, x)
+        x = x if self.norm is None else self.norm(backend, x)
+        return x if self.project_normed is None else backend.linear(x, self.project_normed)  # [T, W] -> [T, E]
 
     def _vectors(self, backend: Backend, batch: Batch) -> Any:
         """[T] -> [T, E]"""

@@ -86,8 +86,14 @@ FAMILIES = (
 ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "pegasus", "marian")
 """The same, of models with an encoder."""
 
-ENCODERS = ("bert", "distilbert", "roberta", "xlm_roberta", "camembert", "mpnet", "modernbert")
+ENCODERS = (
+    *("bert", "distilbert", "roberta", "xlm_roberta", "camembert", "mpnet", "modernbert", "electra"),
+    *("nomic_bert", "gte"),
+)
 """The same, of encoders, which generate no text."""
+
+OTHER_TYPES = {"new": "gte"}
+"""A model_type of checkpoints with code of their own -> the family"""
 
 
 def family_named(model_type: str) -> ModuleType:
@@ -108,6 +114,7 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
         UnsupportedModelError: the family is not supported; the message lists those that are.
     """
     family = text_config(raw).get("model_type")
+    family = OTHER_TYPES.get(family, family) if isinstance(family, str) else family
     known = FAMILIES + ENCODER_DECODERS + ENCODERS
     ours = isinstance(family, str) and family.replace("-", "_") in known
     if not isinstance(family, str) or not (ours or family in plugins("minillm.models")):

@@ -31,6 +31,8 @@ class EncoderConfig(ModelConfig):
     epsilon: float
     first_position: int = 0
     """Row of the position table that position 0 has"""
+    embedding_width: int = 0
+    """Width of the embeddings, which are projected to E; 0: they have E"""
 
 
 class TextEncoder(Decoder):
@@ -49,6 +51,7 @@ class EncoderNames:
     positions: str = "embeddings.position_embeddings"
     types: str = "embeddings.token_type_embeddings"
     embedding_norm: str = "embeddings.LayerNorm"
+    embedding_projection: str = "embeddings_project"
     layer: str = "encoder.layer"
     query: str = "attention.self.query"
     key: str = "attention.self.key"
@@ -113,12 +116,14 @@ def build_encoder(
 ) -> TextEncoder:
     """Build the model of a family; `bias` of scores by distance, [H, 2 M + 1]."""
     E, V = config.hidden_size, config.vocab_size
-    positions = weights.table(names.positions, config.max_positions + config.first_position, E, "positions")
+    W = config.embedding_width or E
+    positions = weights.table(names.positions, config.max_positions + config.first_position, W, "positions")
     embedding = Embedding(
-        weights.table(names.tokens, V, E, "vocabulary"),
+        weights.table(names.tokens, V, W, "vocabulary"),
         positions.rows_from(config.first_position) if config.first_position else positions,
-        types=weights.table(names.types, config.token_types, E, "positions") if config.token_types else None,
-        norm=weights.layer_norm(names.embedding_norm, E, config.epsilon),
+        types=weights.table(names.types, config.token_types, W, "positions") if config.token_types else None,
+        norm=weights.layer_norm(names.embedding_norm, W, config.epsilon),
+        project_normed=None if W == E else weights.linear(names.embedding_projection, E, inputs=W, bias=True),
     )
     layers = tuple(
         _build_layer(config, weights.at(f"{names.layer}.{i}"), names, i, bias) for i in range(config.num_layers)

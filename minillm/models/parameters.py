@@ -641,7 +641,7 @@ class Names:
     """Older names of tensors: an ending, and what stands for it today"""
     expert_tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Endings of tensors that hold one matrix of each expert [X, rows, columns] -> those of equal parts of an expert's
-    rows, with * for its number"""
+    rows, with * for its number; without it of one matrix's rows [rows, columns]"""
     other_parts: tuple[str, ...] = ()
     """Prefixes of tensors that are no part of the text model, such as a vision tower's"""
     embedding: str = "embed_tokens.weight"
@@ -666,14 +666,17 @@ class Names:
         return self.head if name == "lm_head.weight" else name
 
     def unstacked(self, short: str, tensor: Tensor) -> dict[str, Tensor]:
-        """A tensor of this `short` name; or if it is one of `expert_tensors`, each expert's matrices by their names."""
+        """A tensor of this `short` name; or if it is one of `expert_tensors`, the matrices in it by their names."""
         ending = next((ending for ending in self.expert_tensors if short.endswith(ending)), None)
-        if ending is None or len(tensor.shape) != 3 or tensor.shape[1] % len(self.expert_tensors[ending]):
+        if ending is None:
             return {short: tensor}
         stem, parts = short.removesuffix(ending), self.expert_tensors[ending]
-        rows, matrices = tensor.shape[1] // len(parts), dict[str, Tensor]()
-        for i in range(tensor.shape[0]):
-            matrix = _item(tensor, i)  # [X, rows, columns] -> [rows, columns]
+        axes = 3 if "*" in parts[0] else 2
+        if len(tensor.shape) != axes or tensor.shape[axes - 2] % len(parts):
+            return {short: tensor}
+        rows, matrices = tensor.shape[axes - 2] // len(parts), dict[str, Tensor]()
+        for i in range(tensor.shape[0] if axes == 3 else 1):
+            matrix = _item(tensor, i) if axes == 3 else tensor  # [X, rows, columns] -> [rows, columns]
             for j, part in enumerate(parts):
                 own = matrix if len(parts) == 1 else matrix.part(0, j * rows, (j + 1) * rows)
                 matrices[stem + part.replace("*", str(i))] = own

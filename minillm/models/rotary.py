@@ -11,6 +11,7 @@ kind under `rope_type` or, older still, `type`.
     longrope  f_j divided by a factor of its own: another one in texts beyond the original length (Ding et al., arXiv
               2402.13753). Such a text is computed anew when it outgrows that length, as transformers does in Phi-3; so
               minillm runs it in that family alone
+    ntk       the base times `factor`, then all frequencies divided by factor^(2 / r) (GTE's published code)
     proportional  the first share of all pairs turns, the others do not (Gemma 4)
 
 All numbers are float32, as in transformers: at position 4,000 an angle has four digits after the decimal point.
@@ -224,6 +225,21 @@ def _dynamic(scaling: Fields, plain: NDArray[np.float32], _: float, max_position
     return RotaryConfig(frequencies=_numbers(plain), stretch=stretch, longest=_longest(scaling, factor, max_positions))
 
 
+def _ntk(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions: int) -> RotaryConfig:
+    """Divide f_j by factor^(2 (j + 1) / r).
+
+    Raises:
+        UnsupportedModelError: the division has another exponent (`mixed_b`).
+    """
+    factor = _factor(scaling)
+    if scaling.raw.get("mixed_b") is not None:
+        raise UnsupportedModelError(
+            f"{scaling.source}: mixed_b is {scaling.raw['mixed_b']!r:.40}; minillm runs ntk without"
+        )
+    divisors = factor ** (np.arange(1, len(plain) + 1) / len(plain))
+    return RotaryConfig(frequencies=_numbers(plain / divisors), longest=max_positions)
+
+
 def _llama3(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions: int) -> RotaryConfig:
     """Divide frequencies of wavelengths over original / low by the factor; keep those under original / high."""
     factor, original = _factor(scaling), scaling.size(_ORIGINAL, max_positions)
@@ -342,6 +358,7 @@ _KINDS: dict[str, Callable[[Fields, NDArray[np.float32], float, int], RotaryConf
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
+    "ntk": _ntk,
     "yarn": _yarn,
     "llama3": _llama3,
     "longrope": _longrope,

@@ -31,9 +31,17 @@ PARAMETERS = {
     "xlm-roberta-base": 277_453_056,
     "all-mpnet-base-v2": 108_895_872,
     "modernbert-base": 149_014_272,
+    "nomic-embed-text-v1.5": 136_731_648,
+    "gte-base-en-v1.5": 136_776_192,
+    "gte-multilingual-base": 305_368_320,
+    "electra-small-discriminator": 13_483_008,
+    "electra-base-discriminator": 108_891_648,
     "embeddinggemma-300m": 302_863_104,
     "modernbert-large": 394_781_696,
 }
+
+LENGTHS = {**dict.fromkeys(("modernbert", "nomic_bert", "gte"), 8192), "gemma3_text": 2048}
+"""The longest texts of families, if not 512 tokens"""
 
 
 @pytest.fixture(params=CONFIGS)
@@ -51,7 +59,7 @@ def test_published_shapes_have_their_number_of_parameters(shape: str) -> None:
     assert sum(math.prod(size) for size in tensor_shapes(config).values()) == PARAMETERS[shape]
     assert config.bidirectional
     assert config.output == "states"
-    assert config.max_positions == {"modernbert": 8192, "gemma3_text": 2048}.get(config.model_type, 512)
+    assert config.max_positions == LENGTHS.get(config.model_type, 512)
 
 
 @pytest.mark.sampled(4)
@@ -198,6 +206,16 @@ def test_labels_and_the_function_of_their_logits(
             "use_bidirectional_attention is true",
         ),
         ("modernbert", {"hidden_activation": "mish"}, "hidden_activation is 'mish'"),
+        ("nomic_bert", {"prenorm": True}, "prenorm is True; in this family minillm runs False"),
+        ("nomic_bert", {"num_experts": 8}, "num_experts is 8"),
+        ("nomic_bert", {"qkv_proj_bias": True}, "qkv_proj_bias is True"),
+        ("nomic_bert", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction is 0.5"),
+        ("nomic_bert", {"n_embd": 32, "activation_function": "gelu"}, "activation_function is 'gelu'"),
+        ("gte", {"logn_attention_scale": True}, "logn_attention_scale is true"),
+        ("gte", {"pack_qkv": False}, "pack_qkv is false"),
+        ("gte", {"layer_norm_type": "rms_norm"}, "layer_norm_type is 'rms_norm'"),
+        ("gte", {"model_type": "new", "position_embedding_type": "absolute"}, "position_embedding_type is 'absolute'"),
+        ("gte", {"rope_parameters": {"rope_type": "ntk", "factor": 2.0}}, "'ntk'"),
     ],
 )
 def test_what_would_change_the_results_is_refused(name: str, change: dict[str, Any], message: str) -> None:

@@ -10,9 +10,14 @@ from tests.tiny import model_of
 
 from .recording import RecordingDevice
 
+FURTHER = ("electra, labels", "nomic_bert, labels", "gte, labels")
+"""Configurations whose layers another one's test runs too"""
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in FURTHER)) for name in CONFIGS]
+)
 @pytest.mark.parametrize(("storage", "tolerance"), [("float32", 1e-4), ("float16", 0.1)])
 def test_states_and_labels_are_numpys(name: str, storage: str, tolerance: float, device: RecordingDevice) -> None:
     raw, ids = CONFIGS[name], [*texts(3, seed=6, longest=20), [5], [7]]
