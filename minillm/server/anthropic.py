@@ -3,7 +3,8 @@
 Source: Anthropic's API reference, "Messages" and "Streaming messages". A conversation is read as the chat that it
 stands for: results of tools become messages of their own, thoughts go to templates that read them, and a last message
 of the assistant is continued. Blocks and tools of Anthropic's own services (web search, code execution) are skipped,
-with a line in the log for each type. Generation fields of the engine are taken as in /v1/chat/completions.
+with a line in the log for each type. Generation fields of the engine are taken as in /v1/chat/completions. `max_tokens`
+is a cap, which may be above what the context holds, as coding agents always send the same.
 """
 
 import json
@@ -50,6 +51,9 @@ _ERRORS = {
     503: "overloaded_error",
 }
 """Status -> Anthropic's type of an error; all others are "api_error\""""
+_BILLING = "x-anthropic-billing-header:"
+"""Begins a block of `system` in which Claude Code tells its version and session, which no model needs; it would keep
+prompts of other sessions from beginning alike"""
 
 
 class MessagesRequest(GenerationRequest, kw_only=True):
@@ -88,8 +92,10 @@ async def count_tokens(http: Request) -> Response:
 
 def error_body(error: ApiError) -> bytes:
     """An error in Anthropic's shape."""
-    kind = _ERRORS.get(error.status, "api_error")
-    return encode({"type": "error", "error": {"type": kind, "message": str(error)}})
+    kind, message = _ERRORS.get(error.status, "api_error"), str(error)
+    if error.code == "context_length_exceeded":  # agents look for these words, and then shorten their conversation
+        message = f"prompt is too long: {message}"
+    return encode({"type": "error", "error": {"type": kind, "message": message}})
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -134,7 +140,7 @@ def _translated(body: Mapping[str, Any]) -> Translated[ChatRequest]:
         reasoning_effort=effort if isinstance(effort, str) else None,
     )
     convert_chat(chat, asked.fields, asked.names, "output_config.format", "output_config.format")
-    return replace(asked, body=chat)  # type: ignore[arg-type, return-value]
+    return replace(asked, body=chat, capped=True)  # type: ignore[arg-type, return-value]
 
 
 def _is_prefix(message: Mapping[str, Any]) -> bool:
@@ -145,8 +151,9 @@ def _is_prefix(message: Mapping[str, Any]) -> bool:
 def _conversation(given: MessagesRequest) -> list[dict[str, Any]]:
     """The conversation in OpenAI's form: the system's text, and each message's blocks."""
     chat: list[dict[str, Any]] = []
-    if given.system not in (None, "", []):
-        chat.append({"role": "system", "content": _texts("system", given.system)})
+    system = [block for block in _blocks("system", given.system or []) if not _is_billing(block)]
+    if system:
+        chat.append({"role": "system", "content": _texts("system", system)})
     for i, message in enumerate(given.messages):
         where, role = f"messages[{i}]", message.get("role") if isinstance(message, dict) else None
         if role not in ("user", "assistant", "system"):
@@ -160,6 +167,10 @@ def _conversation(given: MessagesRequest) -> list[dict[str, Any]]:
     if not given.messages:
         raise ApiError("messages: expected at least one message", param="messages")
     return chat
+
+
+def _is_billing(block: Mapping[str, Any]) -> bool:
+    return str(block.get("text")).startswith(_BILLING)
 
 
 def _blocks(where: str, content: Any) -> list[dict[str, Any]]:
@@ -357,7 +368,9 @@ class _Answer(AnswerWriter):
         reason, stop = self._last.finish_reason, self._last.stop_reason
         sequence = stop if isinstance(stop, str) and reason == "stop" else None
         if reason != "stop":
-            why = "max_tokens"
+            cap, count = self._request.asked.fields.get("max_new_tokens"), self._request.usage().completion_tokens
+            full = reason == "length" and cap is not None and count < cap
+            why = "model_context_window_exceeded" if full else "max_tokens"
         elif self._parser.called:
             why = "tool_use"
         else:

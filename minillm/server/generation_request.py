@@ -167,6 +167,8 @@ class Translated(Generic[R]):
     """The names in the body"""
     n: int
     """Results for each prompt"""
+    capped: bool = False
+    """The limit of new tokens is a cap: more than the context holds after the prompt is no error"""
 
     def limit(self, field: str, most: int) -> None:
         """Refuse a field above a limit of this server.
@@ -192,7 +194,8 @@ class Translated(Generic[R]):
 
 def refused(message: str, given: Collection[str]) -> ApiError:
     """An error of the first field that its message names, of those that a request has."""
-    return ApiError(message, param=next((word for word in re.findall(r"\w+", message) if word in given), None))
+    param = next((word for word in re.findall(r"\w+", message) if word in given), None)
+    return ApiError(message, param=param, code="context_length_exceeded" if "the context holds" in message else None)
 
 
 def translate(body: Mapping[str, Any], endpoint: Endpoint[R], known: Mapping[str, str] | None = None) -> Translated[R]:

@@ -8,7 +8,7 @@ servers of this API do it; in Python the same key is refused (`chat.template.unr
 import json
 import logging
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from ..errors import PromptError, listed, printable, shown
@@ -54,6 +54,27 @@ def conversation(messages: list[Any], template: ChatTemplate) -> list[Any]:
                 read = {"name": functions[call]} | read
         chat.append(read)
     return chat
+
+
+def joined_instructions(chat: list[Any]) -> list[Any]:
+    """A conversation for a template that takes instructions only as its first message, and turns only in turns.
+
+    Coding agents write several messages of the system, also between turns (Claude Code), and of the user. The first
+    ones of the system become one; later ones the user's; and the user's that follow each other become one.
+    """
+    joined: list[Any] = []
+    for message in chat:
+        if not isinstance(message, dict) or "role" not in message:
+            return chat
+        last = joined[-1] if joined else {"role": None}
+        if message["role"] == "system" and last["role"] not in (None, "system"):
+            message = message | {"role": "user"}
+        texts = isinstance(last.get("content"), str) and isinstance(message.get("content"), str)
+        if texts and message["role"] == last["role"] in ("system", "user"):
+            joined[-1] = last | {"content": f"{last['content']}\n\n{message['content']}"}
+        else:
+            joined.append(message)
+    return joined
 
 
 def template_variables(request: Any, template: ChatTemplate) -> dict[str, Any]:
@@ -119,6 +140,12 @@ def _read_call(call: Any) -> Any:
         custom = read.pop("custom")
         read |= {"type": "function", "function": custom_call(custom.get("name"), custom.get("input"))}
     return read
+
+
+@cache
+def log_joined() -> None:
+    """Say once that a conversation is not rendered as it was sent."""
+    logger.warning("messages of the system and the user are joined: the chat template takes no more than one in turn")
 
 
 @lru_cache(64)

@@ -2,8 +2,8 @@
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from .. import __version__
@@ -16,7 +16,7 @@ from ..text.chat import CallFormat, ReasoningFormat
 from ..text.infill import InfillPrompt, infill_prompt
 from .http_json import ApiError
 from .logprobs import TokenTexts
-from .messages import conversation, template_variables
+from .messages import conversation, joined_instructions, log_joined, template_variables
 from .text_queue import TextQueue
 
 OPENAI_DEFAULTS = {"do_sample": True, "temperature": 1.0, "top_k": 0}
@@ -161,13 +161,30 @@ class ServedModel:
         if template is not None:
             template = template if tools is None else template.for_tools
             messages, variables = conversation(messages, template), template_variables(body, template)
-        text = self.engine.render_chat(
-            messages,
+        render = partial(
+            self.engine.render_chat,
             tools=tools,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=bool(body.continue_final_message),
             chat_template_kwargs=variables,
         )
+        try:
+            text = render(messages)
+        except PromptError as refusal:
+            text = self._render_joined(messages, render, refusal)
         if not text:
             raise PromptError("the chat template renders these messages as an empty text")
+        return text
+
+    @staticmethod
+    def _render_joined(messages: list[Any], render: Callable[[list[Any]], str], refusal: PromptError) -> str:
+        """A conversation that was refused as it is, with its instructions and turns joined."""
+        joined = joined_instructions(messages)
+        if joined == messages:
+            raise refusal
+        try:
+            text = render(joined)
+        except PromptError:
+            raise refusal from None
+        log_joined()
         return text

@@ -203,7 +203,7 @@ class ServerRequest(Generic[R]):
                 defaults=engine.chat_defaults if isinstance(body, ChatRequest) else None,
                 thoughts=self._thoughts,
             )
-            limited = {"max_new_tokens", "max_length"} & self.asked.fields.keys()
+            limited = {"max_new_tokens", "max_length"} & self.asked.fields.keys() and not self.asked.capped
             return requests if limited else [*map(engine.fitted, requests)]
 
         metrics = self._server.metrics.model(self.model)
@@ -237,12 +237,13 @@ class ServerRequest(Generic[R]):
         asked.limit("num_beams", limits.max_n)
         asked.limit("top_logprobs", limits.max_logprobs)
         fields = dict(asked.fields)
-        if processors := self._processors():
-            fields["logits_processor"] = processors
+        fields |= self._processors()
+        if asked.capped and isinstance(cap := fields.get("max_new_tokens"), int):
+            fields["max_new_tokens"] = min(cap, max(1, context - longest))
         new = fields.get("max_new_tokens", 0 if default is None else min(default, 1))
         if isinstance(new, int) and longest + max(new, 1 - bool(fields.get("echo"))) > context:
             name = asked.names.get("max_new_tokens", "max_tokens")
-            more = f" and {name}={new}" if new and "max_new_tokens" in fields else ""
+            more = f" and {name}={new}" if new and "max_new_tokens" in fields and not asked.capped else ""
             raise ApiError(
                 f"a prompt of {longest} tokens{more} does not fit into the context of {context}: shorten the prompt"
                 + (f", or lower {name}" if more else ""),
@@ -264,8 +265,8 @@ class ServerRequest(Generic[R]):
             fields.setdefault("lora", self.model.lora)
         return fields
 
-    def _processors(self) -> list[str]:
-        """The names of the logits processors that the request asks for.
+    def _processors(self) -> dict[str, list[str]]:
+        """The generation field of the logits processors that the request asks for, if any.
 
         Raises:
             ApiError: the server was not started with one of them.
@@ -279,7 +280,7 @@ class ServerRequest(Generic[R]):
                 raise ApiError(message, param="logits_processors")
         if names:
             self.asked.names.setdefault("logits_processor", "logits_processors")
-        return names
+        return {"logits_processor": names} if names else {}
 
     def _end_ids(self) -> tuple[int, ...]:
         """The tokens that end the text, unless the request says others; in a conversation also those that end turns."""
