@@ -119,7 +119,7 @@ class Run:
         return None if code else ""
 
     def _environment(self) -> dict[str, str]:
-        standin = [str(ROOT / "tests" / "cuda_emulator" / "standin")] if self._emulated else []
+        standin = [str(ROOT / "tests" / "cupy_standin")] if self._emulated else []
         paths = [*standin, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
 

@@ -37,7 +37,7 @@ FOLDERS = {
     "lm_eval": "reference backends decoding engine",
     "integrations": "text formats engine",
     "minillm": "decoding engine pipelines",
-    "course": "",
+    "course": "backends",
     "server": "text backends decoding formats tasks engine measure minillm",
     "cli": "text backends decoding models measure/accounting formats distributed engine measure pipelines minillm"
     " server course",

@@ -2,6 +2,7 @@
 
 lessons/     the lessons, a page of Markdown each: prose, and code in cells of at most ten lines
 drawing.py   figures in the notebook's own colours
+launching.py runs a learner's CUDA kernel
 lesson.py    reads a lesson; writes it as a notebook; runs it as text
 exercises/   what an answer to each exercise has to do, a file for each lesson
 solutions/   an answer to each exercise, likewise

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cuda_emulator import missing
+from minillm.backends.cuda.emulator import missing
 
 ROOT = Path(__file__).parents[2]
 emulated = pytest.mark.skipif(missing() is not None, reason=str(missing()))

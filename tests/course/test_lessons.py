@@ -8,14 +8,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from minillm.backends.cuda.emulator import missing
 from minillm.cli.main import run
 from minillm.course.exercises import check, exercises, problem_of
+from minillm.course.launching import run_gemv
 from minillm.course.lesson import LESSONS, Lesson, lessons
+from minillm.errors import UsageError
 
 ALL = lessons()
 IDS = [lesson.path.stem for lesson in ALL]
+EMULATED = {13}
+"""Lessons that compile CUDA for this processor"""
 KINDS = Path(__file__).with_name("outputs.json")
 """The kinds of each cell's outputs; MINILLM_WRITE_OUTPUTS=1 writes them anew"""
 
@@ -59,18 +65,24 @@ def test_files_and_functions_that_a_lesson_names_are_there(lesson: Lesson) -> No
 
 
 def test_a_lesson_imports_what_serves_and_defines_no_module_of_its_own() -> None:
-    """The course's own modules are the lessons' form, figures and exercises: what they show is elsewhere."""
+    """Its own modules are for the lessons' form and figures, and for running a learner's kernel."""
     files = {path.stem for path in LESSONS.parent.glob("*.py")}
-    assert files == {"__init__", "lesson", "drawing"}
+    assert files == {"__init__", "lesson", "drawing", "launching"}
 
 
 # --- exercises --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lesson", ALL, ids=IDS)
+@pytest.mark.parametrize(
+    "lesson",
+    [pytest.param(lesson, marks=[pytest.mark.slow] if lesson.number in EMULATED else []) for lesson in ALL],
+    ids=IDS,
+)
 def test_an_exercise_refuses_its_stub_and_takes_its_solution(
     lesson: Lesson, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if lesson.number in EMULATED and (reason := missing()):
+        pytest.skip(reason)
     solutions = vars(import_module(f"minillm.course.solutions.lesson_{lesson.number:02}"))
     for name, code in stubs(lesson).items():
         names: dict[str, Any] = {}
@@ -150,6 +162,8 @@ def is_bar(output: Any) -> bool:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("stem", IDS)
 def test_a_lesson_runs_as_a_notebook_and_shows_what_it_did(stem: str, executed: dict[str, list[Any]]) -> None:
+    if int(stem[:2]) in EMULATED and (reason := missing()):
+        pytest.skip(reason)
     kinds = []
     for cell in executed[stem]:
         outputs = [output for output in cell.get("outputs", ()) if not is_bar(output)]
@@ -160,3 +174,62 @@ def test_a_lesson_runs_as_a_notebook_and_shows_what_it_did(stem: str, executed: 
     if os.environ.get("MINILLM_WRITE_OUTPUTS"):
         KINDS.write_text(json.dumps(stored | {stem: kinds}) + "\n", encoding="utf-8")
     assert kinds == json.loads(KINDS.read_text(encoding="utf-8"))[stem]
+
+
+# --- a learner's kernel -----------------------------------------------------------------------------------------------
+
+W, X = np.arange(12.0).reshape(3, 4), np.arange(4.0)
+
+
+def test_without_a_compiler_a_kernel_says_what_is_missing_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minillm.course.launching.missing", lambda: "the CUDA emulator needs g++")
+    with pytest.raises(UsageError, match=r"^the lesson compiles CUDA for this processor: the .* g\+\+$"):
+        run_gemv("", W, X)
+    assert problem_of(lambda: "", "transposed") == (
+        "It cannot be tried here: the lesson compiles CUDA for this processor: the CUDA emulator needs g++."
+    )
+
+
+def test_an_answers_sectors_are_held_to_each_kind_of_load() -> None:
+    assert "should be 4, found 32" in str(problem_of(lambda addresses, size: len(addresses), "sectors"))
+
+    def of_first_bytes(addresses: list[int], size: int) -> int:
+        return len({address // 32 for address in addresses})
+
+    assert problem_of(of_first_bytes, "sectors") == "sectors([24], 16), which crosses a border, should be 2, found 1."
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("for (int r = 0; r < rows; r++) sum += x[r] * W[c * rows + r];", r"y\[\d+\] should be .*, found"),
+        ("if (c > 100) return;", "99 of the 200 numbers of y are not written"),
+        (
+            "for (int r = 0; r <= rows; r++) sum += x[r] * W[r * n + c];",
+            "raises LaunchError: gemv: .*beyond the end",
+        ),
+        ("sum += y;", "It raises BuildError: g\\+\\+ refuses it"),
+    ],
+)
+def test_a_wrong_kernel_is_told_what_is_wrong(body: str, problem: str) -> None:
+    if reason := missing():
+        pytest.skip(reason)
+    head = 'extern "C" __global__ void gemv(const float* W, const float* x, float* y, int rows, int n)'
+    index = "int c = blockIdx.x * blockDim.x + threadIdx.x; if (c >= n) return; float sum = 0;"
+    assert re.search(problem, str(problem_of(lambda: f"{head} {{ {index} {body} y[c] = sum; }}", "transposed")))
+
+
+@pytest.mark.slow
+def test_a_right_kernel_that_reads_far_apart_is_sent_back() -> None:
+    """Each thread has a column, but neighbours' columns are 8 apart."""
+    if reason := missing():
+        pytest.skip(reason)
+    source = """extern "C" __global__ void gemv(const float* W, const float* x, float* y, int rows, int n) {
+        int t = blockIdx.x * blockDim.x + threadIdx.x, c = t % 25 * 8 + t / 25;
+        if (t >= n) return;
+        float sum = 0;
+        for (int r = 0; r < rows; r++) sum += x[r] * W[r * n + c];
+        y[c] = sum;
+    }"""
+    assert re.search(r"takes \d\d sectors: read neighbours", str(problem_of(lambda: source, "transposed")))

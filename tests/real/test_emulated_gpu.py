@@ -12,9 +12,9 @@ import pytest
 from minillm import Engine
 from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.emulator import Emulator, missing
 from minillm.backends.placement import Placement
 from tests.backends.cuda.recording import Recorder, RecordingDevice
-from tests.cuda_emulator import Emulator, missing
 
 pytestmark = pytest.mark.real
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from minillm.backends.cuda import linear
+from minillm.backends.cuda.emulator import SCHEDULES, Emulator
+from minillm.backends.cuda.emulator import missing as missing_for_emulator
 from minillm.backends.cuda.kernels import Launcher
-from tests import cuda_emulator
-from tests.cuda_emulator import SCHEDULES, Emulator
 
 from .launchers import ON_GPU, exhaustive, launcher, missing
 from .recording import Recorder, RecordingDevice
@@ -67,7 +67,7 @@ def checking_emulator() -> Emulator:
     """One that ends a launch at the first race or access outside an argument, and names the line. Never a real GPU:
     what it is shown would end the process there.
     """
-    if reason := cuda_emulator.missing():
+    if reason := missing_for_emulator():
         pytest.skip(reason)
     return Emulator(checks=True)
 

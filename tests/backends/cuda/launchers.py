@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from numpy.lib.array_utils import byte_bounds
 
+from minillm.backends.cuda import emulator
+from minillm.backends.cuda.emulator import Emulator
 from minillm.backends.cuda.kernels import Kernel, Launcher, Module
-from tests import cuda_emulator
-from tests.cuda_emulator import Emulator
 
 ON_GPU = os.environ.get("MINILLM_TEST_GPU", "") in ("1", "unpooled")
 UNPOOLED = os.environ.get("MINILLM_TEST_GPU") == "unpooled"
@@ -32,7 +32,7 @@ def exhaustive(*values: object) -> Any:
 
 def missing() -> str | None:
     """What there is not, as a reason to skip. On a GPU nothing is skipped for its lack."""
-    return None if ON_GPU else cuda_emulator.missing()
+    return None if ON_GPU else emulator.missing()
 
 
 def launcher(schedule: str = "forward") -> Launcher:

@@ -7,8 +7,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from minillm.backends.cuda.emulator import Emulator
 from minillm.backends.cuda.kernels import STORAGE
-from tests.cuda_emulator import Emulator
 
 SOURCE = Path(__file__).with_name("planted.cu")
 PLANTS = re.findall(r"^    ([A-Z_]+),", SOURCE.read_text(), re.MULTILINE)

@@ -17,10 +17,10 @@ from minillm.backends.cuda.attention import (
     partials_size,
     staged_bytes,
 )
+from minillm.backends.cuda.emulator import Emulator, LaunchError
 from minillm.backends.cuda.kernels import Kernels
 from minillm.batch import Span
 from minillm.reference.attention import AttentionSpec
-from tests.cuda_emulator import Emulator, LaunchError
 
 from .launchers import ON_GPU, exhaustive, launcher
 

@@ -71,7 +71,7 @@ def test_the_library_multiplies_parts_of_rows(storage: str, monkeypatch: pytest.
     """On the stand-in: cuBLAS's order of matrices, and strides in numbers. What is beside `out` stays."""
     if storage == "bfloat16":
         pytest.importorskip("ml_dtypes", reason="has bfloat16")
-    cupy: Any = import_module("tests.cuda_emulator.standin.cupy")
+    cupy: Any = import_module("tests.cupy_standin.cupy")
     monkeypatch.setattr("minillm.backends.cuda.device.import_cupy", lambda: cupy)
     numbers, dtype = np.random.default_rng(0).integers(-4, 5, (13, 20)).astype("f"), number_type(storage)
     x, weight = cupy.asarray(numbers[:5], dtype)[:, 3:11], cupy.asarray(numbers[7:, 12:], dtype)

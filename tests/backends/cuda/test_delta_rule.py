@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from minillm import reference
+from minillm.backends.cuda.emulator import Emulator, LaunchError
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.rows import delta_rule
-from tests.cuda_emulator import Emulator, LaunchError
 
 from .launchers import ON_GPU
 

@@ -15,13 +15,13 @@ from minillm.backends.cuda.attention import store_kv
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.dependent import WAITING, Driver, begins_early, check_architecture, has_dependent_launches
 from minillm.backends.cuda.device import CupyDevice
+from minillm.backends.cuda.emulator import Emulator
+from minillm.backends.cuda.emulator.toolkit import compiler, cuda_headers, missing
 from minillm.backends.cuda.kernels import NULL, Kernels, Launch
 from minillm.backends.cuda.linear import Product, gemm, gemv
 from minillm.backends.cuda.rows import embed, glu, layer_norm, rms_norm, scale_logits
 from minillm.batch import TokenSequence
 from minillm.errors import DeviceError
-from tests.cuda_emulator import Emulator
-from tests.cuda_emulator.toolkit import compiler, cuda_headers, missing
 from tests.families import CONFIGS
 from tests.tiny import model_of, runner_of
 

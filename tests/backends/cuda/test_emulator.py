@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cuda_emulator import SCHEDULES, Emulator, LaunchError, missing
+from minillm.backends.cuda.emulator import SCHEDULES, Emulator, LaunchError, missing
 
 from .launchers import ON_GPU
 from .planted import DTYPES, NONE, kernel, line_of, plant, random

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cuda_emulator import BuildError, Emulator, LaunchError
+from minillm.backends.cuda.emulator import BuildError, Emulator, LaunchError
 
 from .launchers import ON_GPU
 from .planted import NONE, kernel, random

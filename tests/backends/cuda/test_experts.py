@@ -7,11 +7,11 @@ import pytest
 
 from minillm import reference
 from minillm.backends.cuda import experts, rows
+from minillm.backends.cuda.emulator import Emulator
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.weights import Experts
 from minillm.reference.experts import RouterSpec, Routing
 from minillm.reference.quantize import Quantized, dequantize, quantize
-from tests.cuda_emulator import Emulator
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 in NumPy needs ml_dtypes")
 

@@ -11,6 +11,7 @@ import pytest
 from minillm.backends.cuda import memory
 from minillm.backends.cuda.attention import StoreArguments, store_kv
 from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.emulator import Emulator
 from minillm.backends.cuda.fusing import Ending, fuse
 from minillm.backends.cuda.kernels import NULL, Kernels, Launch, kernel_folder
 from minillm.backends.cuda.linear import Product, ProductArguments, linear
@@ -19,7 +20,6 @@ from minillm.backends.weights import Weight
 from minillm.batch import TokenSequence
 from minillm.reference.quantize import quantize
 from minillm.reference.rotary import Rotation, Stretch
-from tests.cuda_emulator import Emulator
 from tests.families import CONFIGS
 
 from .launchers import exhaustive, launcher

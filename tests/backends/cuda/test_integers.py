@@ -15,6 +15,7 @@ from minillm import Engine
 from minillm.backends.cuda import linear as products
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.device import Device
+from minillm.backends.cuda.emulator import Emulator
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.linear import (
     INTEGER_ROWS,
@@ -36,7 +37,6 @@ from minillm.backends.weights import format_of, narrow
 from minillm.engine.footprint import footprints
 from minillm.engine.inspect import all_logits
 from minillm.reference.quantize import Quantized, dequantize, quantize
-from tests.cuda_emulator import Emulator
 from tests.families import CONFIGS
 from tests.tiny import generate, logits_of, model_of, random_prompts, runner_of
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from minillm.backends.cuda.attention import copy_positions, store_kv
+from minillm.backends.cuda.emulator import Emulator, LaunchError
 from minillm.backends.cuda.kernels import Kernels
-from tests.cuda_emulator import Emulator, LaunchError
 
 from .launchers import ON_GPU
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from minillm import reference
+from minillm.backends.cuda.emulator import Emulator
 from minillm.backends.cuda.kernels import Kernels, kernel_folder
 from minillm.backends.cuda.linear import (
     ACTIVATIONS,
@@ -30,7 +31,6 @@ from minillm.backends.cuda.linear import (
     gemv,
     linear,
 )
-from tests.cuda_emulator import Emulator
 
 from .activations import EXACT
 from .launchers import exhaustive, launcher

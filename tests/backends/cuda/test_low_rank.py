@@ -9,11 +9,11 @@ import pytest
 from minillm import Engine
 from minillm.backends.cuda import low_rank
 from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.emulator import Emulator
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.low_rank import LowRankWeight
 from minillm.backends.weights import Weight
 from tests.adapters import write_adapter
-from tests.cuda_emulator import Emulator
 from tests.tiny import write_checkpoint
 
 from .recording import RecordingDevice

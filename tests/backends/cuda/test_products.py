@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm.backends.cuda.emulator import Emulator
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.linear import Product, Products, Timing
-from tests.cuda_emulator import Emulator
 
 
 class Library:

@@ -9,13 +9,13 @@ import pytest
 
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.device import Device
+from minillm.backends.cuda.emulator import Emulator
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.random import DrawnTensor, draw, fill_normal
 from minillm.backends.loader import RandomTensor
 from minillm.measure.accounting import Storage, weights_bytes
 from minillm.models import published, random_model
 from minillm.reference.philox import philox4x32
-from tests.cuda_emulator import Emulator
 from tests.reference.chi_square import p_value
 from tests.shapes import BASE
 

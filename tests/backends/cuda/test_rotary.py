@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from minillm import reference
+from minillm.backends.cuda.emulator import Emulator
 from minillm.backends.cuda.kernels import STORAGE, Kernels
 from minillm.backends.cuda.rows import rotary
 from minillm.backends.weights import Weight
 from minillm.reference.rotary import Rotation, Stretch
 from minillm.reference.rotary import angles as plain_angles
-from tests.cuda_emulator import Emulator
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes (the extra test)")
 

@@ -8,10 +8,10 @@ import pytest
 
 from minillm import reference
 from minillm.backends.cuda import rows
+from minillm.backends.cuda.emulator import Emulator, LaunchError
 from minillm.backends.cuda.kernels import STORAGE, Kernels
 from minillm.errors import DeviceError
 from minillm.reference.activation import ACTIVATIONS, GATES
-from tests.cuda_emulator import Emulator, LaunchError
 
 from .activations import exact_gate
 from .launchers import ON_GPU, exhaustive

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm.backends.cuda.emulator import Emulator
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.sampling import MOST_TOKENS, Draws, Workspace, argmax
 from minillm.backends.cuda.sampling import sample as sample_on_device
@@ -16,7 +17,6 @@ from minillm.errors import DeviceError
 from minillm.reference.philox import philox4x32, uniform
 from minillm.reference.sampling import sample
 from tests.comparing import UNIFORM
-from tests.cuda_emulator import Emulator
 from tests.reference.chi_square import p_value
 from tests.reference.test_sampling import SMALL, exact_distribution, shapes_of_logits
 

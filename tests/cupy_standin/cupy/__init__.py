@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.cuda_emulator import BuildError, Emulator
+from minillm.backends.cuda.emulator import BuildError, Emulator
 
 from . import cuda
 from .memory import MemoryPool, Pointer, ndarray

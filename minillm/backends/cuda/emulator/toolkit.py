@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -26,8 +27,10 @@ def cuda_headers() -> Path | None:
 
 def missing() -> str | None:
     """What the emulator lacks on this machine, as a reason to skip; None if it can run."""
+    if sys.platform != "linux":
+        return f"the CUDA emulator runs on Linux, found {sys.platform}"
     if compiler() is None:
-        return "the CUDA emulator needs g++"
+        return "the CUDA emulator needs g++, a C++ compiler: install one, or name it in $CXX"
     if cuda_headers() is None:
         return "the CUDA emulator needs the toolkit's headers (pip install nvidia-cuda-runtime nvidia-cuda-crt)"
     return None

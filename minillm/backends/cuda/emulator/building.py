@@ -157,13 +157,13 @@ def _forget_old() -> None:
 
 def _included(path: Path) -> list[Path]:
     """`path` and all files beside it that it includes, directly or not."""
-    found = [path]
-    for source in found:  # grows while we walk it
+    sources = [path]
+    for source in sources:  # grows while we walk it
         for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', source.read_text(), re.MULTILINE):
             beside = source.parent / name
-            if beside.is_file() and beside not in found:
-                found.append(beside)
-    return found
+            if beside.is_file() and beside not in sources:
+                sources.append(beside)
+    return sources
 
 
 def _include_folders(*first: Path) -> tuple[str, ...]:

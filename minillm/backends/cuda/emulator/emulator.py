@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .arguments import address_of, check, pack, parse_signature
 from .building import build_module
 from .guarding import Guarded
 from .lines import with_lines
+from .traffic import ACCESS, AccessLog
 
 SCHEDULES = ("forward", "reverse", "random", "warps", "warps-reversed")
 """In which order threads run: by number up or down, at random, or each warp as far as it gets before the next."""
@@ -41,6 +44,9 @@ class _Launch(ctypes.Structure):
         ("watched_number", ctypes.c_size_t),
         ("find_races", ctypes.c_int),
         ("dependent", ctypes.c_int),
+        ("log", ctypes.c_void_p),
+        ("log_capacity", ctypes.c_size_t),
+        ("logged", ctypes.POINTER(ctypes.c_size_t)),
     )
 
 
@@ -61,6 +67,11 @@ class Emulator:
         self.results: list[tuple[int, int]] | None = None
         """Not None: what follows is launched dependently (kernels/cuda/dependent.cuh), and checked for it. Memory that
         the launches so far may have written, first byte and the one after the last"""
+
+        self.log_capacity = 0
+        """With `checks`: how many accesses to arguments the next launches may make, for `accesses` to have them"""
+        self.accesses: dict[int, AccessLog] = {}
+        """Position of an argument -> what the last launch did there"""
 
     def module(self, path: Path, options: tuple[str, ...] = ()) -> "EmulatedModule":
         """Compile a `.cu` file with options such as -DNAME=VALUE."""
@@ -137,7 +148,7 @@ class EmulatedKernel:
     def _run_checked(self, launch: _Launch, args: Sequence[Any]) -> None:
         guarded = Guarded(self.parameters, args)
         launch.watched_number = len(guarded.extents)
-        launch.watched = (_Extent * len(guarded.extents))(*((e.copy, e.size) for e in guarded.extents))
+        launch.watched = (_Extent * len(guarded.extents))(*(_Extent(e.copy, e.size) for e in guarded.extents))
         launch.find_races = 1
         if (results := self._emulator.results) is not None:
             launch.dependent = bool(results)
@@ -145,6 +156,9 @@ class EmulatedKernel:
                 end = extent.start + extent.size
                 watched.is_result = any(first < end and extent.start < last for first, last in results)
             results += [(each.start, each.start + each.size) for each in guarded.extents if each.is_written]
+        log = np.empty(self._emulator.log_capacity, ACCESS)
+        logged = ctypes.c_size_t()
+        launch.log, launch.log_capacity, launch.logged = address_of(log), len(log), ctypes.pointer(logged)
         try:
             self._run(launch, *pack(args, guarded.address))
         except LaunchError as error:
@@ -152,6 +166,13 @@ class EmulatedKernel:
             raise LaunchError(explained) from None
         if misuse := guarded.finish():
             raise LaunchError(f"{self.name}: {misuse}")
+        if len(log) and logged.value > len(log):
+            raise LaunchError(f"{self.name}: {logged.value} accesses to log, expected {len(log)}: raise log_capacity")
+        self._emulator.accesses = {
+            position: log[: logged.value][log[: logged.value]["extent"] == number]
+            for number, extent in enumerate(extent for extent in guarded.extents if extent.size)
+            for position, _, _ in extent.arrays
+        }
 
 
 def _three(sizes: tuple[int, ...]) -> Any:

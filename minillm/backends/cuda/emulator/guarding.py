@@ -59,7 +59,7 @@ class Extent:
         return max(self.copy - address, address - (self.copy + self.size - 1), 0)
 
     def misuse(self) -> str | None:
-        """What was written that may not be."""
+        """A sentence about a write that is not allowed; None without one."""
         offset = self.copy - _address(self.bytes)
         around = np.r_[self.bytes[self._inside.start : offset], self.bytes[offset + self.size : self._inside.stop]]
         if (around != UNUSED).any():
@@ -76,7 +76,8 @@ class Extent:
             ctypes.memmove(self.start, self.copy, self.size)
 
     def _original(self) -> Array:
-        return np.frombuffer((ctypes.c_ubyte * self.size).from_address(self.start), np.uint8)
+        memory = memoryview((ctypes.c_ubyte * self.size).from_address(self.start)).cast("B")
+        return np.frombuffer(memory, np.uint8)
 
     def _part(self, flags: Array, array: Array) -> Array:
         """Those of one flag per byte that belong to `array`."""
@@ -111,11 +112,11 @@ class Guarded:
         raise KeyError("not an argument of this launch")
 
     def finish(self) -> str | None:
-        """Write results back; what was written that may not be."""
-        found = [misuse for extent in self.extents if (misuse := extent.misuse())]
+        """Write results back; return a sentence about a write that is not allowed."""
+        sentences = [misuse for extent in self.extents if (misuse := extent.misuse())]
         for extent in self.extents:
             extent.restore()
-        return found[0] if found else None
+        return sentences[0] if sentences else None
 
     def explain(self, address: int) -> str:
         """What lies at or near an address."""

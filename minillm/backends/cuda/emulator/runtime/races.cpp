@@ -54,6 +54,9 @@ struct Region {
 
 std::vector<Region> regions;
 bool watching, in_order, some_waited;
+LoggedAccess* log;
+size_t log_capacity, *logged;
+uint32_t shared_regions;  // they come first
 uint32_t epoch = 1, warp_epochs[32], fences[1024], block_number;
 uint32_t first_epoch_of_block = 1;
 std::vector<bool> used_atomics;  // by block number
@@ -133,6 +136,13 @@ void check_order(const Region& region, uint8_t access, const void* instruction) 
                 "waited for it");
 }
 
+void note_in_log(const Region& region, size_t offset, size_t bytes, Access access, const void* instruction) {
+    if (*logged < log_capacity)
+        log[*logged] = {uint64_t(instruction), offset, uint32_t(&region - regions.data()) - shared_regions, block_number,
+                        thread_number(), uint8_t(bytes), bool(access & WRITE), 0};
+    ++*logged;
+}
+
 template <class T>
 T* zeroed(size_t number) {
     void* memory = mmap(nullptr, number * sizeof(T), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -153,11 +163,19 @@ void watch_nothing() {
     regions.clear();
     used_atomics.clear();
     watching = in_order = some_waited = false;
+    log_capacity = shared_regions = 0;
     epoch = 1;
     block_number = ~0u;
 }
 
 void watch_order() { in_order = true; }
+
+void log_accesses(LoggedAccess* to, size_t capacity, size_t* number) {
+    log = to;
+    log_capacity = capacity;
+    logged = number;
+}
+
 bool has_waited() { return some_waited; }
 void wait_for_results() { self().waited = some_waited = true; }
 
@@ -166,6 +184,7 @@ void watch(const void* start, size_t bytes, bool shared, bool is_result) {
     size_t grains = bytes / GRAIN + 1;
     regions.push_back({static_cast<const char*>(start), bytes, shared, is_result, zeroed<Grain>(grains), zeroed<uint8_t>(grains),
                        zeroed<uint8_t>(grains), zeroed<Written>(grains)});
+    shared_regions += shared;
     watching = true;
 }
 
@@ -174,7 +193,9 @@ void note_access(const void* address, size_t bytes, Access access, const void* i
     if (access & ATOMIC) used_atomics[block_number] = true;
     if (Region* region = region_of(address)) {
         if (bytes) check_order(*region, access, instruction);
-        note(*region, static_cast<const char*>(address) - region->start, bytes, access, instruction);
+        size_t offset = static_cast<const char*>(address) - region->start;
+        note(*region, offset, bytes, access, instruction);
+        if (log_capacity && !region->shared) note_in_log(*region, offset, bytes, access, instruction);
     }
 }
 

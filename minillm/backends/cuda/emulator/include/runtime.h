@@ -68,6 +68,15 @@ EMULATED_API void wait_for_results();
 // An atomic operation on `bytes` at `address` is about to be done.
 EMULATED_API void note_atomic(const void* address, size_t bytes);
 
+// One access to global memory, as Python counts them (traffic.py has the same structure).
+struct LoggedAccess {
+    uint64_t instruction, offset;  // the address of the code; bytes from the extent's start
+    uint32_t extent, block;
+    uint16_t thread;
+    uint8_t bytes, is_write;
+    uint32_t unused;
+};
+
 // One launch, as Python asks for it (emulator.py has the same structure).
 struct Extent {
     const void* start;
@@ -83,6 +92,9 @@ struct Launch {
     size_t watched_number;
     int find_races;
     int dependent;  // may begin before the kernels before it have ended
+    LoggedAccess* log;  // of the first `log_capacity` accesses to what is watched; `*logged` counts all
+    size_t log_capacity;
+    size_t* logged;
 };
 
 // Run `kernel(arguments)` once for each thread of the grid. `anchor` is a thread_local of the module: all __shared__

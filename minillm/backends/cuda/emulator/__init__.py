@@ -14,6 +14,7 @@ array directly, and names the lines.
     building.py   compiling, once for each source and set of options
     emulator.py   the launcher;  arguments.py  holds each argument to the kernel's signature
     guarding.py   arguments between guard pages;  lines.py  from an instruction to its line
+    traffic.py    what warps ask of memory: requests, sectors of 32 bytes, lines of 128
 
 It cannot show speed, bank conflicts, wrong PTX, streams, graphs, or how a GPU rounds. Blocks that wait for each other
 never end here.
@@ -22,5 +23,6 @@ never end here.
 from .building import BuildError
 from .emulator import SCHEDULES, Emulator, LaunchError
 from .toolkit import missing
+from .traffic import Traffic, count_traffic
 
-__all__ = ["SCHEDULES", "BuildError", "Emulator", "LaunchError", "missing"]
+__all__ = ["SCHEDULES", "BuildError", "Emulator", "LaunchError", "Traffic", "count_traffic", "missing"]

@@ -88,6 +88,7 @@ void watch_memory(const Launch& launch) {
     for (size_t i = 0; i < launch.watched_number; i++)
         watch(launch.watched[i].start, launch.watched[i].bytes, false, launch.watched[i].is_result);
     if (launch.dependent) watch_order();
+    log_accesses(launch.log, launch.log_capacity, launch.logged);
 }
 
 bool within(const void* address, const void* start, size_t bytes) {

@@ -1,6 +1,8 @@
 // Which threads touched which bytes, and whether a barrier lay between.
 #pragma once
 
+#include "../include/runtime.h"
+
 #include <cstddef>
 
 namespace emulation {
@@ -13,6 +15,8 @@ void watch(const void* start, size_t bytes, bool shared, bool is_result = false)
 
 // From here on a thread that has not called wait_for_results() may neither read results nor write anywhere.
 void watch_order();
+// Note accesses to watched global memory, in the order of their doing.
+void log_accesses(LoggedAccess* to, size_t capacity, size_t* number);
 // Whether some thread has called it since.
 bool has_waited();
 

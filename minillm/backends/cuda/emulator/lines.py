@@ -16,7 +16,7 @@ def _lines(library: str, offset: str) -> str:
     if not shutil.which("addr2line"):
         return f"{library}+0x{offset}"
     command = ["addr2line", "--inlines", "--exe", library, f"0x{offset}"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")
+    lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")
     # Innermost first. Frames of the emulator's own headers say nothing about the kernel.
-    places = [re.sub(r"^.*/| \(discriminator \d+\)", "", line) for line in found if ".cu" in line]
+    places = [re.sub(r"^.*/| \(discriminator \d+\)", "", line) for line in lines if ".cu" in line]
     return ", called at ".join(dict.fromkeys(places)) or f"{library}+0x{offset}"
