@@ -123,14 +123,14 @@ void rms_norm(const void *arguments, int64_t share, int64_t shares, int64_t work
 /* --- gates -------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    const float *x; /* [T, 2 F]: gate and up */
+    const float *x; /* [T, 2 F]: gate and up; or [T, F], which is both, if `alone` */
     float *out;     /* [T, F] */
-    int64_t T, F, activation;
+    int64_t T, F, activation, alone;
 } glu_arguments;
 
 INLINE void glu_rows(const glu_arguments *a, int64_t activation, int64_t first, int64_t last) {
     for (int64_t t = first; t < last; t++) {
-        const float *gate = a->x + t * 2 * a->F, *up = gate + a->F;
+        const float *gate = a->x + t * (a->alone ? a->F : 2 * a->F), *up = a->alone ? gate : gate + a->F;
         float *out = a->out + t * a->F;
         int64_t i = 0;
         for (; i + LANES <= a->F; i += LANES) store(out + i, gated(load(gate + i), load(up + i), activation));

@@ -4,13 +4,12 @@
 #include "common.cuh"
 
 // The numbers by which minillm/backends/cuda/linear.py names them; 0 is none.
-constexpr int RELU = 1, GELU = 2, GELU_NEW = 3, SILU = 4, SWIGLU_OAI = 5, RELU2 = 6;
+constexpr int RELU = 1, GELU = 2, GELU_NEW = 3, SILU = 4, SWIGLU_OAI = 5;
 
 // GELU's approximation is x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3); and (1 + tanh(u)) / 2 is the
 // sigmoid of 2u. So it takes one exponential, as SiLU does, and loses no digits where tanh comes near -1.
 __device__ __forceinline__ float activate(float x, int activation) {
     if (activation == RELU) return x < 0.0f ? 0.0f : x;  // not fmaxf, which would hide a NaN
-    if (activation == RELU2) return x < 0.0f ? 0.0f : x * x;
     if (activation == GELU) return 0.5f * x * (1.0f + erff(x * 0.70710678f));
     if (activation == GELU_NEW || activation == SILU) {
         float u = activation == SILU ? x : 1.5957691f * x * (1.0f + 0.044715f * x * x);

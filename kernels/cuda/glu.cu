@@ -1,6 +1,7 @@
 // The gate of a gated MLP: one half of a projection, activated, times the other (Shazeer, arXiv 2002.05202).
 //
 //     out = activation(x[:, :F]) * x[:, F:]                   # [T, 2 F] -> [T, F]; or gpt-oss's gate (activation.cuh)
+//     out = activation(x) * x                                 # [T, F] -> [T, F]: a row with itself; ReLU's is its square
 //
 // Grid: (T, vectors of a row / threads of a block); block: up to 256 threads, 16 bytes of the gate and of `up` each.
 // Moved: 3 T F numbers; an exponential and a division for each result.
@@ -14,8 +15,9 @@
 #include "activation.cuh"
 #include "rows.cuh"
 
-// x: [T, 2 F], rows x_stride apart. out: [T, F], contiguous.
-extern "C" __global__ void glu(storage_t* out, const storage_t* x, int F, int x_stride, int activation) {
+// x: [T, 2 F], rows x_stride apart, `up_at` numbers from gate to up: F, or 0 of a row with itself, [T, F]. out: [T, F],
+// contiguous.
+extern "C" __global__ void glu(storage_t* out, const storage_t* x, int F, int x_stride, int up_at, int activation) {
     follow();
     int at = (blockIdx.y * blockDim.x + threadIdx.x) * VECTOR, left = F - at;
     if (left <= 0) return;
@@ -23,7 +25,7 @@ extern "C" __global__ void glu(storage_t* out, const storage_t* x, int F, int x_
     bool wide = rows_aligned(x, x_stride) && rows_aligned(out, F);  // with F that of `up` too
     float gate[VECTOR], up[VECTOR];
     load_vector(gate, row + at, left, wide);
-    load_vector(up, row + F + at, left, wide);
+    load_vector(up, row + up_at + at, left, wide);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) gate[i] = gated(gate[i], up[i], activation);
     store_vector(out + (long long)blockIdx.x * F + at, gate, left, wide);

@@ -80,7 +80,7 @@ def _rotary(call: Any) -> Cost:
 
 def _glu(call: Any) -> Cost:
     T, F = call.result.shape
-    return glu_cost(T, F, call.activation, call.result.itemsize)
+    return glu_cost(T, F, call.activation, call.result.itemsize, alone=call.alone)
 
 
 def _gate(call: Any) -> Cost:

@@ -127,9 +127,13 @@ class Backend:
         turned = [reference.rotary(x, *turns, self.xp, self.memory.arena.take(x.shape)) for x in (q, k)]
         return turned[0], turned[1]
 
-    def glu(self, x: Any, activation: str) -> Any:
-        """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]"""
-        return reference.glu(x, activation, self.xp, self.memory.arena.take((len(x), x.shape[1] // 2)))
+    def glu(self, x: Any, activation: str, *, alone: bool = False) -> Any:
+        """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]
+
+        With `alone` each row is both, activation(x) * x. [T, F] -> [T, F]
+        """
+        F = x.shape[1] if alone else x.shape[1] // 2
+        return reference.glu(x, activation, self.xp, self.memory.arena.take((len(x), F)))
 
     def gate(self, x: Any, logits: Any, *, silu: bool = False) -> Any:
         """x * sigmoid(logits), each of n parts of a row by a logit of its own. [T, F], [T, n] -> [T, F]

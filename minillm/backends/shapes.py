@@ -152,9 +152,9 @@ class ShapeBackend(Backend):
         """[T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
         return self.memory.arena.take(q.shape), self.memory.arena.take(k.shape)
 
-    def glu(self, x: Any, activation: str) -> Any:
-        """[T, 2 F] -> [T, F]"""
-        return self.memory.arena.take((len(x), x.shape[1] // 2))
+    def glu(self, x: Any, activation: str, *, alone: bool = False) -> Any:
+        """[T, 2 F] -> [T, F], or [T, F] -> [T, F]"""
+        return self.memory.arena.take(x.shape if alone else (len(x), x.shape[1] // 2))
 
     def gate(self, x: Any, logits: Any, *, silu: bool = False) -> Any:
         """[T, F], [T, n] -> [T, F]"""

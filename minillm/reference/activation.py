@@ -98,16 +98,17 @@ def glu(x: Any, activation: str, xp: Any, out: Any) -> Any:
     """activation(gate) * up.
 
     Args:
-        x: [T, 2 F]: gate and up concatenated; not modified
+        x: [T, 2 F]: gate and up concatenated; or [T, F]: both at once, activation(x) * x, which is the square of ReLU
+            for "relu"; not modified
         activation: a name in `GATES`
         xp: the array module
         out: [T, F], filled and returned
     """
     F = out.shape[1]
     if activation == CLAMPED:
-        return _clamped_glu(x[:, :F], x[:, F:], xp, out)
+        return _clamped_glu(x[:, :F], x[:, -F:], xp, out)
     out[...] = x[:, :F]
-    return xp.multiply(ACTIVATIONS[activation](out, xp), x[:, F:], out=out)  # [T, 2 F] -> [T, F]
+    return xp.multiply(ACTIVATIONS[activation](out, xp), x[:, -F:], out=out)  # [T, 2 F] -> [T, F]
 
 
 def _clamped_glu(gate: Any, up: Any, xp: Any, out: Any) -> Any:
@@ -121,11 +122,13 @@ def _clamped_glu(gate: Any, up: Any, xp: Any, out: Any) -> Any:
     return xp.multiply(out, y, out=out)
 
 
-def glu_cost(T: int, F: int, activation: str, number_bytes: int = 4) -> Cost:
-    """The activation's FLOPs and one product for each result; 2 T F numbers read, T F written."""
+def glu_cost(T: int, F: int, activation: str, number_bytes: int = 4, *, alone: bool = False) -> Cost:
+    """The activation's FLOPs and one product for each result; 2 T F numbers read, or T F of rows alone, T F written."""
     flops = T * F * (FLOPS_PER_ELEMENT[activation] + 1)
     result = number_bytes * T * F
-    return Cost(flops, 2 * result, result, 2 * result)  # saved: writing and reading the activated gate
+    return Cost(
+        flops, result if alone else 2 * result, result, 2 * result
+    )  # saved: writing and reading the activated gate
 
 
 def scale_logits(logits: Any, scale: float, cap: float | None, xp: Any) -> Any:

@@ -87,6 +87,11 @@ def test_the_first_half_is_activated_and_multiplies_the_second(activation: str) 
     np.testing.assert_array_equal(x, before)
 
 
+def test_relu_gates_a_row_by_itself_to_its_square() -> None:
+    x = np.array([[-1.5, 0.0, 2.5]])
+    assert glu(x, "relu", np, np.empty((1, 3))).tolist() == [[0.0, 0.0, 6.25]]
+
+
 def test_the_clamped_gate_of_gpt_oss_is_its_formula() -> None:
     x = np.array([[9.0, -9.0, 0.5, 1.0, 9.0, -9.0]])
     g, u = np.array([7.0, -9.0, 0.5]), np.array([1.0, 7.0, -7.0])

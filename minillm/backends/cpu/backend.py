@@ -295,14 +295,17 @@ class CpuBackend(Recordable, Backend):
         return outs[0], outs[1]
 
     @recorded
-    def glu(self, x: Any, activation: str) -> Any:
-        """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]"""
+    def glu(self, x: Any, activation: str, *, alone: bool = False) -> Any:
+        """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]
+
+        With `alone` each row is both. [T, F] -> [T, F]
+        """
         if activation not in GATES:
             not_recorded()
-            return super().glu(x, activation)
-        T, F = len(x), x.shape[1] // 2
+            return super().glu(x, activation, alone=alone)
+        T, F = len(x), x.shape[1] if alone else x.shape[1] // 2
         out = self.memory.arena.take((T, F))
-        arguments = filled(Glu, x=_contiguous(x), out=out, T=T, F=F, activation=GATES[activation])
+        arguments = filled(Glu, x=_contiguous(x), out=out, T=T, F=F, activation=GATES[activation], alone=alone)
         launch("glu", arguments, shares_of(T))
         return out
 

@@ -33,7 +33,7 @@ def _structure(name: str, *fields: tuple[str, Any]) -> Any:
 Norm = _structure(
     "Norm", ("p", "x gain bias residual out"), ("i", "T heads width stride gain_stride"), ("d", "epsilon")
 )
-Glu = _structure("Glu", ("p", "x out"), ("i", "T F activation"))
+Glu = _structure("Glu", ("p", "x out"), ("i", "T F activation alone"))
 Gate = _structure("Gate", ("p", "x logits out"), ("i", "T F n stride silu"))
 Multiply = _structure("Multiply", ("p", "x others factor out"), ("i", "T F stride by_column"))
 Table = _structure("Table", ("p", "values scales offsets"), ("i", "format group zeros"))

@@ -84,6 +84,7 @@ def _cases() -> Iterator[Case]:
         yield f"embed, {form.name}", methodcaller("embed", ids, table, ids + 1, places)
     for activation in filter(None, GATES):
         yield f"glu, {activation}", methodcaller("glu", x, activation)
+    yield "glu, alone", methodcaller("glu", x, "relu", alone=True)
     factors = rng.standard_normal((3, 3, 37), np.float32)[:, 1]
     yield "multiply", lambda on: on.multiply(x[:, :37], factors, factor=Weight("", gain[:1]))
     yield "multiply, columns", lambda on: on.multiply(x[:, :37], factor=Weight("", gain[:37]))

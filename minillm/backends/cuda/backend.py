@@ -122,8 +122,11 @@ class CudaBackend(Recordable, Backend):
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """One launch, or the library's product and one launch. Logits are float32. [T, in] -> [T, out]
 
-        A head's tanh, which has no kernel, is the array library's.
+        A head's tanh, which has no kernel, is the array library's. The square of ReLU is a launch more: in the
+        epilogue of every product it would take registers that these do not have.
         """
+        if activation == "relu2":
+            return self._squared(self.linear(x, weight, activation="relu"), residual)
         if activation == "tanh":
             self._not_recorded()
             y = self.linear(x, weight)
@@ -141,6 +144,8 @@ class CudaBackend(Recordable, Backend):
 
         Otherwise by the array library, for one adapter after the other.
         """
+        if activation == "relu2":
+            return self._squared(self.add_low_rank(y, x, parts, activation="relu"), residual)
         numbers = self.memory.row_adapters
         if numbers is None or activation not in ACTIVATIONS:
             self._not_recorded()
@@ -180,11 +185,24 @@ class CudaBackend(Recordable, Backend):
         return q_out, k_out
 
     @recorded
-    def glu(self, x: Any, activation: str) -> Any:
-        """One launch. [T, 2 F] -> [T, F]"""
-        out = self.memory.arena.take((len(x), x.shape[1] // 2))
-        rows.glu(self.kernels, x, activation, out)
+    def glu(self, x: Any, activation: str, *, alone: bool = False) -> Any:
+        """One launch, or two of a gate with the square of ReLU. [T, 2 F] -> [T, F], or [T, F] -> [T, F]"""
+        F = x.shape[1] if alone else x.shape[1] // 2
+        out = self.memory.arena.take((len(x), F))
+        if activation == "relu2":
+            rows.glu(self.kernels, x[:, :F], "relu", out)
+            rows.multiply(self.kernels, out, x[:, -F:], None, out)
+        else:
+            rows.glu(self.kernels, x, activation, out)
         return out
+
+    def _squared(self, y: Any, residual: Any | None) -> Any:
+        """y * y + residual of y >= 0, in place, by the kernel of a gate. [T, F] -> [T, F]"""
+        rows.glu(self.kernels, y, "relu", y)
+        if residual is None:
+            return y
+        self._not_recorded()
+        return self.xp.add(y, residual, out=y)
 
     @recorded
     def gate(self, x: Any, logits: Any, *, silu: bool = False) -> Any:

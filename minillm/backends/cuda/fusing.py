@@ -95,9 +95,9 @@ def _ending(
         return nothing
     first, second = [*(launch.args for launch in launches[at + 1 : at + 3]), (), ()][:2]
     if isinstance(first, GluArguments):
-        (activation,) = _all_but(first, "out", "x", "F", "x_stride").values()
+        (activation,) = _all_but(first, "out", "x", "F", "x_stride", "up_at").values()
         whole = reads.address(first.x) == reads.address(product.out) and _alike(product, first.x_stride)
-        if whole and product.outputs == 2 * first.F and not reads.after(at + 1, product.out):
+        if whole and product.outputs == 2 * first.F == 2 * first.up_at and not reads.after(at + 1, product.out):
             return Ending(gate_activation=activation), {"GATED": 1}, first.out, 1
         return nothing
     rotary = first if isinstance(first, RotaryArguments) else None

@@ -25,8 +25,9 @@ from .kernels import NULL, STORAGE, Kernels, int32s, or_null, row_stride, type_n
 Room = Callable[[int, int], tuple[Any, Any]]
 """Gives scratch memory: so many float32 numbers, and so many int32 zeros, which are zeros again after each launch."""
 
-ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4, "relu2": 6}
-"""Name of an activation in config.json -> its number in `kernels/cuda/activation.cuh`."""
+ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
+"""Name of an activation in config.json -> its number in `kernels/cuda/activation.cuh`. The square of ReLU
+is ReLU's gate of a row with itself (`CudaBackend.linear`)."""
 
 FEW_ROWS = 16
 """Up to so many rows gemv.cu is taken without a comparison with the library."""

@@ -125,6 +125,7 @@ class GluArguments(NamedTuple):
     x: Any
     F: np.int32
     x_stride: np.int32
+    up_at: np.int32
     activation: np.int32
 
 
@@ -133,7 +134,7 @@ def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
 
     Args:
         kernels: for the storage type of x and out.
-        x: [T, 2 F]: gate and up side by side
+        x: [T, 2 F]: gate and up side by side; or [T, F], which is both
         activation: a name in `GATES`
         out: [T, F]
     """
@@ -142,7 +143,7 @@ def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
         return
     vectors = -(-F // _vector(out))
     threads = min(MOST_THREADS, _warps(vectors))
-    args = GluArguments(out, x, *int32s(F, row_stride(x), GATES[activation]))
+    args = GluArguments(out, x, *int32s(F, row_stride(x), x.shape[1] - F, GATES[activation]))
     kernels.get("glu", "glu")((T, -(-vectors // threads)), (threads,), args)
 
 

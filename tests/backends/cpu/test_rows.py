@@ -151,6 +151,14 @@ def test_gates(T: int, F: int, activation: str) -> None:
     np.testing.assert_array_equal(glu(x, activation, 3), ours)
 
 
+@pytest.mark.parametrize("F", [3, 40])
+def test_relu_gates_a_row_by_itself_to_its_square(F: int) -> None:
+    x = RNG(0).standard_normal((5, F), np.float32)
+    out, relu = np.full_like(x, np.nan), kernels.GATES["relu"]
+    run("glu", fill(kernels.GluArguments, x=x, out=out, T=5, F=F, activation=relu, alone=True), 2)
+    np.testing.assert_array_equal(out, np.maximum(x, 0) ** 2)
+
+
 @pytest.mark.parametrize(("activation", "ulps"), [("relu", 0), ("silu", 3), ("gelu", 10), ("gelu_new", 20)])
 def test_activations_are_accurate_where_results_are_small_too(activation: str, ulps: float) -> None:
     """To some ulps of the result from -3 on (gelu_new's argument is rounded), and to 3 ulps of x anywhere."""

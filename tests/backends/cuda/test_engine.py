@@ -14,6 +14,7 @@ from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import counting
 from minillm.backends.token_sampler import TokenSampler
+from minillm.backends.weights import Weight
 from minillm.batch import TokenSequence
 from minillm.decoding.event import Event
 from minillm.engine.inspect import all_logits, attention_maps, next_tokens, score_tokens
@@ -271,6 +272,17 @@ def test_the_likeliest_tokens_are_those_of_the_logits_at_hand(runner: Runner) ->
     ).logits
     argmax = runner.backend.sampler.argmax
     assert argmax(batch[1:].copy()).tolist() == argmax(batch)[1:].tolist() == [expected]
+
+
+def test_the_square_of_relu_is_a_launch_after_a_product_and_within_a_gate(backend: CudaBackend) -> None:
+    rng = np.random.default_rng(0)
+    x, residual = rng.standard_normal((3, 12), np.float32), rng.standard_normal((3, 10), np.float32)
+    weight = Weight("", rng.standard_normal((10, 12), np.float32), rng.standard_normal(10, np.float32))
+    for add in (None, residual):
+        expected = NumpyBackend().linear(x, weight, activation="relu2", residual=add)
+        found = backend.linear(x, weight, activation="relu2", residual=add)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(backend.glu(x, "relu2"), np.maximum(x[:, :6], 0) ** 2 * x[:, 6:], rtol=1e-6)
 
 
 def test_a_row_that_is_no_distribution_is_not_drawn_from(backend: CudaBackend) -> None:
