@@ -30,28 +30,6 @@ import reprlib
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = [
-    "CacheFullError",
-    "CheckpointError",
-    "DeviceError",
-    "EngineStateError",
-    "FollowedError",
-    "MinillmError",
-    "ModelError",
-    "ModelNotFoundError",
-    "NumericalError",
-    "ParameterError",
-    "PluginError",
-    "PromptError",
-    "QueueFullError",
-    "RankError",
-    "ReplicaError",
-    "SlowReaderError",
-    "TaskError",
-    "UnsupportedModelError",
-    "UsageError",
-]
-
 MESSAGE_LENGTH = 700
 """Maximum characters of a message; the middle of a longer one is cut out."""
 WORD_LENGTH = 300

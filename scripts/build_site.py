@@ -54,7 +54,7 @@ PUBLIC = (
     "minillm.distributed.threads",
     "minillm.decoding.strategy",
 )
-"""Modules whose `__all__` is a promise; all else may change from version to version"""
+"""Modules whose `__all__` is a promise, or whose classes are; all else may change from version to version"""
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 CONFIG = """\
@@ -90,8 +90,9 @@ plugins:
 def public_names(module: str) -> dict[str, str]:
     """The names that a module promises, and where each is defined."""
     loaded = import_module(module)
+    own = [name for name, value in vars(loaded).items() if getattr(value, "__module__", None) == module]
     homes = {}
-    for name in loaded.__all__:
+    for name in getattr(loaded, "__all__", [name for name in own if isinstance(getattr(loaded, name), type)]):
         value = getattr(loaded, name)
         home = getattr(value, "__module__", None)
         homes[name] = f"{home}.{name}" if home and home.startswith("minillm") else f"{module}.{name}"
