@@ -26,7 +26,8 @@ def add_options(parser: Parser) -> None:
     add_model_options(parser, needed="an encoder, or a decoder made for embeddings", parallel=True, chosen="--lora")
     group = parser.add_argument_group("vectors", "Left out, the checkpoint's folder decides each of these.")
     group.add_argument("--dimensions", type=int, metavar="N", help="only the first N numbers (Matryoshka)")
-    group.add_argument("--pooling", choices=("mean", "cls", "last"), help="of tokens' states; cls is the first's")
+    modes = ("mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean")
+    group.add_argument("--pooling", choices=modes, help="of tokens' states; cls is the first's")
     group.add_argument(
         "--normalize", action=argparse.BooleanOptionalAction, help="divide each vector by its length, or do not"
     )

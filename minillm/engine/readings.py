@@ -59,7 +59,8 @@ class EngineReadings(EngineLifecycle):
             dimensions: only so many leading numbers of each vector, for models that were trained for it (Matryoshka)
             prompt: goes before each text
             prompt_name: name of one of the checkpoint's prompts, such as "query"; by default its default one, if any
-            pooling: "mean", "cls" (the first token) or "last"; by default as the checkpoint says
+            pooling: "mean", "cls" (the first token), "last", "max", "mean_sqrt_len" or "weightedmean"; by default as
+                the checkpoint says
             truncate: cut texts that are longer than the model reads, which a warning tells once; False: refuse them
             lora: name of one of the engine's adapters
             progress: show a bar on a terminal or in a notebook

@@ -2,7 +2,7 @@
 
 modules.json lists the steps; the first is the model:
 
-    1_Pooling       the mean of the hidden states, the first token's (CLS), or the last one's
+    1_Pooling       the mean of the hidden states, the first token's (CLS), the last one's, ...; or several, joined
     2_Dense         a projection with an activation, in some
     3_Normalize     division by the length
 
@@ -56,9 +56,21 @@ TEXTS_FILES = (
 _MODES: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "last",
 }
-_WORDS: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+_WORDS: dict[str, Pooling] = {
+    "mean": "mean",
+    "cls": "cls",
+    "lasttoken": "last",
+    "max": "max",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weightedmean",
+}
+_JOINED = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "last")
+"""Order of the vectors of several flags"""
 _KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore", "MultiVectorMask", "Dropout")
 _ORDER = re.compile("Transformer Pooling( Dense)*( Normalize)*")
 """Modules in the order in which they are run. Dropout does nothing but in training"""
@@ -186,11 +198,13 @@ class _Reader:
         """Pooling, projections and normalisation."""
         fields: dict[str, Any] = {}
         dense: list[Dense] = []
+        pooled_width = self.config.hidden_size
         for kind, path in modules:
             if kind == "Pooling":
                 fields |= self.pooling(path / "config.json")
+                pooled_width *= len(fields["pooling"]) if isinstance(fields["pooling"], tuple) else 1
             elif kind == "Dense":
-                dense.append(self.dense(path, dense[-1].weight.shape[0] if dense else self.config.hidden_size))
+                dense.append(self.dense(path, dense[-1].weight.shape[0] if dense else pooled_width))
             elif kind == "Normalize":
                 self.of_vectors(Fields(read_optional_json(path / "config.json"), str(path / "config.json")))
                 fields["normalize"] = True
@@ -203,13 +217,17 @@ class _Reader:
         words = word if isinstance(word, list) else [word] if word else []
         flags = [name for name in fields.raw if name.startswith("pooling_mode_") and fields.raw[name]]
         modes, known = (words, _WORDS) if words else (flags or ["pooling_mode_mean_tokens"], _MODES)
-        if len(modes) != 1 or str(modes[0]) not in known:
+        if any(str(mode) not in known for mode in modes):
             raise UnsupportedModelError(
-                f"{path}: pooling by {', '.join(map(str, modes))!r:.80}; minillm runs one of {', '.join(known)}"
+                f"{path}: pooling by {', '.join(map(str, modes))!r:.80}; minillm runs {', '.join(known)}"
             )
         read = {"pooling_mode", "include_prompt", "word_embedding_dimension", "embedding_dimension"}
         self.not_read(str(path), fields.raw, read | {name for name in fields.raw if name.startswith("pooling_mode_")})
-        return {"pooling": known[str(modes[0])], "include_prompt": fields.get("include_prompt", True)}
+        poolings = [known[str(mode)] for mode in modes]
+        if not words:
+            poolings.sort(key=_JOINED.index)
+        chosen: Any = poolings[0] if len(poolings) == 1 else tuple(poolings)
+        return {"pooling": chosen, "include_prompt": fields.get("include_prompt", True)}
 
     def dense(self, folder: Path, width: int, of: str = "sentence_embedding") -> Dense:
         """A Dense module for vectors of some width, texts' or tokens': its configuration and its tensors."""

@@ -227,21 +227,26 @@ class TextPasses:
         self.settings.check()
         if self.settings.late is not None:
             raise TaskError("this late-interaction model has vectors of tokens, none of a text: use embed_tokens")
-        how = self.settings.pooling if pooling is None else pooling
-        if how not in POOLINGS:
+        chosen = self.settings.pooling if pooling is None else pooling
+        modes = chosen if isinstance(chosen, tuple) else (chosen,)
+        if any(mode not in POOLINGS for mode in modes):
             raise ParameterError(f"pooling {shown(pooling)} is not known: expected one of {', '.join(POOLINGS)}")
         if dimensions is not None and not _is_count(dimensions):
             raise ParameterError(f"dimensions should be a whole number of at least 1, found {shown(dimensions)}")
 
         def wanted(text: EncodedText) -> range:
             n = len(text.token_ids)
-            return range(n) if how == "mean" else range(1) if how == "cls" else range(n - 1, n)
+            if modes == ("last",):
+                return range(n - 1, n)
+            first = min(text.prompt_tokens, n - 1)
+            return range(first, first + 1) if modes == ("cls",) else range(n)
 
         def vector(i: int, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-            return pooled(rows, how, min(texts[i].prompt_tokens, len(rows) - 1))
+            skipped = min(texts[i].prompt_tokens, len(rows) - 1)
+            return np.concatenate([pooled(rows, mode, skipped) for mode in modes])  # of each mode [E] -> [W]
 
         vectors = self._run(texts, False, wanted, vector, "embedding", lora)
-        width = self.width
+        width = self.width * len(modes)
         stacked = np.stack(vectors) if vectors else np.empty((0, width), np.float32)  # N x [E] -> [N, E]
         return self.settings.finished(stacked, normalize=normalize, dimensions=dimensions)
 

@@ -1,6 +1,6 @@
 """Sentence embeddings: one vector from the hidden states of a text's tokens, and how two of them are compared.
 
-The vector is the mean of the hidden states, the first token's (CLS), or the last one's (Reimers and Gurevych,
+The vector is the mean of the hidden states, the first token's (CLS), the last one's, ... (Reimers and Gurevych,
 "Sentence-BERT", arXiv 1908.10084); in some models projections, division by the length and truncation follow. A
 reranker may be a causal LM instead, whose score of a query and a document is a difference of two logits. Which of
 these a checkpoint is, its files say: see `sentence_files`.
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from .late_interaction import LateInteraction
     from .reranking import RerankPrompt
 
-Pooling = Literal["mean", "cls", "last"]
-"""The vector [E] of a text from its hidden states [T, E]: their mean, the first token's, the last token's"""
+Pooling = Literal["mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean"]
+"""The vector [E] of a text from its hidden states [T, E]: their mean, the first token's, the last token's, the maximum
+of each dimension, their sum divided by the root of their number, or their mean weighted by position (1, 2, ..., T)"""
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
@@ -83,7 +84,8 @@ class AsMessages:
 class EmbeddingSettings:
     """Settings of embedding and scoring, for calls that do not say otherwise."""
 
-    pooling: Pooling = "mean"
+    pooling: Pooling | tuple[Pooling, ...] = "mean"
+    """Several: their vectors one after another"""
     include_prompt: bool = True
     """Whether the prompt's tokens count in the mean"""
     dense: tuple[Dense, ...] = ()
@@ -194,8 +196,22 @@ def normalized(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def pooled(hidden: NDArray[np.float32], pooling: Pooling, skipped: int = 0) -> NDArray[np.float32]:
-    """One vector of a text's hidden states; `skipped` leading ones do not count in the mean. [T, E] -> [E]
+    """One vector of a text's hidden states; `skipped` leading ones do not count. [T, E] -> [E]
 
-    For "cls" and "last" the states are this token's alone.
+    Source: sentence-transformers 6.2, `sentence_transformer/modules/pooling.py`.
     """
-    return np.asarray(hidden[skipped:].mean(axis=0) if pooling == "mean" else hidden[0])
+    states = hidden[skipped:]
+    match pooling:
+        case "mean":
+            return np.asarray(states.mean(axis=0))
+        case "cls":
+            return np.asarray(states[0])
+        case "last":
+            return np.asarray(states[-1])
+        case "max":
+            return np.asarray(states.max(axis=0))
+        case "mean_sqrt_len":
+            return np.asarray(states.sum(axis=0) / np.float32(len(states) ** 0.5))
+        case "weightedmean":
+            weights = np.arange(1 + skipped, 1 + len(hidden), dtype=np.float32)
+            return np.asarray(weights @ states / weights.sum())  # [T] x [T, E] -> [E]

@@ -140,6 +140,36 @@ def test_vectors_and_similarities_are_those_of_the_folder(similarity: str, norma
     assert [one["index"] for one in ranked] == np.argsort(-np.array(similar), kind="stable").tolist()
 
 
+@pytest.mark.parametrize(
+    "mode",
+    [
+        *("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"),
+        ("max", "cls"),
+        ("mean", "lasttoken", "weightedmean"),
+    ],
+)
+@pytest.mark.parametrize("include_prompt", [True, False], ids=["", "without prompt"])
+def test_every_pooling_is_as_there(mode: Any, include_prompt: bool, tmp_path: Path) -> None:
+    width = 32 * (1 if isinstance(mode, str) else len(mode))
+    pooling = parts.Pooling(32, mode, include_prompt=include_prompt)
+    modules = [base.Transformer(str(encoder(tmp_path))), pooling, parts.Dense(width, 12)]
+    theirs = sentence_transformers.SentenceTransformer(modules=modules, prompts={"query": "how are "}, device="cpu")
+    theirs.save_pretrained(str(tmp_path / "saved"))
+    with Engine(tmp_path / "saved", backend="numpy", progress=False) as engine:
+        close(engine.embed(TEXTS), theirs.encode(TEXTS))
+        close(engine.embed(TEXTS, prompt_name="query"), theirs.encode(TEXTS, prompt_name="query"))
+
+
+def test_flags_of_several_poolings_have_the_order_of_there(tmp_path: Path) -> None:
+    made = [base.Transformer(str(encoder(tmp_path))), parts.Pooling(32)]
+    sentence_transformers.SentenceTransformer(modules=made, device="cpu").save_pretrained(str(tmp_path / "saved"))
+    flags = {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True, "pooling_mode_cls_token": True}
+    (tmp_path / "saved" / "1_Pooling" / "config.json").write_text(json.dumps(flags))
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    with Engine(tmp_path / "saved", backend="numpy", progress=False) as engine:
+        close(engine.embed(TEXTS), theirs.encode(TEXTS))
+
+
 def test_a_decoder_whose_texts_the_chat_template_writes_embeds_them_so(tmp_path: Path) -> None:
     model = base.Transformer(str(write_decoder(tmp_path / "plain", "LlamaModel", TEMPLATE)))
     assert "message" in model.modality_config

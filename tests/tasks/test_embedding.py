@@ -129,8 +129,8 @@ def test_normalisation_and_dimensions(encoder: Path) -> None:
         for wrong in (0, 33, "8", True):
             with pytest.raises(ParameterError, match="dimensions should be"):
                 engine.embed("a", dimensions=wrong)  # type: ignore[arg-type]
-        with pytest.raises(ParameterError, match="pooling 'max' is not known: expected one of mean, cls, last"):
-            engine.embed("a", pooling="max")  # type: ignore[arg-type]
+        with pytest.raises(ParameterError, match="pooling 'min' is not known: expected one of mean, cls, last"):
+            engine.embed("a", pooling="min")  # type: ignore[arg-type]
 
 
 def test_a_decoder_embeds_by_its_last_token_also_a_text_of_several_passes(checkpoint: Path) -> None:
@@ -198,9 +198,7 @@ def test_tokens_of_a_prompt_may_be_left_out_of_the_mean(tmp_path: Path) -> None:
         (("WordWeights",), None, "the module 'WordWeights'; minillm runs Transformer, Pooling"),
         (("Normalize",), None, "Transformer, Normalize; minillm runs Transformer, Pooling, then Dense, then Normalize"),
         (("Pooling", "Normalize", "Pooling"), None, "Pooling, Normalize, Pooling; minillm runs"),
-        (("Pooling",), {"pooling_mode_max_tokens": True}, "pooling by 'pooling_mode_max_tokens'"),
-        (("Pooling",), {"pooling_mode_weightedmean_tokens": True}, "pooling by 'pooling_mode_weightedmean_tokens'"),
-        (("Pooling",), {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "pooling by"),
+        (("Pooling",), {"pooling_mode": "median"}, "pooling by 'median'; minillm runs mean, cls"),
     ],
 )
 def test_what_is_not_run_is_refused_by_name(
