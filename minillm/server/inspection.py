@@ -4,6 +4,7 @@ GET  /inspect/models      each model's sizes, and the strategies with the fields
 GET  /inspect/load        requests that wait and run, pages of the K/V cache; of ?model=...
 POST /inspect/tokens      {token_ids} -> text, bytes and kind of each
 POST /inspect/attention   {token_ids, layer} -> what the last of them attends to
+POST /inspect/steps       {prompt, temperature, ...} -> the next token's distribution before and after each step
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from ..decoding.fields import FIELDS
 from ..decoding.prompts import need_tokenizer
 from ..errors import MinillmError
 from ..measure.comparison import STRATEGIES, Variant
-from .generation_request import convert, refused
+from .generation_request import COMPLETIONS, convert, refused, translate
 from .http_json import ApiError, encode, json_response
 from .served_model import ServedModel
 from .server_request import until_gone
@@ -56,6 +57,7 @@ def inspection_routes() -> list[Route]:
         Route("/inspect/load", load),
         Route("/inspect/tokens", tokens, methods=["POST"]),
         Route("/inspect/attention", attention, methods=["POST"]),
+        Route("/inspect/steps", steps, methods=["POST"]),
     ]
 
 
@@ -172,3 +174,45 @@ async def attention(http: Request) -> Response:
         refusal.param = refusal.param or "token_ids"
         raise refusal from None
     return Response(weights, media_type="application/json")
+
+
+SHOWN = 8
+"""Likeliest tokens of the model's distribution, and of the last one"""
+
+
+async def steps(http: Request) -> Response:
+    """Answer POST /inspect/steps: `engine.explain` of a body as /v1/completions takes it, with one prompt.
+
+    The prompt is taken for the whole text, so a penalty that counts generated tokens alone counts none here.
+    """
+    server = Server.of(http)
+    asked = translate(await server.read_json(http), COMPLETIONS)
+    model = await server.take(http, asked.body.model)
+    if isinstance(asked.body.prompt, list) and not all(isinstance(token, int) for token in asked.body.prompt):
+        raise ApiError("prompt: expected one text, or the token ids of one", param="prompt")
+
+    def answer() -> bytes:
+        explanation = model.engine.explain(asked.body.prompt, lora=model.lora, progress=False, **asked.fields)
+        tokens = explanation.likeliest(SHOWN)
+        return encode(
+            {
+                "token_ids": tokens,
+                "greedy": explanation.greedy,
+                "steps": [
+                    {
+                        "name": step.name,
+                        "tokens_left": step.tokens_left,
+                        "entropy": round(step.entropy, 6),
+                        "probabilities": step.probabilities[tokens].tolist(),
+                    }
+                    for step in explanation.steps
+                ],
+            }
+        )
+
+    try:
+        async with server.looking_inside:
+            distributions = await until_gone(http.receive, asyncio.to_thread(answer))
+    except MinillmError as error:
+        raise asked.error(error) from None
+    return Response(distributions, media_type="application/json")

@@ -62,6 +62,40 @@ def test_attention_is_the_engine_s_and_sums_to_1(app: Starlette, demo: Engine) -
     np.testing.assert_allclose(one, weights[4:5], atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "fields", [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 0}, {"repetition_penalty": 1.3}]
+)
+def test_steps_are_the_engines_explanation(app: Starlette, plain: Engine, fields: dict[str, float]) -> None:
+    ids = plain.tokenizer.encode("A list of colors:")
+    answer = post(app, "/inspect/steps", {"prompt": ids, **fields}).json()
+    sampled = fields.get("temperature") != 0
+    own = {name: value for name, value in fields.items() if value}
+    explanation = plain.explain(ids, **({"do_sample": True, "top_k": 0} if sampled else {}), **own)
+    assert answer["greedy"] is explanation.greedy is not sampled
+    assert [step["name"] for step in answer["steps"]] == [step.name for step in explanation.steps]
+    assert [step["tokens_left"] for step in answer["steps"]] == [step.tokens_left for step in explanation.steps]
+    assert answer["token_ids"] == explanation.likeliest(8)
+    for step, own_step in zip(answer["steps"], explanation.steps, strict=True):
+        np.testing.assert_allclose(step["probabilities"], own_step.probabilities[answer["token_ids"]], rtol=1e-4)
+        assert step["entropy"] == pytest.approx(own_step.entropy, abs=1e-4)
+    assert post(app, "/inspect/steps", {"prompt": "A list of colors:", **fields}).json() == answer
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_beams": 3}, "sampling, found beam search"),
+        ({"temperature": -1}, "temperature"),
+        ({"prompt": ["a", "b"]}, "prompt: expected one text"),
+        ({"prompt": [2, 99999]}, "99999"),
+        ({"token_ids": [2]}, "token_ids"),
+    ],
+)
+def test_steps_refuse_what_they_cannot_show(app: Starlette, fields: dict[str, object], message: str) -> None:
+    answer = post(app, "/inspect/steps", {"prompt": "A", **fields})
+    assert answer.status_code == 400 and message in error_of(answer)["message"]
+
+
 def test_attention_runs_beside_requests(app: Starlette, demo: Engine, plain: Engine) -> None:
     ids = demo.tokenizer.encode("Once upon a time " * 60)[:400]
 

@@ -257,6 +257,28 @@ def test_stop_ends_the_request_on_the_server(browser: Page, base: Behind) -> Non
         page.wait(IDLE)
 
 
+def test_the_steps_of_the_settings_are_the_engines(browser: Page, base: Behind) -> None:
+    """The distribution before and after each step, of the settings as they are when a token is clicked."""
+    with visit(browser, base, width=390, height=760) as page:
+        send(page, COLORS)
+        first = plain().generate(COLORS, max_new_tokens=12)
+        ids = first.prompt_token_ids + first.token_ids[:2]
+        choose(page, "nucleus sampling", 12)
+        page.click("#said .tok:nth-of-type(4)")
+        page.wait("document.querySelector('.steps table')")
+        explanation = plain().explain(ids, do_sample=True, top_k=0, top_p=0.9)
+        assert page.texts(".steps thead th") == [step.name for step in explanation.steps]
+        tokens = explanation.likeliest()
+        assert page.texts(".steps tbody th") == [signs(plain().tokenizer.token(token)) for token in tokens]
+        chances = [step.probabilities[token] for token in tokens for step in explanation.steps]
+        shown = [percent(chance) if chance else "–" for chance in chances]
+        assert page.texts(".steps tbody td") == shown
+        assert page.texts(".steps tfoot tr:first-child td") == [f"{step.tokens_left:,}" for step in explanation.steps]
+        assert page.texts(".steps .own th") == [signs(plain().tokenizer.token(first.token_ids[2]))]
+        assert page.texts(".steps .note") == ["The token is drawn from the last column."]
+        assert page.js("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_a_token_s_attention_is_the_engine_s(browser: Page, base: Behind) -> None:
     with visit(browser, base) as page:
         send(page, COLORS)

@@ -49,7 +49,7 @@ async function start() {
   app.settings = new Settings($("settings"), model);
   app.vocabulary = new Vocabulary(model.name);
   transcript = new Transcript($("transcript"), $("said"), app.vocabulary);
-  inspector = new Inspector($("token"), app.vocabulary, model);
+  inspector = new Inspector($("token"), app.vocabulary, model, () => app.settings.fields());
   compare = new Compare($("compare"), app);
   $("chat-choice").hidden = !model.chat; // without a template it only continues texts
   document.body.classList.toggle("shaded", app.settings.form.shade.checked);

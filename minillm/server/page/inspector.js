@@ -1,4 +1,5 @@
-// The panel of one token: its probability, its alternatives, and what it attends to in each layer and head.
+// The panel of one token: its probability, its alternatives, the distribution that it was chosen from before and after
+// each step of the settings, and what it attends to in each layer and head.
 
 import { post } from "./api.js";
 import { alternatives, label, make, parted, percent } from "./tokens.js";
@@ -10,8 +11,9 @@ export class Inspector {
   #weights = null; // [layers][heads][positions]
   #choice = { layer: -1, head: -1 }; // -1: the mean
 
-  constructor(container, vocabulary, model) {
-    Object.assign(this, { container, vocabulary, model });
+  /** `fields()`: those of a request under the present settings. */
+  constructor(container, vocabulary, model, fields) {
+    Object.assign(this, { container, vocabulary, model, fields });
     this.clear();
   }
 
@@ -32,6 +34,7 @@ export class Inspector {
     const chance = token.logprob == null ? "" :
       `${percent(Math.exp(token.logprob))}, ${(-token.logprob / Math.LN2 + 0).toFixed(1)} bits of surprise`;
     this.attention = make("div", { className: "attention" }, make("p", { className: "note" }, "Computing …"));
+    const steps = make("div", { className: "steps" }, make("p", { className: "note" }, "Computing …"));
     this.container.replaceChildren(
       make("h3", { className: "token-name" }, label(text)),
       make("p", { className: "note" }, `${chance && `${chance}; `}token ${token.id}, position ${ids.length - 1}`),
@@ -39,9 +42,11 @@ export class Inspector {
         make("h4", {}, pick ? "Alternatives: click one to branch" : "Alternatives"),
         alternatives(token, this.vocabulary, pick),
       ] : []),
+      ...(ids.length > 1 ? [make("h4", {}, "How the present settings choose here"), steps] : []),
       make("h4", {}, "What it attends to"),
       this.attention,
     );
+    if (ids.length > 1) this.#steps(steps, token, ids.slice(0, -1), signal);
     const { layers, heads } = this.model;
     this.whole = layers * heads * ids.length <= MOST;
     if (!this.whole && this.#choice.layer < 0) this.#choice.layer = layers >> 1;
@@ -51,6 +56,33 @@ export class Inspector {
       this.#controls(ids, signal);
     } catch (error) {
       if (!signal.aborted) this.attention.replaceChildren(make("p", { className: "note wrong" }, error.message));
+    }
+  }
+
+  /** Fills in the probabilities of the likeliest tokens after `ids`, a column for each step. */
+  async #steps(container, token, ids, signal) {
+    try {
+      const { max_tokens, ...fields } = this.fields();
+      const body = { ...fields, model: this.model.name, prompt: ids };
+      const { token_ids, greedy, steps } = await post("inspect/steps", body, signal);
+      await this.vocabulary.load(token_ids, signal);
+      const row = (head, cells, own = false) => make("tr", { className: own ? "own" : "" },
+        make("th", { scope: "row" }, head), ...cells.map((cell) => make("td", {}, cell)));
+      const chance = (value) => (value ? percent(value) : "–");
+      const table = make("table", {},
+        make("thead", {}, make("tr", {}, make("td"), ...steps.map(({ name }) => make("th", { scope: "col" }, name)))),
+        make("tbody", {}, ...token_ids.map((id, i) => row(label(this.vocabulary.get(id).text),
+          steps.map(({ probabilities }) => chance(probabilities[i])), id === token.id))),
+        make("tfoot", {},
+          row("tokens left", steps.map(({ tokens_left }) => tokens_left.toLocaleString("en"))),
+          row("entropy, bits", steps.map(({ entropy }) => (entropy / Math.LN2 + 0).toFixed(2)))));
+      const scrolls = make("div", { className: "scrolls", tabIndex: 0 }, table);
+      scrolls.setAttribute("role", "region");
+      scrolls.setAttribute("aria-label", "Probabilities before and after each step");
+      container.replaceChildren(scrolls, make("p", { className: "note" },
+        greedy ? "The likeliest of the last column is taken." : "The token is drawn from the last column."));
+    } catch (error) {
+      if (!signal.aborted) container.replaceChildren(make("p", { className: "note" }, error.message));
     }
   }
 

@@ -119,7 +119,7 @@ class Guarded:
         return sentences[0] if sentences else None
 
     def explain(self, address: int) -> str:
-        """The memory that lies at or near an address."""
+        """Name the argument at or near an address."""
         nearest = min(self.extents, key=lambda extent: extent.distance(address), default=None)
         if nearest is None or nearest.distance(address) > PAGE:
             return f"0x{address:x}, far from any argument"

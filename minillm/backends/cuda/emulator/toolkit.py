@@ -26,7 +26,7 @@ def cuda_headers() -> Path | None:
 
 
 def missing() -> str | None:
-    """The part that the emulator lacks on this machine, as a reason to skip; None if it can run."""
+    """A sentence about something that the emulator needs and this machine lacks; None if it can run."""
     if sys.platform != "linux":
         return f"the CUDA emulator runs on Linux, found {sys.platform}"
     if compiler() is None:

@@ -1,4 +1,4 @@
-"""Traffic of a launch: what its warps ask of memory, counted from the addresses of loads and stores.
+"""Counts the memory that the warps of a launch ask for, from the addresses of its loads and stores.
 
 A GPU takes the loads of a warp's 32 threads by one instruction as one request, and serves it in sectors of 32 bytes,
 four to a line of the cache (CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory"). How many of them its
