@@ -27,6 +27,7 @@ from minillm.models.parameters import tensor_shapes
 from minillm.reference import quantize as ours
 
 from .. import families
+from ..encoders import CONFIGS as ENCODERS
 from ..terminal import Screen
 from ..tiny import TOKENIZER, std_of
 
@@ -160,7 +161,8 @@ REFUSED = {
     ("youtu", "halves, yarn, biases"): "with qkv_bias False alone",
 }
 """Configurations that llama.cpp would run otherwise, or not at all"""
-KNOWN = {family for each in ARCHITECTURES.values() for family in (each.model_type, *each.kin)}
+WRITTEN = [each for each in ARCHITECTURES.values() if not each.bidirectional]
+KNOWN = {family for each in WRITTEN for family in (each.model_type, *each.kin)}
 CASES = [(family, name) for family in CONFIGS if family in KNOWN for name in CONFIGS[family]]
 CASES = [case for case in CASES if case not in REFUSED]
 OLDER = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox", "bloom", "starcoder2")
@@ -367,6 +369,13 @@ def test_a_gguf_file_is_written_again_in_another_dtype(tmp_path):
     ("raw", "dtype", "group", "error", "message"),
     [
         (families.CONFIGS["opt"]["pre-norm"], "int8", None, UnsupportedModelError, "llama.cpp does not run 'opt'"),
+        (
+            ENCODERS["bert"],
+            "int8",
+            None,
+            UnsupportedModelError,
+            "'bert' is an encoder; GGUF files of encoders are read",
+        ),
         (
             CONFIGS["llama"]["grouped"],
             "int3",

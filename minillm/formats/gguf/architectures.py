@@ -132,6 +132,10 @@ _GEMMA4 = {
     "blk.N.pre_ffw_norm_2": "layers.N.pre_feedforward_layernorm_2",
     "blk.N.post_ffw_norm_2": "layers.N.post_feedforward_layernorm_2",
 }
+_ENCODER = {
+    "token_embd": "embeddings.word_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+}
 _PERMUTED = {"blk.N.attn_q": "num_attention_heads", "blk.N.attn_k": "num_key_value_heads"}
 _BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
 
@@ -178,11 +182,49 @@ class Architecture:
     """YaRN's ramp begins and ends at whole pairs, as in llama.cpp; False: not here, though files do not say so"""
     convolves: bool = False
     """Layers without key/value heads, whose number files have for each layer, have a convolution"""
+    bidirectional: bool = False
+    """An encoder: each token attends to all of its text"""
     needs_output: bool = False
     """The LM head is stored also where it is the embedding"""
 
 
 ARCHITECTURES = {
+    "bert": Architecture(
+        model_type="bert",
+        keys=_SIZES | {"attention.layer_norm_epsilon": "layer_norm_eps"},
+        tensors=_ENCODER
+        | {
+            "position_embd": "embeddings.position_embeddings",
+            "token_embd_norm": "embeddings.LayerNorm",
+            "blk.N.attn_q": "encoder.layer.N.attention.self.query",
+            "blk.N.attn_k": "encoder.layer.N.attention.self.key",
+            "blk.N.attn_v": "encoder.layer.N.attention.self.value",
+            "blk.N.attn_output": "encoder.layer.N.attention.output.dense",
+            "blk.N.attn_output_norm": "encoder.layer.N.attention.output.LayerNorm",
+            "blk.N.ffn_up": "encoder.layer.N.intermediate.dense",
+            "blk.N.ffn_down": "encoder.layer.N.output.dense",
+            "blk.N.layer_output_norm": "encoder.layer.N.output.LayerNorm",
+        },
+        activation="gelu",
+        bidirectional=True,
+    ),
+    "nomic-bert": Architecture(
+        model_type="nomic_bert",
+        keys=_SIZES | {"attention.layer_norm_epsilon": "layer_norm_eps", "rope.freq_base": "rope_theta"},
+        tensors=_ENCODER
+        | {
+            "token_embd_norm": "emb_ln",
+            "blk.N.attn_qkv": "encoder.layers.N.attn.Wqkv",
+            "blk.N.attn_output": "encoder.layers.N.attn.out_proj",
+            "blk.N.attn_output_norm": "encoder.layers.N.norm1",
+            "blk.N.ffn_up": "encoder.layers.N.mlp.fc11",
+            "blk.N.ffn_gate": "encoder.layers.N.mlp.fc12",
+            "blk.N.ffn_down": "encoder.layers.N.mlp.fc2",
+            "blk.N.layer_output_norm": "encoder.layers.N.norm2",
+        },
+        square=True,
+        bidirectional=True,
+    ),
     "llama": Architecture(
         model_type="llama",
         kin=("mistral", "mixtral"),

@@ -111,7 +111,7 @@ def _computed(architecture: Architecture, raw: Mapping[str, Any], own: Mapping[s
     none, once = (0,), (0, 1)
     normalised = bool(architecture.fields.get("norm_topk_prob", True))
     return {
-        "attention.causal": (True,),
+        "attention.causal": (not architecture.bidirectional,),
         "attention.clamp_kqv": none,
         "attention.head_count_kv": (heads,),
         "attention.key_length": (head_dim,),

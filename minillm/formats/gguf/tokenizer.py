@@ -8,6 +8,7 @@
 - "llama": a SentencePiece BPE model. Its pieces have scores instead of merges: of all neighbours that make a piece
   together, those whose piece has the best score are merged first.
 - "gemma4": such pieces with merges.
+- "bert" and "t5": WordPiece and Unigram models, of encoders (`encoder_tokenizers.py`).
 
 Token ids are llama.cpp's for a text in which special tokens are parsed, with three exceptions: "qwen2" normalises to
 NFC, as its published tokenizer (and transformers) does and llama.cpp does not; likewise letters and white space beyond
@@ -32,6 +33,7 @@ from ...text.tokenizer.partial import PartialTokenizer
 from ...text.tokenizer.sentencepiece import merges_by_score, spaces_decoder
 from ...text.tokenizer.settings import SPACE
 from ...text.tokenizer.turn_ends import turn_ends
+from .encoder_tokenizers import unigram, wordpiece, wordpiece_ids
 from .file import GGUF, NAMED_TOKENS
 
 if TYPE_CHECKING:
@@ -173,17 +175,19 @@ def _kind(gguf: GGUF) -> str | None:
     kind: str | None = gguf.get("tokenizer.ggml.model", str)
     if kind is None or kind in ("none", "no_vocab"):
         return None
-    if kind not in ("gpt2", "llama", "gemma4"):
+    if kind not in ("gpt2", "llama", "gemma4", "bert", "t5"):
         raise UnsupportedModelError(
             f"{gguf.path}: tokenizer.ggml.model is {kind!r:.60}; minillm runs 'gpt2' (byte-level BPE), 'llama' "
-            "(SentencePiece) and 'gemma4'; tokenizer= names another tokenizer"
+            "(SentencePiece), 'gemma4', 'bert' (WordPiece) and 't5' (Unigram); tokenizer= names another tokenizer"
         )
-    _warn_of_other_keys(gguf)
+    _warn_of_other_keys(gguf, kind)
     return kind
 
 
-def _warn_of_other_keys(gguf: GGUF) -> None:
+def _warn_of_other_keys(gguf: GGUF, kind: str) -> None:
     """Name the entries that are not known, and change nothing."""
+    if kind == "bert":
+        return  # whose switches are read, or are always on
     others = {key for key in gguf.metadata if key.startswith("tokenizer.ggml.")} - _KEYS
     named = sorted(key for key in others if key not in _SWITCHES or gguf.metadata[key])
     if named:
@@ -194,6 +198,8 @@ def _read(gguf: GGUF, kind: str, *, at_once: bool) -> "tuple[Any, dict[str, int]
     """As `read_backend`; not `at_once` gives a `PartialTokenizer`."""
     vocabulary = _vocabulary(gguf)
     ids = _role_ids(gguf, kind, len(vocabulary.tokens))
+    if kind == "bert":
+        ids = ids | wordpiece_ids(gguf, len(vocabulary.tokens))
     special = sorted({*vocabulary.of(UNKNOWN, CONTROL), *ids.values()} - set(vocabulary.of(BYTE)))
     others = [i for i in vocabulary.of(USER_DEFINED) if i not in ids.values()]
 
@@ -203,6 +209,11 @@ def _read(gguf: GGUF, kind: str, *, at_once: bool) -> "tuple[Any, dict[str, int]
 
         if kind == "gpt2":
             backend, begins = _byte_level(gguf, vocabulary)
+        elif kind == "bert":
+            backend, begins = wordpiece(gguf, vocabulary.tokens, ids), False
+        elif kind == "t5":
+            scores = gguf.numbers("tokenizer.ggml.scores")
+            backend, begins = unigram(gguf, vocabulary.tokens, scores, ids.get("unk_token", 0)), False
         elif kind == "gemma4":
             backend, begins = _merged_pieces(gguf, vocabulary), True
         else:
@@ -211,6 +222,8 @@ def _read(gguf: GGUF, kind: str, *, at_once: bool) -> "tuple[Any, dict[str, int]
         named = (AddedToken(vocabulary.tokens[i], normalized=False, special=True) for i in special)
         backend.add_special_tokens(list(named))
         backend.add_tokens([AddedToken(vocabulary.tokens[i], normalized=False, special=False) for i in others])
+        if kind == "bert":
+            return backend  # with tokens around a text
         settings = {
             "add_bos_token": kind == "gemma4" or gguf.get("tokenizer.ggml.add_bos_token", bool, begins),
             "add_eos_token": gguf.get("tokenizer.ggml.add_eos_token", bool, False),

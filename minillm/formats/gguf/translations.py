@@ -1,14 +1,17 @@
 """The `Translation` of each architecture that has one; loaded with the first file that is read or written."""
 
 from .delta_nets import DeltaNetTranslation
+from .encoders import EncoderTranslation
 from .gemma4 import Gemma4Translation
 from .latent import DeepSeekTranslation, MiniCPM3Translation
 from .translation import Translation
 
 TRANSLATIONS: dict[str, Translation] = {
+    "bert": EncoderTranslation(),
     "deepseek2": DeepSeekTranslation(),
     "gemma4": Gemma4Translation(),
     "minicpm3": MiniCPM3Translation(),
+    "nomic-bert": EncoderTranslation(),
     "qwen3next": DeltaNetTranslation(in_turn=False),
     "qwen35": DeltaNetTranslation(in_turn=True),
     "qwen35moe": DeltaNetTranslation(in_turn=True),

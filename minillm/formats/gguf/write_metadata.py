@@ -30,7 +30,12 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
     Raises:
         UnsupportedModelError: llama.cpp does not run the family, or not this configuration of it.
     """
-    names = {kin: name for name, table in ARCHITECTURES.items() for kin in (table.model_type, *table.kin)}
+    if config.bidirectional:
+        raise UnsupportedModelError(
+            f"{where}: {config.model_type!r} is an encoder; GGUF files of encoders are read, not written"
+        )
+    written = {name: table for name, table in ARCHITECTURES.items() if not table.bidirectional}
+    names = {kin: name for name, table in written.items() for kin in (table.model_type, *table.kin)}
     if config.model_type not in names:
         raise UnsupportedModelError(
             f"{where}: llama.cpp does not run {config.model_type!r}; GGUF files are written of "

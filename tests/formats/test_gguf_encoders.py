@@ -1,0 +1,204 @@
+"""GGUF files of encoders, as llama.cpp's converter writes them: vectors and tokens against llama.cpp's; damage."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+
+from minillm import Engine
+from minillm.backends.numpy import NumpyBackend
+from minillm.errors import CheckpointError, MinillmError, UnsupportedModelError
+from minillm.formats.gguf.file import read_gguf
+from minillm.formats.gguf.read_metadata import read_gguf_config
+from minillm.formats.load_model import load_model
+
+from ..gguf_files import arrays, finish
+from .test_fuzz import damage
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "layer_norm_eps": 1e-12,
+    "type_vocab_size": 2,
+}
+RAWS: dict[str, dict[str, Any]] = {
+    "bert": SIZES | {"model_type": "bert", "hidden_act": "gelu"},
+    "bert, one type": SIZES | {"model_type": "bert", "type_vocab_size": 1, "layer_norm_eps": 1e-5},
+    "nomic-bert": SIZES | {"model_type": "nomic_bert", "rope_parameters": {"rope_theta": 1000.0}},
+}
+"""Name, of which the architecture comes first -> config.json"""
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijrun!,", "run", "été", "ete", "你"]
+WORDS += ["##a", "##b", "##ing", "##n", "##run", "[unused]"]
+TEXTS = ["a run, running!", "Running ÉTÉ  a!", "你好 a", "b c d\te f", "x", "anab ab [MASK] b", "ete" * 9]
+
+
+def phantom(word: str) -> str:
+    """A word of a vocab.txt as the converter writes it."""
+    if word.startswith("[") and word.endswith("]"):
+        return word
+    return word[2:] if word.startswith("##") else f"\u2581{word}"
+
+
+def write(path: Path, name: str, pooling: int = 1, tokenizer: dict[str, Any] | None = None, **entries: Any) -> Path:
+    """A file of random numbers; the tensors' names are those of the package `gguf`."""
+    architecture, raw = name.partition(",")[0], RAWS[name]
+    words = tokenizer["tokens"] if tokenizer else [phantom(word) for word in WORDS]
+    writer = GGUFWriter(str(path), architecture)
+    writer.add_context_length(raw["max_position_embeddings"])
+    writer.add_embedding_length(raw["hidden_size"])
+    writer.add_feed_forward_length(raw["intermediate_size"])
+    writer.add_block_count(raw["num_hidden_layers"])
+    writer.add_head_count(raw["num_attention_heads"])
+    writer.add_layer_norm_eps(raw["layer_norm_eps"])
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType(pooling))
+    if "rope_parameters" in raw:
+        writer.add_rope_freq_base(raw["rope_parameters"]["rope_theta"])
+    ids = {"bos": 2, "eos": 3, "unknown": 1, "seperator": 3, "padding": 0, "cls": 2, "mask": 4}
+    usual: dict[str, Any] = {"model": "bert", "token_type_count": raw["type_vocab_size"], "tokens": words}
+    usual |= {"token_type": [3 if i < 5 else 1 for i in range(len(words))]}
+    usual |= {f"{role}_token_id": i for role, i in ids.items()}
+    for key, value in (usual | (tokenizer or {})).items():
+        kind = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
+        kind[type(value)](f"tokenizer.ggml.{key}", value)
+    for key, value in entries.items():
+        (writer.add_bool if isinstance(value, bool) else writer.add_uint32)(f"{architecture}.{key}", value)
+    kinds = {kind: arch for arch, kind in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[architecture], raw["num_hidden_layers"])
+    for ours, values in arrays(raw | {"vocab_size": len(words)}).items():
+        stem, _, kind = ours.rpartition(".")
+        if "qkv" in stem and stem.endswith(("query", "key", "value")):
+            stem = stem.replace("qkv.", "")
+        published = names.get_name(stem)
+        assert published is not None, ours
+        writer.add_tensor(f"{published}.{kind}", values)
+    finish(writer)
+    return path
+
+
+def llama_of(path: Path) -> Any:
+    """The file in llama.cpp, if it is there."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    return llama_cpp.Llama(str(path), embedding=True, n_ctx=64, verbose=False, n_threads=1, flash_attn=False)
+
+
+@pytest.mark.parametrize("name", RAWS)
+def test_vectors_and_tokens_are_llama_cpps(name: str, tmp_path: Path) -> None:
+    for pooling in (1, 2):
+        path = write(tmp_path / f"{pooling}.gguf", name, pooling)
+        llama = llama_of(path)
+        with Engine(path, backend="numpy") as engine:
+            assert engine.tokenizer is not None
+            for text in TEXTS:
+                assert engine.tokenizer.encode(text) == llama.tokenize(text.encode(), special=True), text
+                if "[MASK]" in text:
+                    continue  # llama.cpp's embed takes it for text
+                ours, theirs = engine.embed([text], normalize=False)[0], np.array(llama.embed(text))
+                assert np.abs(ours - theirs).max() < 0.01 * np.abs(theirs).max(), text  # its GELU has 16 bits
+
+
+PIECES = ["<s>", "<pad>", "</s>", "<unk>", *(f"\u2581{word}" for word in ("", "a", "run", "the")), *"abcdefghijrunt,é!"]
+PIECES += ["run", "ning", "ing", "the", "<mask>"]
+SCORES = [0.0] * 4 + [-2.0 - 0.37 * (i % 7) - len(piece) * 0.11 for i, piece in enumerate(PIECES[4:])]
+UNIGRAM = {
+    "model": "t5",
+    "tokens": PIECES,
+    "scores": SCORES,
+    "token_type": [3, 3, 3, 2, *[1] * (len(PIECES) - 5), 3],
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "unknown_token_id": 3,
+    "seperator_token_id": 2,
+    "padding_token_id": 1,
+    "add_bos_token": True,
+    "add_eos_token": True,
+    "add_space_prefix": True,
+    "remove_extra_whitespaces": True,
+    "token_type_count": 1,
+}
+"""Entries of a file of XLM-RoBERTa"""
+
+
+def test_pieces_with_scores_are_llama_cpps(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", "bert, one type", tokenizer=UNIGRAM)
+    llama = llama_of(path)
+    with Engine(path, backend="numpy") as engine:
+        assert engine.tokenizer is not None
+        for text in ["a run, running!", "  the  athe é b", "aéxyz的run", "", "thething", "a<mask> b"]:
+            assert engine.tokenizer.encode(text) == llama.tokenize(text.encode(), special=True), text
+        ours, theirs = engine.embed(["the run"], normalize=False)[0], np.array(llama.embed("the run"))
+        assert np.abs(ours - theirs).max() < 0.01 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("name", RAWS)
+def test_configuration_and_tokens_are_as_written(name: str, tmp_path: Path) -> None:
+    path, raw = write(tmp_path / "m.gguf", name), RAWS[name]
+    stored = read_gguf_config(read_gguf(path))
+    assert {field: stored[field] for field in SIZES} == {field: raw[field] for field in SIZES}
+    model = load_model(path, NumpyBackend())
+    assert model.config.output == "states"
+    with Engine(path, backend="numpy") as engine:
+        assert engine.tokenizer is not None
+        ids = engine.tokenizer.encode("Running été 你x")
+        assert [WORDS[i] for i in ids] == ["[CLS]", "run", "##n", "##ing", "ete", "你", "[UNK]", "[SEP]"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "error", "message"),
+    [
+        ({"attention.causal": True}, UnsupportedModelError, r"bert.attention.causal is True; in this .* runs False"),
+        ({"expert_count": 8}, UnsupportedModelError, r"bert.expert_count is 8"),
+    ],
+)
+def test_what_would_change_the_results_is_refused(
+    entries: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "m.gguf", "bert")
+    from .test_gguf_translations import rewritten
+
+    changed = rewritten(path, tmp_path / "changed.gguf", entries, lambda tensors: tensors)
+    with pytest.raises(error, match=message):
+        read_gguf_config(read_gguf(changed))
+
+
+def test_a_table_of_positions_of_another_length_is_refused(tmp_path: Path) -> None:
+    from .test_gguf_translations import rewritten
+
+    path = write(tmp_path / "m.gguf", "bert")
+    changed = rewritten(path, tmp_path / "changed.gguf", {"context_length": 80}, lambda tensors: tensors)
+    with pytest.raises(CheckpointError, match=r"position_embd.weight should have context_length 80 rows, found 64"):
+        read_gguf_config(read_gguf(changed))
+
+
+def use(path: Path) -> None:
+    """Load a file and embed a text with it."""
+    with Engine(path, backend="numpy", max_batch_size=1) as engine:
+        engine.embed([[1, 2, 3]])
+        if engine.tokenizer is not None:
+            engine.tokenizer.encode("a text")
+
+
+@pytest.mark.slow
+def test_damaged_headers_are_refused_in_one_line_or_work(tmp_path: Path) -> None:
+    whole, generator, refused = write(tmp_path / "whole.gguf", "bert").read_bytes(), random.Random(1), 0
+    start, path = len(whole) - sum(array.nbytes for array in read_arrays(tmp_path / "whole.gguf")), tmp_path / "m.gguf"
+    for _ in range(1000):
+        path.write_bytes(damage(whole[:start], generator) + whole[start:])
+        try:
+            use(path)
+        except MinillmError as error:
+            assert str(error).count("\n") == 0, error
+            refused += 1
+    assert refused > 500
+
+
+def read_arrays(path: Path) -> list[np.ndarray]:
+    """The tensors of a file."""
+    return [tensor.data for tensor in gguf.GGUFReader(path).tensors]
