@@ -105,15 +105,15 @@ class OutputNorm:
 
 @dataclass(frozen=True, eq=False)
 class Sublayer:
-    """Pre-norm block of one part: attention, Mamba-2 or an MLP (Nemotron-H, arXiv 2504.03624, section 2.1)."""
+    """Pre-norm block of one part: attention, Mamba-2, an MLP or experts (Nemotron-H, arXiv 2504.03624, section 2.1)."""
 
     norm: RMSNorm
-    part: Attention | Mamba2 | MLP
+    part: Attention | Mamba2 | MLP | ExpertMLP
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
         """x + part(norm(x)). [T, E] -> [T, E]"""
         normed = self.norm(backend, x)
-        if isinstance(self.part, MLP):
+        if isinstance(self.part, MLP | ExpertMLP):
             return self.part(backend, normed, residual=x)
         return self.part(backend, normed, cache, batch, residual=x)
 

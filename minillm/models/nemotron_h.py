@@ -1,10 +1,12 @@
-"""Nemotron-H and Nemotron Nano 2 (NVIDIA, arXiv 2504.03624, 2508.14444): layers of one part each.
+"""Nemotron-H, Nemotron Nano 2 and 3 (NVIDIA, arXiv 2504.03624, 2508.14444, 2512.20848): layers of one part each.
 
     x = tokens[ids]
-    x = x + part(norm(x))      in each layer; part: Mamba-2, attention, or an MLP with the square of ReLU
+    x = x + part(norm(x))      in each layer; part: Mamba-2, attention, an MLP with the square of ReLU, or
+                               experts that are such MLPs
     logits = norm(x) W_lm
 
-Attention has no positions. Layers with experts (Nemotron 3) are refused.
+Attention has no positions. Experts without a gate are chosen by sigmoids, a bias and groups, beside one that all tokens
+share. Those of latents (Nemotron 3 Super) are refused.
 """
 
 from collections.abc import Mapping
@@ -16,26 +18,38 @@ from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.block import Sublayer
 from ..layers.embedding import Embedding
+from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
+from ..reference.experts import SOFTMAX, RouterSpec
 from ..reference.selective_scan import UNLIMITED
 from .decoder import Decoder
 from .mamba import FieldNames, MambaConfig, build_mamba, read_mamba
+from .mixtral import read_experts, read_router
 from .parameters import Names, Weights
 from .reading import merge_names, read_activation, read_grouped_heads, read_shared, refuse_other_layers
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 """Special tokens if config.json has none."""
-KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "linear_attention": "mamba", "full_attention": "attention"}
-KINDS |= {kind: kind for kind in ("mamba", "attention", "mlp")}
+KINDS = {
+    "M": "mamba",
+    "*": "attention",
+    "-": "mlp",
+    "E": "moe",
+    "linear_attention": "mamba",
+    "full_attention": "attention",
+}
+KINDS |= {kind: kind for kind in ("mamba", "attention", "mlp", "moe")}
 """Letters of `hybrid_override_pattern`, words of `layers_block_type` -> kinds of layers"""
 FIELDS = FieldNames(
     "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "use_conv_bias", "use_bias",
     "use_bias",
 )  # fmt: skip
 OTHER_NAMES = {"n_groups": "mamba_n_groups", "conv_kernel": "mamba_d_conv", "use_conv_bias": "mamba_conv_bias"}
+OTHER_NAMES |= {"n_routed_experts": "num_local_experts"}
 OTHER_NAMES |= {"time_step_min": "mamba_dt_min", "time_step_limit": "mamba_dt_limit"}
 """Alternative names of fields"""
 DEFAULTS = {"mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4}
+EXPERTS: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_shared_expert_intermediate_size": 7688}
 """Sizes if config.json has none"""
 
 
@@ -49,13 +63,26 @@ class NemotronHConfig(ModelConfig):
     """Between the two products of an MLP"""
     mlp_bias: bool
     kinds: tuple[str, ...]
-    """Each layer's kind: "mamba", "attention" or "mlp" """
+    """Each layer's kind: "mamba", "attention", "mlp" or "moe" """
     mamba: MambaConfig
+    expert_size: int = 0
+    """F of an expert"""
+    shared_size: int = 0
+    """F of the expert that all tokens share"""
+    normalised: bool = True
+    """The weights of a token's experts sum to one"""
+    router: RouterSpec = SOFTMAX
+    """How logits become scores, and scores a choice"""
 
     @property
     def layer_parts(self) -> int:
         """One, of which each layer consists."""
         return 1
+
+    @property
+    def shared_expert_layers(self) -> int:
+        """As `ModelConfig.shared_expert_layers`: all with experts."""
+        return self.kinds.count("moe")
 
     def sharded(self, ranks: int) -> Self:
         """As `ModelConfig.sharded`: groups of Mamba's heads are shared too."""
@@ -70,7 +97,7 @@ def read_config(raw: Mapping[str, Any]) -> NemotronHConfig:
 
     Raises:
         CheckpointError: a field is missing or invalid.
-        UnsupportedModelError: layers with experts, or what transformers' classes do not compute.
+        UnsupportedModelError: experts of latents, or what transformers' classes do not compute.
     """
     raw = merge_names(raw, OTHER_NAMES)
     kinds = _read_kinds(Fields(raw))
@@ -95,21 +122,47 @@ def read_config(raw: Mapping[str, Any]) -> NemotronHConfig:
         )
     least = fields.number("time_step_min", 0.001)
     mamba = replace(mamba, limits=(least, UNLIMITED[1]))
+    activation = read_activation(fields, "mlp_hidden_act", "relu2")
     return NemotronHConfig(
         model_type="nemotron_h",
         **shared,
+        **(_read_mixture(fields, activation) if "moe" in kinds else {}),
         intermediate_size=fields.size("intermediate_size", 21504),
         max_positions=fields.size("max_position_embeddings", 4096),
         mixed_layers=True,
         layer_states=_states(mamba, kinds) if "mamba" in kinds else (),
         attends=tuple(kind == "attention" for kind in kinds),
         epsilon=epsilon,
-        activation=read_activation(fields, "mlp_hidden_act", "relu2"),
+        activation=activation,
         mlp_bias=fields.get("mlp_bias", False),
         kinds=kinds,
         mamba=mamba,
         pad_token_id=fields.token_id("pad_token_id"),
     )
+
+
+def _read_mixture(fields: Fields, activation: str) -> dict[str, Any]:
+    """Fields of `NemotronHConfig` for layers with experts."""
+    fields = Fields(EXPERTS | dict(fields.raw), fields.source)
+    latent, shared = fields.raw.get("moe_latent_size"), fields.get("n_shared_experts", 1)
+    if latent is not None:
+        raise UnsupportedModelError(
+            f"{fields.source}: moe_latent_size is {latent!r:.60}; minillm runs experts of the whole width, null"
+        )
+    if shared != 1:
+        raise UnsupportedModelError(f"{fields.source}: n_shared_experts is {shared!s:.60}; minillm runs 1 here")
+    if activation != "relu2":
+        raise UnsupportedModelError(
+            f"{fields.source}: mlp_hidden_act is {activation!r}; minillm runs experts without a gate with 'relu2'"
+        )
+    width: dict[str, Any] = {"width": "moe_intermediate_size", "default_width": 7688, "sparse": (True,), "shared": True}
+    sizes = read_experts(fields, "n_routed_experts", experts=8, chosen=2, **width)
+    names = "num_experts", "experts_per_token", "expert_size"
+    return {name: sizes[name] for name in names} | {
+        "shared_size": fields.size("moe_shared_expert_intermediate_size"),
+        "normalised": fields.get("norm_topk_prob", True),
+        "router": read_router(fields, sizes["num_experts"]),
+    }
 
 
 def _read_kinds(fields: Fields) -> tuple[str, ...]:
@@ -120,7 +173,7 @@ def _read_kinds(fields: Fields) -> tuple[str, ...]:
     for kind in kinds:
         if not isinstance(kind, str) or kind not in KINDS:
             raise UnsupportedModelError(
-                f"{fields.source}: {name} has {kind!r:.60}; minillm runs 'mamba', 'attention' and 'mlp' here"
+                f"{fields.source}: {name} has {kind!r:.60}; minillm runs 'mamba', 'attention', 'mlp' and 'moe' here"
             )
     layers = tuple(KINDS[kind] for kind in kinds)
     if "attention" not in layers:
@@ -132,7 +185,11 @@ def _states(mamba: MambaConfig, kinds: tuple[str, ...]) -> tuple[tuple[tuple[int
     return tuple(mamba.states if kind == "mamba" else () for kind in kinds)
 
 
-NAMES = Names(prefixes=("backbone.", "model."), embedding="embeddings.weight")
+NAMES = Names(
+    prefixes=("backbone.", "model."),
+    embedding="embeddings.weight",
+    expert_tensors={f"mixer.experts.{name}_proj": (f"mixer.experts.*.{name}_proj.weight",) for name in ("up", "down")},
+)
 """Tensors of checkpoints: backbone.layers.0.mixer.in_proj.weight."""
 
 
@@ -155,7 +212,25 @@ def _build_layer(config: NemotronHConfig, weights: Weights, i: int) -> Sublayer:
         return Sublayer(norm, build_mamba(config.mamba, mixer, i, E))
     if config.kinds[i] == "mlp":
         return Sublayer(norm, mixer.mlp("up_proj", "down_proj", E, F, config.activation, bias=config.mlp_bias))
+    if config.kinds[i] == "moe":
+        return Sublayer(norm, _build_experts(config, mixer))
     rows = {f"{name}_proj": heads * D for name, heads in zip("qkv", (H, K, K), strict=True)}
     qkv = mixer.linear("qkv", rows, inputs=E, split="outputs", units=(H, K, K))
     out = mixer.linear("o_proj", E, inputs=H * D, split="inputs")
     return Sublayer(norm, mixer.attention(config, i, qkv=qkv, out=out))
+
+
+def _build_experts(config: NemotronHConfig, weights: Weights) -> ExpertMLP:
+    E, F, X, shared = config.hidden_size, config.expert_size, config.num_experts, weights.at("shared_experts")
+    return ExpertMLP(
+        router=weights.table("gate", X, E, "router", published=(X,)),
+        gate_up=weights.experts("experts.up", {"experts.*.up_proj": F}, inputs=E, count=X, split="outputs"),
+        down=weights.experts("experts.down", {"experts.*.down_proj": E}, inputs=F, count=X, split="inputs"),
+        top_k=config.experts_per_token,
+        normalised=config.normalised,
+        activation=config.activation,
+        spec=config.router,
+        correction=weights.vector("gate.e_score_correction_bias", X),
+        shared=shared.mlp("up_proj", "down_proj", E, config.shared_size, config.activation, bias=config.mlp_bias),
+        gated=False,
+    )

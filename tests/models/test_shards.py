@@ -210,7 +210,7 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
             np.testing.assert_array_equal(np.concatenate(rows), expand(weight.data), err_msg=path)
             assert [other.first for _, other in others] == np.cumsum([0, *map(len, rows)])[:-1].tolist()
             continue
-        halves = [weight.shape[-2] // 2] * 2 if place.endswith("gate_up") else []
+        halves = [weight.shape[-2] // 2] * 2 if place.endswith("gate_up") and place != "mamba.gate_up" else []
         sections = qkv_rows(config, int(path.split(".")[1]), weight.shape[0]) if place == "attention.qkv" else halves
         if place.endswith(".factors"):
             sections = {"attention": qkv_rows(config, 0, weight.shape[0]), "mlp": [weight.shape[0] // 2] * 2}.get(
@@ -236,7 +236,8 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
                 np.testing.assert_equal(bias, one.bias, err_msg=path)
         split += others[0][1].data is not None and others[0][1].shape != weight.shape
     whole_qkv = config.model_type in ("olmoe", "olmo2", "olmo3", "minimax_m2")  # whose norms of queries span all heads
-    shared = sum(getattr(getattr(layer, "mlp", None), "shared", None) is not None for layer in whole.layers)
+    mlps = [getattr(layer, "mlp", getattr(layer, "part", None)) for layer in whole.layers]
+    shared = sum(getattr(mlp, "shared", None) is not None for mlp in mlps)
     latent = 2 * bool(config.value_dim)  # the matrices of heads by which latents are expanded
     parts = 4 - whole_qkv + latent + getattr(config, "sinks", False)  # both projections of attention and of each MLP
     parts += {"nemotron_h": -2, "falcon_h1": 2}.get(config.model_type, 0)  # whose layers have one part, or three

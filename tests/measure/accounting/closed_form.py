@@ -159,7 +159,8 @@ def amounts_of(
         case Gate():
             result = storage.activation_bytes * T * part.rows * part.width
             flops = T * part.rows * part.width * (ACTIVATION_FLOPS[part.activation] + 1)
-            return Amounts(other=flops, read=2 * result, written=result, fusion_saves=2 * result)
+            read = result if part.alone else 2 * result
+            return Amounts(other=flops, read=read, written=result, fusion_saves=2 * result)
         case StoreKV():
             numbers = (1 if part.joined else 2) * T * part.kv_heads * part.head_dim
             written = T * position_bytes(storage, part.kv_heads, part.head_dim, joined=part.joined)

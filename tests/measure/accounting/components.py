@@ -101,6 +101,8 @@ class Gate:
     activation: str
     rows: int = 1
     """Rows of each token: one, or one for each of its experts"""
+    alone: bool = False
+    """Each row is gate and up at once"""
 
 
 @dataclass(frozen=True, kw_only=True)

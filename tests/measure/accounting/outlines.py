@@ -307,6 +307,8 @@ def _nemotron_h(config: Any) -> Outline:
             own = _mamba(config, config.mamba)
         elif kind == "mlp":
             own = mlp(config, config.activation, bias=config.mlp_bias)
+        elif kind == "moe":
+            own = _ungated_experts(config)
         return tuple(replace(each, name=each.name.replace(f"{kind}.", "part.")) for each in own)
 
     return Outline(
@@ -314,6 +316,23 @@ def _nemotron_h(config: Any) -> Outline:
         layers=tuple((Norm(name="norm.weight", width=E, mean=False), *parts(kind)) for kind in config.kinds),
         after=(Norm(name="final_norm.weight", width=E, mean=False),),
         head=head(config, tied=False),
+    )
+
+
+def _ungated_experts(config: Any) -> tuple[Component, ...]:
+    E, F, S, bias = config.hidden_size, config.expert_size, config.shared_size, config.mlp_bias
+    X, k, router = config.num_experts, config.experts_per_token, config.router
+    switches: dict[str, Any] = {"normalised": config.normalised, "groups": router.groups, "scaled": router.scale != 1}
+    return (
+        Linear(name="moe.router", inputs=E, outputs=X, role="router"),
+        Route(experts=X, chosen=k, sigmoid=True, biased=True, **switches),
+        Linear(name="moe.shared.up", inputs=E, outputs=S, bias=bias, activation=config.activation),
+        Linear(name="moe.shared.down", inputs=S, outputs=E, bias=bias, residual=True),
+        Spread(width=E, chosen=k),
+        ExpertLinear(name="moe.gate_up", inputs=E, outputs=F, experts=X, chosen=k),
+        Gate(name="glu", width=F, activation="relu", rows=k, alone=True),
+        ExpertLinear(name="moe.down", inputs=F, outputs=E, experts=X, chosen=k),
+        Combine(width=E, chosen=k),
     )
 
 
