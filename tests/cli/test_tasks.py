@@ -209,7 +209,7 @@ def test_every_text_is_reported_once(
         (["classify", "-m", "topics", "a", "--top-k", "0"], "top_k should be a whole number of at least 1"),
         (["embed", "-m", "vectors", "a", "--output", "v.txt"], "--output should end in .npy"),
         (["embed", "-m", "vectors", "a", "--dimensions", "33"], "dimensions should be at most 32, found 33"),
-        (["embed", "-m", "vectors", "a", "--pooling", "max"], "expected one of mean, cls, last"),
+        (["embed", "-m", "vectors", "a", "--pooling", "sum"], "expected one of mean, cls, last"),
         (["emded", "-m", "vectors", "a"], "did you mean embed?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
