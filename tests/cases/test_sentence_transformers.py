@@ -18,8 +18,9 @@ import torch
 import transformers
 
 from minillm import Engine
-from minillm.errors import TaskError, UnsupportedModelError
+from minillm.errors import ParameterError, TaskError, UnsupportedModelError
 from minillm.server import make_app
+from minillm.tasks.quantized_vectors import quantize_vectors
 
 from .. import huggingface
 from ..server.client import post
@@ -441,3 +442,28 @@ def test_a_folder_of_pylate_is_read_as_there(tmp_path: Path) -> None:
     with Engine(folder, backend="numpy", progress=False) as engine:
         assert engine.tokenizer is not None and engine.tokenizer.mask_token_id == WORDS.index("?") + 4
         same_vectors(engine, theirs, TEXTS)
+
+
+# --- vectors in fewer bits --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8", "uint8", "binary", "ubinary"])
+def test_vectors_in_fewer_bits_are_as_there(precision: Any) -> None:
+    quantize = Late("sentence_transformers.util.quantization").quantize_embeddings
+    vectors = np.random.default_rng(0).normal(size=(120, 13)).astype(np.float32)
+    ranges = np.array([[-1.0] * 13, [1.0] * 13], np.float32)
+    for options in ({}, {"ranges": ranges}):
+        ours, theirs = quantize_vectors(vectors, precision, **options), quantize(vectors, precision, **options)
+        np.testing.assert_array_equal(ours, theirs)
+        assert ours.dtype == theirs.dtype
+
+
+def test_vectors_in_fewer_bits_that_are_impossible_are_refused() -> None:
+    vectors = np.ones((2, 13), np.float32)
+    for given, options, message in (
+        (vectors, {"precision": "int4"}, "precision 'int4' is not known: expected one of float32, int8"),
+        (vectors[0], {"precision": "int8"}, "int8 needs ranges"),
+        (vectors, {"precision": "int8", "ranges": vectors[:, :3]}, r"ranges should have the shape \(2, 13\)"),
+    ):
+        with pytest.raises(ParameterError, match=message):
+            quantize_vectors(given, **options)  # type: ignore[arg-type]
