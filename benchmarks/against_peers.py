@@ -254,7 +254,8 @@ def measure_loaded(session: Session, plans: Sequence[Plan], results: Results) ->
                 say(f"loading {plan.name}")
                 workers.append(stack.enter_context(session.worker(plan)))
             for case in cases:
-                results.bursts += measure(session, group, workers, case)
+                results.bursts += (bursts := list(measure(session, group, workers, case)))
+                say_speeds(bursts)
             for worker in workers:
                 if "logits" in cases and takes_part("logits", worker.plan):
                     ask_for_logits(session, worker)
@@ -264,6 +265,14 @@ def measure_loaded(session: Session, plans: Sequence[Plan], results: Results) ->
                     results.perplexities[worker.plan] = reply["perplexity"]
     if "logits" in cases:
         compare_logits(session, used, results)
+
+
+def say_speeds(bursts: Sequence[Burst]) -> None:
+    """Say the median speed of each engine in a case that has ended, should the run not come to its tables."""
+    for task, plan in dict.fromkeys((burst.task, burst.plan) for burst in bursts):
+        speeds = [burst.speed for burst in bursts if (burst.task, burst.plan) == (task, plan) and burst.seconds]
+        if speeds:
+            say(f"{task.name}: {plan.name} {statistics.median(speeds):.1f} tokens/s")
 
 
 def ask_for_logits(session: Session, worker: Worker) -> None:

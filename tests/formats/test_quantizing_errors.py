@@ -97,8 +97,8 @@ def test_other_ways_to_quantise_are_named(tmp_path: Path, value: Any, error: typ
 
 def test_no_family_knows_it(tmp_path: Path) -> None:
     source = write_source(tmp_path / "source")
-    edit_config(source, model_type="electra")
-    with pytest.raises(UnsupportedModelError, match="model_type is 'electra'"):
+    edit_config(source, model_type="nobody's")
+    with pytest.raises(UnsupportedModelError, match='model_type is "nobody\'s"'):
         write_checkpoint(source, tmp_path / "out", "int8")
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 VOCABULARY = "vocab.txt"
 CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
 """Classes in tokenizer_config.json that are run so"""
-MODELS = ("bert", "distilbert")
+MODELS = ("bert", "distilbert", "electra")
 """Families whose class this is where no file names one"""
 NAMES = {
     "unk_token": "[UNK]",
