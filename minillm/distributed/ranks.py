@@ -84,7 +84,8 @@ class Ranks:
         config.sharded(self.parallel.tensor)
         self.parallel.check_layers(config.num_layers, config.encoder_layers, config.per_layer_width)
         model = shape_model(config, ShapeBackend())
-        self.width = model.embedding.tokens.shape[1]
+        projected = model.embedding.project_normed
+        self.width = model.embedding.tokens.shape[1] if projected is None else projected.shape[0]
         used = config.experts_per_token / config.num_experts if config.num_experts else 1.0
         sizes = [
             sum(map(_bytes_read, operators_of(layer)))

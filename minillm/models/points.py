@@ -106,7 +106,7 @@ def _points(stack: Any, prefix: str) -> Points:
     closing = "final" if stack.final_norm is None else None
     points = Points(prefix, last=len(stack.layers), closing=closing)
     operator = operator_of(stack.layers[0])
-    E = (operator.down if isinstance(operator, MLP) else operator.out).shape[0]
+    E = (operator.down if isinstance(operator, MLP | ExpertMLP) else operator.out).shape[-2]
     points.shapes[points.name(None, "embedding")] = "T", E
     for i, block in enumerate(stack.layers):
         for point, shape in _of_block(block, points, E):
@@ -162,8 +162,8 @@ def _of_block(block: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]
 
 
 def _of_operator(operator: Any, points: Points, E: int) -> Iterator[tuple[str, Shape]]:
-    """The points of a block's attention, or of what is in its place; none of an MLP that is a layer's only part."""
-    if isinstance(operator, MLP):
+    """The points of a block's attention, or of what is in its place; none of an MLP or experts alone in a layer."""
+    if isinstance(operator, MLP | ExpertMLP):
         return
     if type(operator) in RECURRENT:
         result = f"{RECURRENT[type(operator)]}.out"

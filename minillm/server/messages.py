@@ -60,7 +60,8 @@ def joined_instructions(chat: list[Any]) -> list[Any]:
     """A conversation for a template that takes instructions only as its first message, and turns only in turns.
 
     Coding agents write several messages of the system, also between turns (Claude Code), and of the user. The first
-    ones of the system become one; later ones the user's; and the user's that follow each other become one.
+    ones of the system become one; later ones the user's; and the user's that follow each other become one. A message
+    with more than a role and a text stays as it is, and so does what is wrong with it.
     """
     joined: list[Any] = []
     for message in chat:
@@ -69,8 +70,8 @@ def joined_instructions(chat: list[Any]) -> list[Any]:
         last = joined[-1] if joined else {"role": None}
         if message["role"] == "system" and last["role"] not in (None, "system"):
             message = message | {"role": "user"}
-        texts = isinstance(last.get("content"), str) and isinstance(message.get("content"), str)
-        if texts and message["role"] == last["role"] in ("system", "user"):
+        plain = all(each.keys() == {"role", "content"} and isinstance(each["content"], str) for each in (last, message))
+        if plain and message["role"] == last["role"] in ("system", "user"):
             joined[-1] = last | {"content": f"{last['content']}\n\n{message['content']}"}
         else:
             joined.append(message)

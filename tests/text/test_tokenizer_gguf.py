@@ -162,7 +162,7 @@ def test_qwen2_normalises_as_its_published_tokenizer_does(tmp_path):
             UnsupportedModelError,
             "tokenizer.ggml.pre is 'no-such'; minillm has the rules of a.x-4.0, bloom,",
         ),
-        ({"model": "t5"}, UnsupportedModelError, "tokenizer.ggml.model is 't5'; minillm runs 'gpt2' .* 'llama'"),
+        ({"model": "rwkv"}, UnsupportedModelError, "tokenizer.ggml.model is 'rwkv'; minillm runs 'gpt2' .* 'llama'"),
         ({"model": 7}, CheckpointError, "tokenizer.ggml.model should be of type str, found 7"),
         ({"token_type": [1] * 3}, CheckpointError, "tokenizer.ggml.token_type should have 600 numbers, found 3"),
         (
