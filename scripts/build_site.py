@@ -100,7 +100,7 @@ def public_names(module: str) -> dict[str, str]:
 
 
 def place_of(page: str) -> str:
-    """Where a page of the repository stands in the site: a folder's README is its index."""
+    """Place of a page of the repository in the site: a folder's README is its index."""
     return page.removesuffix("README.md") + "index.md" if page.endswith("README.md") else page
 
 

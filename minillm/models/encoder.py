@@ -20,7 +20,7 @@ from ..layers.head import ClassificationHead, Head, NoHead
 from ..reference.attention import AttentionSpec
 from .decoder import Decoder
 from .parameters import Weights
-from .reading import read_activation, read_heads, read_layers
+from .reading import read_activation, read_encoder_sizes, read_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +95,7 @@ def read_encoder(raw: Mapping[str, Any], model_type: str, *, padded_positions: b
     heads = read_heads(fields)
     return EncoderConfig(
         model_type=model_type,
-        num_heads=heads["num_heads"],
-        num_kv_heads=heads["num_kv_heads"],
-        head_dim=heads["head_dim"],
-        hidden_size=fields.size("hidden_size"),
-        num_layers=read_layers(fields),
-        vocab_size=fields.size("vocab_size"),
-        intermediate_size=fields.size("intermediate_size"),
+        **read_encoder_sizes(fields, heads),
         max_positions=positions - first,
         first_position=first,
         token_types=fields.size("type_vocab_size", 2),

@@ -24,7 +24,7 @@ from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .encoder import TextEncoder
 from .parameters import Names, Weights
-from .reading import read_activation, read_heads, read_layer_kinds, read_layers, refuse_other_layers
+from .reading import read_activation, read_encoder_sizes, read_heads, read_layer_kinds, refuse_other_layers
 from .rotary import RotaryConfig, read_rotaries
 
 GLOBAL_BASE, LOCAL_BASE = 160_000.0, 10_000.0
@@ -78,13 +78,7 @@ def read_config(raw: Mapping[str, Any]) -> ModernBertConfig:
         )
     return ModernBertConfig(
         model_type="modernbert",
-        num_heads=heads["num_heads"],
-        num_kv_heads=heads["num_kv_heads"],
-        head_dim=heads["head_dim"],
-        hidden_size=fields.size("hidden_size"),
-        num_layers=read_layers(fields),
-        vocab_size=fields.size("vocab_size"),
-        intermediate_size=fields.size("intermediate_size"),
+        **read_encoder_sizes(fields, heads),
         max_positions=positions,
         windows=tuple(window if sliding else None for sliding in windowed),
         rotaries=tuple(local if sliding else full for sliding in windowed),

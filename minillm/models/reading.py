@@ -94,6 +94,20 @@ def read_layers(fields: Fields, name: str = "num_hidden_layers") -> int:
     return fields.size(name, most=MOST_LAYERS)
 
 
+def read_encoder_sizes(fields: Fields, heads: Mapping[str, int]) -> dict[str, Any]:
+    """Sizes that all encoders have: these heads, E, L, V and F. Fields of `ModelConfig`, and of encoders'.
+
+    Raises:
+        CheckpointError: one is missing or invalid.
+    """
+    return dict(heads) | {
+        "hidden_size": fields.size("hidden_size"),
+        "num_layers": read_layers(fields),
+        "vocab_size": fields.size("vocab_size"),
+        "intermediate_size": fields.size("intermediate_size"),
+    }
+
+
 def read_activation(fields: Fields, name: str, default: str) -> str:
     """The activation in config.json, by its name in `ACTIVATIONS`.
 

@@ -19,7 +19,7 @@ from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .encoder import TextEncoder
 from .parameters import Weights
-from .reading import read_activation, read_grouped_heads, read_layers, refuse_other_layers
+from .reading import read_activation, read_encoder_sizes, read_grouped_heads, refuse_other_layers
 from .rotary import KINDS, RotaryConfig, read_rotary, refuse_partial
 
 
@@ -92,13 +92,7 @@ def read_rotary_encoder(
         rotary = replace(rotary, longest=positions)
     return RotaryEncoderConfig(
         model_type=model_type,
-        num_heads=heads["num_heads"],
-        num_kv_heads=heads["num_kv_heads"],
-        head_dim=heads["head_dim"],
-        hidden_size=fields.size("hidden_size"),
-        num_layers=read_layers(fields),
-        vocab_size=fields.size("vocab_size"),
-        intermediate_size=fields.size("intermediate_size"),
+        **read_encoder_sizes(fields, heads),
         max_positions=rotary.longest,
         keys_follow_length=rotary.stretch is not None,
         token_types=types and fields.size("type_vocab_size", types),

@@ -37,5 +37,5 @@ def transposed(answer: Answer) -> str | None:
     if not np.allclose(run.y, x @ W, atol=1e-4):
         column = int(np.argmax(np.abs(run.y - x @ W)))
         return f"y[{column}] should be {(x @ W)[column]:.4f}, found {run.y[column]:.4f}."
-    each = run.weight.sectors / run.weight.requests
-    return None if each <= 5 else f"It is right, but a request for W takes {each:.0f} sectors: read neighbours."
+    sectors = run.weight.sectors / run.weight.requests
+    return None if sectors <= 5 else f"It is right, but a request for W takes {sectors:.0f} sectors: read neighbours."

@@ -66,7 +66,7 @@ def pack(arguments: Sequence[Any], address: Callable[[Any], int]) -> tuple[Any, 
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
-    """Where an array's first element is."""
+    """Address of an array's first element."""
     return int(array.__array_interface__["data"][0])
 
 

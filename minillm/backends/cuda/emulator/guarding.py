@@ -80,7 +80,7 @@ class Extent:
         return np.frombuffer(memory, np.uint8)
 
     def _part(self, flags: Array, array: Array) -> Array:
-        """Those of one flag per byte that belong to `array`."""
+        """The flags, one for each byte, that belong to `array`."""
         shape, strides = (*array.shape, array.itemsize), (*array.strides, 1)
         return as_strided(flags[_address(array) - self.start :], shape, strides)
 
@@ -105,7 +105,7 @@ class Guarded:
         self.extents = [Extent(*group) for group in groups]
 
     def address(self, array: Array) -> int:
-        """Where the copy of an array's first element is."""
+        """Address of the copy of an array's first element."""
         for extent in self.extents:
             if any(member is array for _, member, _ in extent.arrays):
                 return extent.copy + _address(array) - extent.start

@@ -1,4 +1,4 @@
-"""Where g++ and the headers of the CUDA toolkit are."""
+"""Paths of g++ and of the headers of the CUDA toolkit."""
 
 import importlib.util
 import os
