@@ -357,5 +357,20 @@ FIELDS: dict[str, Setting] = {name: hint.__metadata__[0] for name, hint in Gener
 GUIDES = tuple(name for name, setting in FIELDS.items() if setting.group == "guided")
 """Fields that set a guide; a request has at most one of them."""
 
+PROCESSED = (
+    *("sequence_bias", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "prefix_allowed_tokens_fn"),
+    *("repetition_penalty", "encoder_repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"),
+    *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "logits_processor"),
+    *("max_thinking_tokens", "watermarking_config"),
+)
+"""The fields that ask for a processor; with all of them at their defaults there is none"""
+
+MASKED = (
+    *("top_h", "top_n_sigma", "typical_p", "epsilon_cutoff", "eta_cutoff", "renormalize_logits"),
+    *("xtc_probability", "samplers", "watermarking_config"),
+)
+"""The fields of filters that `reference.sample` does not apply in the draw"""
+
 OFF = {"num_beams": 1, "num_beam_groups": 1, "guidance_scale": 1, "max_thinking_tokens": None}
 """Fields whose value without effect is not a false one -> that value."""

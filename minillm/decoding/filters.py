@@ -203,13 +203,6 @@ def _keep_probable(logits: NDArray[Any], floor: Any, least: int, xp: ModuleType)
     return logits
 
 
-MASKED = (
-    *("top_h", "top_n_sigma", "typical_p", "epsilon_cutoff", "eta_cutoff", "renormalize_logits"),
-    *("xtc_probability", "samplers", "watermarking_config"),
-)
-"""The fields of filters that `reference.sample` does not apply in the draw"""
-
-
 def build_filters(settings: Settings) -> tuple[LogitsProcessor, ...]:
     """The filters that have an effect, in order, then the renormalisation. Without sampling only the latter."""
     least = 1 if settings.num_beams == 1 else max(2, 1 + len(settings.eos_token_ids))  # every beam can continue

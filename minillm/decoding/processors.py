@@ -79,16 +79,6 @@ def force(
     return logits
 
 
-PROCESSED = (
-    *("sequence_bias", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "prefix_allowed_tokens_fn"),
-    *("repetition_penalty", "encoder_repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier"),
-    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"),
-    *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "logits_processor"),
-    *("max_thinking_tokens", "watermarking_config"),
-)
-"""The fields that ask for a processor; with all of them at their defaults there is none"""
-
-
 def build_processors(settings: Settings) -> tuple[LogitsProcessor, ...]:
     """The processors that have an effect, in order."""
     return tuple(processor for _, processor in numbered_processors(settings))

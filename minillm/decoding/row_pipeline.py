@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from ..reference.sampling import Parameters
 from .continuation import Continuation
-from .filters import MASKED, READERS, build_filters
-from .processors import PROCESSED, LogitsProcessor, numbered_processors
+from .fields import MASKED, PROCESSED
 from .settings import Settings
 
 if TYPE_CHECKING:
+    from .processors import LogitsProcessor
     from .strategy import State
 
 Continuations = Sequence[tuple["State", Continuation]]
@@ -29,9 +29,9 @@ UNFILTERED = ARGMAX._replace(temperature=1.0)
 class RowPipeline:
     """A request's settings, as they are applied to each of its rows."""
 
-    processors: tuple[tuple[int, LogitsProcessor], ...]
+    processors: "tuple[tuple[int, LogitsProcessor], ...]"
     """Each with its place in the order"""
-    filters: tuple[LogitsProcessor, ...]
+    filters: "tuple[LogitsProcessor, ...]"
     """Filters that mask the row before the draw, which does not support them"""
     draw: Parameters
     """Parameters of `TokenSampler.sample`; a temperature of 0 takes the most likely token"""
@@ -41,11 +41,17 @@ class RowPipeline:
     @classmethod
     def of(cls, settings: Settings, *, masked: bool = False) -> "RowPipeline":
         """The pipeline of some settings; if `masked`, all filters mask the row."""
-        processors = () if settings.has_defaults(PROCESSED) else numbered_processors(settings)
+        processors: tuple[tuple[int, LogitsProcessor], ...] = ()
+        if not settings.has_defaults(PROCESSED):
+            from .processors import numbered_processors  # most requests need none
+
+            processors = numbered_processors(settings)
         top_logprobs = settings.top_logprobs if settings.logprobs else None
         if not settings.do_sample:
             return cls(processors, (), ARGMAX, top_logprobs)
         if masked or not settings.has_defaults(MASKED):
+            from .filters import build_filters  # seldom needed
+
             return cls(processors, build_filters(settings), UNFILTERED, top_logprobs)
         draw = Parameters(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
         return cls(processors, (), draw, top_logprobs)
@@ -58,6 +64,8 @@ class RowPipeline:
     @cached_property
     def filters_read_history(self) -> bool:
         """Whether there is a penalty among the filters, or one that draws a random number."""
+        from .filters import READERS
+
         return any(isinstance(filter_, READERS) for filter_ in self.filters)
 
     @cached_property

@@ -16,7 +16,6 @@ from ..reference.philox import Keys
 from ..reference.sampling import Draw, Parameters
 from .continuation import Continuation, reports
 from .row_pipeline import Continuations, RowPipeline, pipeline_of
-from .row_processing import process_rows
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
 
@@ -127,6 +126,8 @@ class Sampling(Strategy):
         self, sampler: TokenSampler, logits: Any, growing: Continuations, changed: Sequence[int]
     ) -> list[int]:
         """`choose` after the rows `changed` have been processed, on the host; the other rows stay on the device."""
+        from .row_processing import process_rows  # most steps need none
+
         if sampler.on_host:
             process_rows(sampler, logits, changed, [growing[row] for row in changed])
             return self._chosen(sampler.host, logits, growing)

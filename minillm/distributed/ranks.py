@@ -15,7 +15,6 @@ from ..errors import FollowedError, MinillmError, ParameterError, RankError, sho
 from ..formats import open_model
 from ..models import shape_model
 from ..models.base import Model, weights_of
-from ..models.points import operators_of
 from ..parallel import Parallel
 from .communicator import Communicator
 
@@ -81,6 +80,8 @@ class Ranks:
         Raises:
             ParameterError: the ranks cannot share the model.
         """
+        from ..models.points import operators_of
+
         config.sharded(self.parallel.tensor)
         self.parallel.check_layers(config.num_layers, config.encoder_layers, config.per_layer_width)
         model = shape_model(config, ShapeBackend())

@@ -19,7 +19,6 @@ from ..decoding.keywords import with_fields
 from ..decoding.request import RequestMaker
 from ..decoding.stats import Stats
 from ..distributed.ranks import Ranks
-from ..distributed.runner import Follower, Leader, LeadingRunner, Part
 from ..errors import EngineStateError
 from ..models import published_config, random_model, tensor_shapes
 from ..models.base import weights_of
@@ -36,6 +35,7 @@ from .origins import open_stores
 from .scheduler import Limits, Load
 
 if TYPE_CHECKING:
+    from ..distributed.runner import Follower, Leader
     from .footprint import Footprint, Stored
 
 
@@ -51,8 +51,8 @@ class EngineLifecycle:
     _maker: RequestMaker
     _driver: Driver
     _ranks: Ranks | None
-    _leader: Leader | None
-    _follower: Follower | None
+    _leader: "Leader | None"
+    _follower: "Follower | None"
     _text_passes: TextPasses | None
     runner: Runner
 
@@ -316,12 +316,16 @@ class EngineLifecycle:
         if options.ranks is None:
             self.runner = Runner(parts.model, parts.backend, make_cache(self.config, parts.backend, pages))
             self.runner.adapters = parts.adapters
-        elif options.ranks.rank == 0:
-            self._leader = Leader(Part(options.ranks, parts.model, parts.backend, parts.adapters))
-            cache = make_cache(parts.model.config, parts.backend, pages, layers=options.ranks.layers)
-            self.runner = LeadingRunner(self._leader, cache)
         else:
-            self._follower = Follower(Part(options.ranks, parts.model, parts.backend, parts.adapters))
+            from ..distributed.runner import Follower, Leader, LeadingRunner, Part
+
+            part = Part(options.ranks, parts.model, parts.backend, parts.adapters)
+            if options.ranks.rank == 0:
+                self._leader = Leader(part)
+                cache = make_cache(parts.model.config, parts.backend, pages, layers=options.ranks.layers)
+                self.runner = LeadingRunner(self._leader, cache)
+            else:
+                self._follower = Follower(part)
         runners = {"target": self.runner} if self._follower is None else {}
         backend = parts.helper_backend or parts.backend
         runners |= {

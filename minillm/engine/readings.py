@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,12 @@ from ..tasks.late_interaction import ROLES, Role, role_prompt
 from ..tasks.pooling import Pooling
 from ..text.tokenizer import EncodedText
 from .arguments import read, refuse_task
-from .continuations import ContinuationScore, score_continuations
-from .explain import Explanation, explain
 from .inspect import Score, all_logits, last_attention, score_tokens
 from .lifecycle import EngineLifecycle
+
+if TYPE_CHECKING:
+    from .continuations import ContinuationScore
+    from .explain import Explanation
 
 
 class EngineReadings(EngineLifecycle):
@@ -320,7 +322,7 @@ class EngineReadings(EngineLifecycle):
         *,
         lora: str | None = None,
         progress: bool = True,
-    ) -> list[ContinuationScore] | list[list[ContinuationScore]]:
+    ) -> "list[ContinuationScore] | list[list[ContinuationScore]]":
         """Log-probabilities of several continuations of a text, or of each of a list of texts.
 
         Each text is computed once, and many of them side by side. Text and continuation are encoded together, as
@@ -343,6 +345,8 @@ class EngineReadings(EngineLifecycle):
             >>> [f"{score.total:.2f}" for score in scores], scores[0].greedy
             (['-0.04', '-4.51', '-16.72'], True)
         """
+        from .continuations import score_continuations  # loaded when it is needed, as `explain` is
+
         refuse_task(self.config, "tokens", "score_continuations")
         if self.config.encoder_layers:
             raise ParameterError("score_continuations is not offered with an encoder-decoder: score each by `score`")
@@ -366,7 +370,7 @@ class EngineReadings(EngineLifecycle):
         *,
         progress: bool = True,
         **fields: Unpack[GenerationFields],
-    ) -> Explanation:
+    ) -> "Explanation":
         """The distribution of the next token, before and after each processor and filter that the fields ask for.
 
         `config` and `fields` are as in `generate`, `progress` as in `forward`. A notebook shows a table.
@@ -381,6 +385,8 @@ class EngineReadings(EngineLifecycle):
             >>> [(step.name, step.tokens_left) for step in explanation.steps]
             [('model', 2048), ('top_p 0.9', 9)]
         """
+        from .explain import explain
+
         refuse_task(self.config, "tokens", "explain")
         generation_config = GenerationConfig.from_dict(fields) if config is None else config.merged(**fields)
         request = self._maker.make(prompt, generation_config)

@@ -9,7 +9,6 @@ from ..models import build_model, stage_holds
 from ..models.base import Model
 from .folder import Folder
 from .gguf.model import GGUFFile
-from .lora import merge_adapter, per_request, read_adapter, shares_of
 from .model_files import ModelFiles
 
 FORMATS: list[type[ModelFiles]] = [GGUFFile, Folder]
@@ -56,6 +55,8 @@ def load_model(
         files.quantization.check_dtype("auto" if dtype is None else dtype.name)
     with files.naming_errors():
         if adapter is not None:
+            from .lora import merge_adapter  # seldom needed
+
             config, tensors = merge_adapter(adapter, config, tensors, as_built=files.as_built)
         model = build_model(config, tensors, backend, as_built=files.as_built, rank=rank, ranks=ranks, layers=layers)
     files.finish(tensors)
@@ -78,6 +79,8 @@ def load_adapter(
     Raises:
         ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`. Also for an adapter that does not fit.
     """
+    from .lora import per_request, read_adapter, shares_of  # seldom needed
+
     adapter = read_adapter(folder, config)
     if layers is None:
         return per_request(adapter, backend)

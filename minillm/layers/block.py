@@ -1,18 +1,20 @@
 """Transformer blocks: attention and MLP with residual connections. Families differ in the position of the norms."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..batch import Batch
 from .attention import Attention
-from .convolution import ConvolutionBlock
-from .delta_net import DeltaNetBlock
-from .experts import ExpertMLP
-from .mamba import Mamba2, MambaBlock, ParallelMamba
 from .mlp import MLP, GatedMLP
 from .norm import Norm, RMSNorm
+
+if TYPE_CHECKING:
+    from .convolution import ConvolutionBlock
+    from .delta_net import DeltaNetBlock
+    from .experts import ExpertMLP
+    from .mamba import Mamba2, MambaBlock, ParallelMamba
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +24,7 @@ class _Parts:
     attention_norm: Norm
     attention: Attention
     mlp_norm: Norm
-    mlp: MLP | GatedMLP | ExpertMLP
+    mlp: "MLP | GatedMLP | ExpertMLP"
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +35,7 @@ class PreNorm:
     """None where x has been normed before (the first layer of ModernBERT)"""
     attention: Attention
     mlp_norm: Norm
-    mlp: MLP | GatedMLP | ExpertMLP
+    mlp: "MLP | GatedMLP | ExpertMLP"
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
         """x = x + attention(norm(x));  x + mlp(norm(x)). [T, E] -> [T, E]"""
@@ -108,15 +110,17 @@ class Sublayer:
     """Pre-norm block of one part: attention, Mamba-2, an MLP or experts (Nemotron-H, arXiv 2504.03624, section 2.1)."""
 
     norm: RMSNorm
-    part: Attention | Mamba2 | MLP | ExpertMLP
+    part: "Attention | Mamba2 | MLP | ExpertMLP"
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
         """x + part(norm(x)). [T, E] -> [T, E]"""
+        from .experts import ExpertMLP
+
         normed = self.norm(backend, x)
         if isinstance(self.part, MLP | ExpertMLP):
             return self.part(backend, normed, residual=x)
         return self.part(backend, normed, cache, batch, residual=x)
 
 
-Recurrent = ConvolutionBlock | DeltaNetBlock | MambaBlock | ParallelMamba
-Block = PreNorm | PostNorm | Parallel | Sandwich | OutputNorm | Sublayer | Recurrent
+Recurrent: TypeAlias = "ConvolutionBlock | DeltaNetBlock | MambaBlock | ParallelMamba"
+Block: TypeAlias = "PreNorm | PostNorm | Parallel | Sandwich | OutputNorm | Sublayer | Recurrent"

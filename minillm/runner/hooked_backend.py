@@ -14,7 +14,7 @@ computed once more after a preemption need no care: at the end a text finds its 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,12 @@ from ..batch import Batch, Span, TokenSequence
 from ..decoding.functions import called
 from ..decoding.hooks import Hook, Hooks, Place, Watched, padded
 from ..errors import NumericalError, ParameterError
-from ..models.points import Points
 from ..reference.attention import AttentionSpec, attention_scores, attention_weights, merge_values
 from ..reference.experts import SOFTMAX, RouterSpec, Routing
 from ..reference.softmax import softmax
+
+if TYPE_CHECKING:
+    from ..models.points import Points
 
 
 class _Node(dict[int, "_Node"]):
@@ -183,7 +185,7 @@ def keys_seen(span: Span) -> list[Any]:
 class HookedBackend(WrappedBackend):
     """Calls the hooks of a pass at the points of a model."""
 
-    def __init__(self, inner: Backend, points: Points, views: Sequence[View]) -> None:
+    def __init__(self, inner: Backend, points: "Points", views: Sequence[View]) -> None:
         super().__init__(inner)
         self._points, self._views = points, views
         self._changed: tuple[Any, Any] = (None, None)

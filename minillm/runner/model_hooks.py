@@ -2,15 +2,17 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..backends.operations import Backend
 from ..batch import Batch, TokenSequence
 from ..decoding.field_values import function as function_of
 from ..decoding.hooks import Hook, Hooks
 from ..errors import ParameterError, shown
-from ..models.points import Points, Shape, encoder_points, names_matching, points_of
 from .hooked_backend import HookedBackend, Probe, View
+
+if TYPE_CHECKING:
+    from ..models.points import Points, Shape
 
 _hook = function_of("a function (array, place)", 2)
 """Reads a hook; ValueError for anything else"""
@@ -26,12 +28,14 @@ class ModelHooks:
         """Name of a point -> the functions for all texts there"""
 
     @cached_property
-    def _points(self) -> tuple[Points, Points | None]:
+    def _points(self) -> "tuple[Points, Points | None]":
         """The points of the decoder, and of the encoder if there is one."""
+        from ..models.points import encoder_points, points_of  # it knows all kinds of layers
+
         return points_of(self._model), encoder_points(self._model)
 
     @property
-    def shapes(self) -> dict[str, Shape]:
+    def shapes(self) -> "dict[str, Shape]":
         """Name of each point -> shape, in the order of the computation."""
         decoder, encoder = self._points
         return {**(encoder.shapes if encoder is not None else {}), **decoder.shapes}
@@ -46,6 +50,8 @@ class ModelHooks:
         Raises:
             ParameterError: a pattern names no point, or a function is none; as `shapes`.
         """
+        from ..models.points import names_matching
+
         names = [*self.shapes]
         patterns = [watch] if isinstance(watch, str) else watch
         if not isinstance(patterns, Collection) or isinstance(patterns, Mapping | bytes):

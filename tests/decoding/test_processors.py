@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from minillm.decoding.field_values import ByIdentity
-from minillm.decoding.filters import MASKED, build_filters
+from minillm.decoding.fields import MASKED, PROCESSED
+from minillm.decoding.filters import build_filters
 from minillm.decoding.history import History
 from minillm.decoding.processors import (
-    PROCESSED,
     EncoderNoRepeatNGram,
     EncoderRepetitionPenalty,
     ExponentialDecayLengthPenalty,

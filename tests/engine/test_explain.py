@@ -10,9 +10,7 @@ import pytest
 from minillm import Engine
 from minillm.cli.inspect import STEPS
 from minillm.cli.main import run
-from minillm.decoding.fields import FIELDS
-from minillm.decoding.filters import MASKED
-from minillm.decoding.processors import PROCESSED
+from minillm.decoding.fields import FIELDS, MASKED, PROCESSED
 from minillm.errors import ParameterError
 
 PROMPT = "A list of colors:"

@@ -19,7 +19,6 @@ from ...text.chat import ChatTemplate
 from ...text.tokenizer import Tokenizer
 from ..model_files import ModelFiles
 from ..tensors import StoredTensor, check_unchanged
-from .architectures import ARCHITECTURES
 from .file import FILE_TYPES, GGUF, Located, is_gguf, read_gguf, read_shards
 from .tensors import FLOATS, BlockTensor, kept_dtype
 
@@ -66,6 +65,8 @@ class GGUFFile(ModelFiles):
     @property
     def family(self) -> str | None:
         """The family of the architecture; llama.cpp's own word for one that is not known."""
+        from .architectures import ARCHITECTURES  # needed for a GGUF file alone
+
         name = self.header.get("general.architecture", str)
         return ARCHITECTURES[name].model_type if name in ARCHITECTURES else name
 
