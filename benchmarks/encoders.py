@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(headed(facts)))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = write_checkpoint(args.shape, Path(folder))
+        checkpoint = write_bert(args.shape, Path(folder))
+        convert(checkpoint)
         for dtype in FORMATS:
             with loaded(checkpoint, dtype, args.threads) as sides:
                 for case in (Case(dtype, texts, tokens) for texts in args.texts for tokens in args.tokens):
@@ -86,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def write_checkpoint(shape: str, folder: Path) -> Path:
-    """A checkpoint of random numbers as transformers writes it, and CTranslate2's of the same in a folder inside.
+def write_bert(shape: str, folder: Path) -> Path:
+    """A checkpoint of random numbers as transformers writes it, whose vocabulary is "w0", "w1" and so on.
 
     Raises:
         BenchmarkError: a package is missing, or the shape is not BERT's.
@@ -95,13 +96,12 @@ def write_checkpoint(shape: str, folder: Path) -> Path:
     from minillm.models import published, published_config
 
     if published_config(shape).model_type != "bert":
-        raise BenchmarkError(f"--shape {shape}: CTranslate2 is measured on BERT's shapes alone")
+        raise BenchmarkError(f"--shape {shape}: BERT's shapes alone are measured")
     try:
-        import ctranslate2
         import torch
         import transformers
     except ImportError as error:
-        raise BenchmarkError(f"this needs CTranslate2, transformers and torch: {error}") from None
+        raise BenchmarkError(f"this needs transformers and torch: {error}") from None
     raw = published()[shape]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -112,14 +112,27 @@ def write_checkpoint(shape: str, folder: Path) -> Path:
     words = [*special, *(f"w{i}" for i in range(raw["vocab_size"] - len(special)))]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    return folder
+
+
+def convert(checkpoint: Path) -> None:
+    """Write CTranslate2's form of a checkpoint into a folder inside it.
+
+    Raises:
+        BenchmarkError: CTranslate2 is missing.
+    """
+    try:
+        import ctranslate2
+        import transformers
+    except ImportError as error:
+        raise BenchmarkError(f"this needs CTranslate2: {error}") from None
     kept = getattr(transformers.BertConfig, "position_embedding_type", None)
     transformers.BertConfig.position_embedding_type = "absolute"  # the converter asks for it
     try:
-        ctranslate2.converters.TransformersConverter(str(folder)).convert(str(folder / "ctranslate2"))
+        ctranslate2.converters.TransformersConverter(str(checkpoint)).convert(str(checkpoint / "ctranslate2"))
     finally:
         if kept is None:
             del transformers.BertConfig.position_embedding_type
-    return folder
 
 
 Embed = Callable[[list[list[int]]], Any]

@@ -34,6 +34,24 @@ def test_table_and_csv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
         assert 0 <= float(row["minillm_ms_min"]) <= float(row["minillm_ms_median"]) <= float(row["minillm_ms_max"])
 
 
+@pytest.mark.reference
+def test_a_corpus_beside_sentence_transformers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import corpus
+
+    pytest.importorskip("sentence_transformers")
+    monkeypatch.setitem(published(), "tiny", CONFIGS["bert"])
+    arguments = ("--shape", "tiny", "--texts", "20", "--rounds", "2", "--threads", "1", "--out", str(tmp_path))
+    assert corpus.main([*arguments]) == 0
+    assert "int8: " in capsys.readouterr().out
+    lines = (tmp_path / "corpus_tiny.csv").read_text(encoding="utf-8").splitlines()
+    rows = {row["side"]: row for row in csv.DictReader(line for line in lines if not line.startswith("#"))}
+    assert [*rows] == ["float32", "int8", "sentence-transformers"]
+    assert float(rows["float32"]["cosine"]) > 0.9999
+    assert float(rows["int8"]["cosine"]) > 0.99
+
+
 def test_what_cannot_be_run_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for shape, message in (("opt-125m", "BERT's shapes alone"), ("bert-9b", "is not known")):
         assert run("--shape", shape) == 2
