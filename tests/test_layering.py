@@ -109,7 +109,7 @@ def test_the_servers_files_import_one_way_also_for_their_types() -> None:
 def test_few_folders_and_files_stand_at_the_top() -> None:
     files = list(PACKAGE.glob("*.py"))
     folders = [path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
-    assert len(files) <= 14 and len(folders) <= 18
+    assert len(files) <= 13 and len(folders) <= 19
 
 
 @pytest.mark.parametrize("name", ["strategy", "sampling", "beam"])

@@ -11,7 +11,8 @@ import pytest
 from minillm import Engine, GenerationConfig, pipeline
 from minillm.decoding.foreign import PIPELINE, WORDS
 from minillm.errors import ParameterError, PromptError, TaskError
-from minillm.pipelines import TextGeneration, longest_input, truncated
+from minillm.pipelines.inputs import longest_input, truncated
+from minillm.pipelines.text_generation import TextGeneration
 from minillm.text.chat import ChatTemplate
 
 from .tiny import write_checkpoint

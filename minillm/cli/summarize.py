@@ -56,7 +56,8 @@ def add_other_options(parser: Parser, **task: str) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run either command."""
-    from ..pipelines import Text2Text, pipeline
+    from ..pipelines import pipeline
+    from ..pipelines.text2text import Text2Text
 
     texts, fields = read_texts(args), generation_fields(args)
     languages = {"src_lang": getattr(args, "source", None), "tgt_lang": getattr(args, "target", None)}
