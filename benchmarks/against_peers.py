@@ -38,16 +38,18 @@ from harness import (
 from peer_plans import (
     BITS,
     CASES,
+    MXFP4,
     PACKAGES,
     STAND_INS,
+    USUAL,
     Plan,
     Task,
     grouped,
     plans_of,
     position_bytes,
-    table_bytes,
     takes_part,
     tasks,
+    unread_bytes,
     weight_bytes,
     why_left_out,
 )
@@ -81,8 +83,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     model.add_argument("--model", type=Path, help="real weights: a checkpoint folder or a GGUF file")
     parser.add_argument("--text", type=Path, help="a text for perplexities of --model (default: a page of English)")
     parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="turns of each engine (default: 5)")
-    for name, known in (("cases", CASES), ("engines", tuple(PACKAGES)), ("formats", tuple(BITS))):
-        parser.add_argument(f"--{name}", type=chosen(known), metavar="A,B", help=f"default: {','.join(known)}")
+    for name, known, usual in (
+        ("cases", CASES, CASES),
+        ("engines", tuple(PACKAGES), tuple(PACKAGES)),
+        ("formats", tuple(BITS), USUAL),
+    ):
+        others = ", ".join(word for word in known if word not in usual)
+        text = f"default: {','.join(usual)}" + (f"; also {others}" if others else "")
+        parser.add_argument(f"--{name}", type=chosen(known), metavar="A,B", help=text)
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="seconds of the processor in place of the clock's: for a machine that others use; with one thread",
+    )
     parser.add_argument(
         "--prefill", type=positive, default=512, metavar="N", help="tokens of the prompt (default: 512)"
     )
@@ -90,9 +103,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     real = args.model is not None
     args.cases = args.cases or tuple(case for case in CASES if real or case != "perplexity")
-    args.engines, args.formats = args.engines or tuple(PACKAGES), args.formats or tuple(BITS)
+    args.engines, args.formats = args.engines or tuple(PACKAGES), args.formats or USUAL
     if not real and ("perplexity" in args.cases or args.text is not None):
         parser.error("the perplexity of a text is compared on real weights: name a --model")
+    if args.cpu_time and args.threads != 1:
+        parser.error("--cpu-time counts the seconds of all threads: name --threads 1")
+    if args.cpu_time:  # neither a process's start nor OpenVINO's own measurement has it
+        args.cases = tuple(case for case in args.cases if case != "cold")
+        args.engines = tuple(engine for engine in args.engines if engine != "openvino")
+    if MXFP4 in args.formats and real:
+        parser.error(f"--formats {MXFP4} is for a --shape; a GGUF file runs as it is")
     args.text = args.text or TEXT
     return args
 
@@ -207,7 +227,7 @@ class Session:
 
     def worker(self, plan: Plan) -> Worker:
         """A process that loads an engine."""
-        return Worker(plan, self.source, self.args.threads, self.environment)
+        return Worker(plan, self.source, self.args.threads, self.environment, cpu_time=self.args.cpu_time)
 
     def bandwidth(self) -> float:
         """Memory bandwidth in GB/s, measured once all threads are idle."""
@@ -355,7 +375,7 @@ def run(args: argparse.Namespace) -> None:
         if file is None:
             say("writing the same weights for every engine")
             wanted = ["ctranslate2"] * any(plan.engine == "ctranslate2" for plan in plans)
-            wanted += [plan.label for plan in plans if plan.engine == "llama.cpp"]
+            wanted += dict.fromkeys(plan.label for plan in plans if plan.engine == "llama.cpp" or plan.form == MXFP4)
             wanted += [f"onnx-{plan.form}" for plan in plans if plan.engine == "onnxruntime"]
             gguf = write_files(str(args.model or args.shape), folder, wanted, environment)
         else:
@@ -363,8 +383,8 @@ def run(args: argparse.Namespace) -> None:
 
             gguf = {plan.label: gguf_bytes(file) for plan in plans if plan.same_file}
         weights = {plan: weight_bytes(plan, config, gguf) for plan in plans}
-        tables = {plan: table_bytes(plan, config) for plan in plans}
-        results = Results(weights, tables, position_bytes(config))
+        tables = {plan: unread_bytes(plan, config) for plan in plans}
+        results = Results(weights, tables, position_bytes(config), by_clock=not args.cpu_time)
         session = Session(args, config, environment, folder)
         measure_loaded(session, plans, results)
         measure_fresh(session, plans, results)
@@ -378,6 +398,7 @@ def write(args: argparse.Namespace, family: str, missing: str, results: Results)
     facts = {"question": f"minillm beside other engines, {name}, {weights} weights, greedy"}
     facts |= {"llama.cpp": f"{stands_in}; its cache is float16"}
     facts |= {"rounds": str(args.rounds), "left out": missing}
+    facts |= {"seconds": "of the processor, not the clock's"} if args.cpu_time else {}
     facts |= describe(args.threads, VERSIONS)
     probes = [burst.bandwidth for burst in results.bursts] or [0.0]
     facts["bandwidth"] = f"median {statistics.median(probes):.1f} GB/s ({min(probes):.1f}-{max(probes):.1f})"

@@ -14,6 +14,9 @@ import numpy as np
 from harness import BenchmarkError
 from numpy.typing import NDArray
 
+now: Callable[[], float] = time.perf_counter
+"""The seconds that are measured; `peer_process.py` takes those of the processor if it is told to"""
+
 
 class Decoded(NamedTuple):
     """Result of a burst of decoding."""
@@ -38,12 +41,12 @@ class Peer(Protocol):
 
 def timed(step: Callable[[], object], prompts: int, new_tokens: int, limit: float) -> Decoded:
     """Time the steps after the first token; each gives one token to each prompt."""
-    began = time.perf_counter()
+    began = now()
     seconds, taken = 0.0, 0
     while taken < new_tokens - 1 and seconds <= limit:
         step()
         taken += 1
-        seconds = time.perf_counter() - began
+        seconds = now() - began
     return Decoded(prompts * taken, seconds)
 
 
@@ -85,9 +88,9 @@ class Minillm:
 
     def prefill(self, prompt: list[int]) -> float:
         engine = self._engine_of(1)
-        began = time.perf_counter()
+        began = now()
         engine.generate(prompt, max_new_tokens=1, eos_token_id=())
-        return time.perf_counter() - began
+        return now() - began
 
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self._engine_of(1).forward(ids)
@@ -126,9 +129,9 @@ class Transformers:
         return timed(step, len(prompts), new_tokens, limit)
 
     def prefill(self, prompt: list[int]) -> float:
-        began = time.perf_counter()
+        began = now()
         self._step(self._torch.tensor([prompt]), None)[0].tolist()
-        return time.perf_counter() - began
+        return now() - began
 
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self._model(input_ids=self._torch.tensor([ids])).logits[0].float().numpy()
@@ -151,7 +154,7 @@ class CTranslate2:
         moments: list[float] = []
 
         def note(_: Any) -> bool:
-            moments.append(time.perf_counter())
+            moments.append(now())
             return False  # go on
 
         words = [[f"t{i}" for i in prompt] for prompt in prompts]
@@ -169,7 +172,7 @@ class CTranslate2:
         return Decoded(len(prompts) * (new_tokens - 1), moments[-1] - moments[len(prompts) - 1])
 
     def prefill(self, prompt: list[int]) -> float:
-        began = time.perf_counter()
+        began = now()
         return self._generate([prompt], 1)[-1] - began
 
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
@@ -243,9 +246,9 @@ class LlamaCpp:
 
     def prefill(self, prompt: list[int]) -> float:
         self._prepare(1, _rounded(len(prompt) + 1))
-        began = time.perf_counter()
+        began = now()
         self._forward([prompt], 0).argmax(-1)
-        return time.perf_counter() - began
+        return now() - began
 
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
         self._prepare(1, _rounded(len(ids)))
@@ -285,9 +288,9 @@ class OnnxRuntime:
         return timed(generator.generate_next_token, len(prompts), new_tokens, limit)
 
     def prefill(self, prompt: list[int]) -> float:
-        began = time.perf_counter()
+        began = now()
         self._begin([prompt], 1).generate_next_token()
-        return time.perf_counter() - began
+        return now() - began
 
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self._begin([ids], 1).get_output("logits")[0].astype(np.float32)
@@ -328,9 +331,9 @@ class OpenVino:
         return Decoded(len(prompts) * (new_tokens - 1), seconds)
 
     def prefill(self, prompt: list[int]) -> float:
-        began = time.perf_counter()
+        began = now()
         self._generate([prompt], 1)
-        return time.perf_counter() - began
+        return now() - began
 
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
         raise NotImplementedError("OpenVINO GenAI does not hand out logits")

@@ -1,7 +1,7 @@
 """The same weights in the file format of every engine, for `against_peers.py`: random ones, or those of a checkpoint.
 
     python peer_files.py SHAPE[:LAYERS]|CHECKPOINT FOLDER [ctranslate2] [onnx-float32] [onnx-int4]
-                         [f32] [f16] [bf16] [Q8_0] [Q4_0]
+                         [f32] [f16] [bf16] [Q8_0] [Q4_0] [MXFP4]
 
 FOLDER becomes a Hugging Face checkpoint in float32, or one of links to the files of the folder CHECKPOINT, which
 minillm and transformers load; "ctranslate2" and ONNX Runtime's model builder convert it, and the other words are
@@ -11,7 +11,7 @@ llama.cpp's formats: GGUF files, of which the first is written here
 In llama.cpp, Llama, Qwen2 and GPT-2 have architectures of their own. OPT has none, and gets GPT-2's with the same
 matrices. That is the same work but for the activation: both normalise before attention, before the MLP and at the end,
 have biases everywhere and learned positions, and tie the head to the embedding; GPT-2 has GELU where OPT has ReLU.
-Families that are not in `LAYOUTS` have the file that minillm itself writes, of the same checkpoint.
+Families that are not in `LAYOUTS` have the file that minillm itself writes, of the same checkpoint; in MXFP4 all have.
 """
 
 import ctypes
@@ -195,11 +195,16 @@ def write_llama_cpp(source: str, folder: Path, formats: Sequence[str]) -> dict[s
     """Write llama.cpp's file of each format. Returns the bytes of each that a token needs."""
     exact, raw = folder / "f32.gguf", raw_config(source)
     config = config_of(raw)
-    if config.model_type in LAYOUTS:
+    if "MXFP4" in formats:
+        own_write_gguf(folder, folder / "MXFP4.gguf", "MXFP4", tokenizer=False, progress=False)
+    others = [form for form in formats if form != "MXFP4"]
+    if not others:
+        pass
+    elif config.model_type in LAYOUTS:
         write_gguf(config, raw, tensors_of(source), exact)
     else:
         own_write_gguf(folder, exact, "float32", tokenizer=False, progress=False)
-    for form in formats:
+    for form in others:
         if form != "f32":
             quantize_gguf(exact, folder / f"{form}.gguf", form)
     return {form: gguf_bytes(folder / f"{form}.gguf") for form in formats}
@@ -369,10 +374,14 @@ def quantize_gguf(source: Path, path: Path, form: str) -> None:
 
 
 def gguf_bytes(path: Path) -> int:
-    """Bytes of the weights that one token needs: all but the tables of which it reads one row."""
+    """Bytes of the weights that one token needs: all but the tables of which it reads one row, and other experts."""
     import gguf
 
-    sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
+    reader = gguf.GGUFReader(path)
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in reader.tensors}
+    counts = (f"{reader.fields['general.architecture'].contents()}.expert_{name}" for name in ("used_count", "count"))
+    used, count = (reader.fields[name].contents() if name in reader.fields else 1 for name in counts)
+    sizes = {name: size * used // count if "_exps." in name else size for name, size in sizes.items()}
     looked_up: Sequence[str] = ("position_embd.weight", "rope_freqs.weight")
     if "output.weight" in sizes:
         looked_up = (*looked_up, "token_embd.weight")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from minillm.config import ModelConfig
 from minillm.measure.accounting import Storage, cache_bytes_per_token, looked_up, weights_bytes
+from minillm.measure.accounting.memory import parts_held
 
 PACKAGES: dict[str, tuple[str, ...]] = {
     "minillm-numpy": (),
@@ -22,7 +23,11 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 read a checkpoint through torch and transformers."""
 
 CASES = ("decode", "batch", "prefill", "context", "cold", "memory", "logits", "perplexity")
-BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}
+MXFP4 = "mxfp4"
+"""Experts in MXFP4, as gpt-oss is published, and all else in Q8_0: a GGUF file that minillm writes, for all engines"""
+BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4, MXFP4: 4}
+USUAL = tuple(form for form in BITS if form != MXFP4)
+"""Formats that are measured unless others are named"""
 STAND_INS = {"opt": "GPT-2's architecture with the same matrices: GELU for ReLU"}
 """Family that llama.cpp does not support -> its substitute"""
 ONNX_FAMILIES = ("llama", "qwen2")
@@ -87,6 +92,9 @@ PLANS = tuple(
         ("llama.cpp", "int4", "Q4_0"),
         ("onnxruntime", "int4", "int4"),
         ("minillm-numpy", "int4", "int4"),
+        ("minillm-cpu", MXFP4, "MXFP4"),
+        ("llama.cpp", MXFP4, "MXFP4"),
+        ("minillm-numpy", MXFP4, "MXFP4"),
     )
 )
 """In the order of their turns, with counterparts next to each other"""
@@ -141,7 +149,7 @@ def plans_of(gguf: Path | None) -> tuple[Plan, ...]:
     bits = 8 * gguf.stat().st_size / sizes.total()
     form = next((form for form, most in (("int4", 6.5), ("int8", 10), ("float16", 20)) if bits < most), "float32")
     label = f"{sizes.most_common(1)[0][0]}, the file"
-    converted = [plan for plan in PLANS if plan.ours or plan.engine == "transformers"]
+    converted = [plan for plan in PLANS if plan.form in USUAL and (plan.ours or plan.engine == "transformers")]
     as_it_is = [Plan(engine, form, label) for engine in ("minillm-cpu", "llama.cpp", "openvino")]
     return (*(plan for plan in converted if (plan.engine, plan.form) != ("minillm-cpu", form)), *as_it_is)
 
@@ -166,28 +174,35 @@ def takes_part(case: str, plan: Plan) -> bool:
     if case == "cold":
         return plan.same_file or (plan.form == "float32" and (plan.ours or plan.engine == "ctranslate2"))
     if case == "memory":
-        return plan.ours or plan.same_file
+        return (plan.ours and plan.form in USUAL) or plan.same_file
     if case in ("logits", "perplexity") and plan.engine == "openvino":
         return False
     return case == "decode" or not plan.slow
 
 
 def weight_bytes(plan: Plan, config: ModelConfig, gguf: Mapping[str, int]) -> int:
-    """Bytes of the weights that one token needs: all but the tables of which it reads one row.
+    """Bytes of the weights that one token needs: all but the tables of which it reads one row, and other experts.
 
     Args:
         plan: an engine and format
         config: the model's shape
         gguf: the same of llama.cpp's files, and of the user's, by label
     """
-    if plan.engine == "llama.cpp" or plan.same_file:
+    if plan.engine == "llama.cpp" or plan.same_file or plan.form == MXFP4:
         return gguf[plan.label]
-    return weights_bytes(config, Storage(weights=plan.form)) - table_bytes(plan, config)
+    return weights_bytes(config, Storage(weights=plan.form)) - unread_bytes(plan, config)
 
 
-def table_bytes(plan: Plan, config: ModelConfig) -> int:
-    """Bytes of the tables of which a token reads one row: positions, and tokens if the head is not tied."""
-    return looked_up(config, Storage(weights=plan.form)).bytes
+def unread_bytes(plan: Plan, config: ModelConfig) -> int:
+    """Bytes that a token does not need: experts that it does not choose, and tables of which it reads one row.
+
+    Such tables are positions, and tokens if the head is not tied. Of a file in MXFP4 none are counted.
+    """
+    if plan.form == MXFP4:
+        return 0
+    storage = Storage(weights=plan.form)
+    experts = sum(part.bytes - part.bytes * part.active // part.parameters for part in parts_held(config, storage))
+    return experts + looked_up(config, storage).bytes
 
 
 def position_bytes(config: ModelConfig) -> int:

@@ -1,6 +1,6 @@
 """An engine in a process of its own, for `against_peers.py`: `Worker` in the parent, `main` in the child.
 
-    python peer_process.py ENGINE FORMAT FOLDER THREADS
+    python peer_process.py ENGINE FORMAT FOLDER THREADS [cpu-time]
 
 FOLDER is what `peer_files.py` wrote, or a GGUF file. The engine stays loaded, so that a burst measures the work alone.
 Messages and replies are JSON, one a line:
@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,12 +32,16 @@ if TYPE_CHECKING:  # they import NumPy, whose BLAS the process sets up first
 class Worker:
     """An engine in a process of its own, loaded when the `with` block begins."""
 
-    def __init__(self, plan: "Plan", folder: str, threads: int, environment: dict[str, str]) -> None:
+    def __init__(
+        self, plan: "Plan", folder: str, threads: int, environment: dict[str, str], *, cpu_time: bool = False
+    ) -> None:
         self.plan = plan
         form = plan.label if plan.engine == "llama.cpp" else "auto" if plan.same_file else plan.form
+        if plan.ours and plan.form == "mxfp4":
+            form, folder = "auto", str(Path(folder) / f"{plan.label}.gguf")
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the worker
         self._process = subprocess.Popen(
-            [sys.executable, __file__, plan.engine, form, folder, str(threads)],
+            [sys.executable, __file__, plan.engine, form, folder, str(threads), *["cpu-time"] * cpu_time],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
         )  # fmt: skip
 
@@ -145,16 +150,18 @@ def peak_bytes() -> int | None:
 
 def main() -> None:
     """Load the engine, report that, and answer messages until standard input ends."""
-    engine, form, folder, threads = sys.argv[1:]
+    engine, form, folder, threads, *clock = sys.argv[1:]
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of libraries must not mix with the replies
     if engine.startswith("minillm-"):
         from minillm.cli.startup import tune_blas
 
         tune_blas()  # as the command line does, before NumPy is imported
-    from peer_engines import make
+    import peer_engines
 
-    peer = make(engine, form, folder, int(threads))
+    if clock:
+        peer_engines.now = time.process_time
+    peer = peer_engines.make(engine, form, folder, int(threads))
     print(json.dumps({"ready": True}), file=replies, flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(peer, json.loads(line))), file=replies, flush=True)

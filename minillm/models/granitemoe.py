@@ -80,13 +80,17 @@ def build(config: ExpertConfig, weights: Weights, backend: Backend) -> Decoder:
     return llama.build(config, weights, backend, mlp=mlp_of_layer)
 
 
-def mlp_of_layer(config: Any, weights: Weights, i: int) -> GatedMLP | ExpertMLP:
-    """A layer's experts, with the MLP that all tokens share if there is one; or that MLP alone."""
+def mlp_of_layer(config: Any, weights: Weights, i: int, *, apart: bool = False) -> GatedMLP | ExpertMLP:
+    """A layer's experts, with the MLP that all tokens share if there is one; or that MLP alone.
+
+    `apart`: its gate and up are two tensors, as in GGUF files.
+    """
     E, F = config.hidden_size, config.shared_size or config.intermediate_size
     shared = None
     if config.shared_size:
         mlp = weights.at("shared_mlp")
-        gate_up = mlp.linear("input_linear", 2 * F, inputs=E, split="outputs", blocks=2)
+        outputs, blocks = ({"gate_proj": F, "up_proj": F}, 1) if apart else ({"input_linear": 2 * F}, 2)
+        gate_up = mlp.linear("input_linear", outputs, inputs=E, split="outputs", blocks=blocks)
         shared = GatedMLP(gate_up, mlp.linear("output_linear", E, inputs=F, split="inputs"), config.activation)
         if not config.sparse[i]:
             return shared

@@ -5,6 +5,7 @@ Each layer has an MLP that computes every token; models named "tiny" and "small"
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 from ..backends.operations import Backend
@@ -37,6 +38,8 @@ class GraniteHybridConfig(ExpertConfig):
     """None: all layers have attention"""
     mambas: tuple[bool, ...]
     """Whether each layer has Mamba-2 in place of attention"""
+    mlp_apart: bool
+    """Gate and up of the MLP of each token are two tensors, as in GGUF files, which say so in `shared_mlp_apart`"""
 
     def sharded(self, ranks: int) -> Self:
         """As `ModelConfig.sharded`: groups of Mamba's heads are shared too."""
@@ -80,6 +83,7 @@ def read_config(raw: Mapping[str, Any]) -> GraniteHybridConfig:
         kind=GraniteHybridConfig,
         mamba=mamba,
         mambas=mambas,
+        mlp_apart=fields.get("shared_mlp_apart", False),
         rotated=(_is_rotated(fields),) * layers,
         qkv_bias=bias,
         out_bias=bias,
@@ -92,7 +96,8 @@ def read_config(raw: Mapping[str, Any]) -> GraniteHybridConfig:
 
 def build(config: GraniteHybridConfig, weights: Weights, backend: Backend) -> Decoder:
     """Build the model."""
-    return llama.build(config, weights, backend, mlp=mlp_of_layer, mamba=_mamba_of_layer)
+    mlp = partial(mlp_of_layer, apart=config.mlp_apart)
+    return llama.build(config, weights, backend, mlp=mlp, mamba=_mamba_of_layer)
 
 
 def _mamba_of_layer(config: Any, weights: Weights, i: int) -> Mamba2 | None:

@@ -142,6 +142,28 @@ def test_a_text_needs_real_weights(script: Any, arguments: list[str], capsys: py
     assert "perplexity" not in script.parse([]).cases and "perplexity" in script.parse(["--model", "folder"]).cases
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cpu-time", "--threads", "2"], "--cpu-time counts the seconds of all threads: name --threads 1"),
+        (["--model", "m.gguf", "--formats", "mxfp4"], "--formats mxfp4 is for a --shape; a GGUF file runs as it is"),
+    ],
+)
+def test_arguments_that_do_not_fit_one_another(
+    script: Any, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        script.main(arguments)
+    assert words in capsys.readouterr().err
+
+
+def test_the_processors_seconds_are_those_of_what_can_be_measured_so(script: Any) -> None:
+    args = script.parse(["--cpu-time", "--threads", "1"])
+    assert "cold" not in args.cases
+    assert "openvino" not in args.engines
+    assert "mxfp4" not in args.formats
+
+
 def test_perplexity_by_its_definition() -> None:
     from peer_process import perplexity
 

@@ -15,6 +15,7 @@ from gguf.quants import dequantize
 from minillm import Engine
 from minillm.backends.weights import expand
 from minillm.errors import CheckpointError, MinillmError, UnsupportedModelError
+from minillm.formats import open_checkpoint
 from minillm.formats.gguf.file import read_gguf
 from minillm.formats.gguf.read_metadata import read_gguf_model
 from minillm.formats.gguf.write import write_gguf
@@ -286,6 +287,57 @@ def test_without_a_cap_gemma_4_has_llama_cpps(tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits_of(silent), logits_of(capped))
 
 
+def test_nemotron_h_has_one_epsilon_in_published_files(tmp_path: Path) -> None:
+    source, target = written(tmp_path, CONFIGS["nemotron_h"]["experts"])
+    without = {"attention.layer_norm_rms_epsilon": None}
+    published = rewritten(target, tmp_path / "published.gguf", without, lambda tensors: tensors)
+    np.testing.assert_allclose(logits_of(published), logits_of(source), rtol=1e-4, atol=1e-4)
+    neither = without | {"attention.layer_norm_epsilon": None}
+    bare = rewritten(target, tmp_path / "bare.gguf", neither, lambda tensors: tensors)
+    with pytest.raises(CheckpointError, match=r"lacks nemotron_h_moe\.attention\.layer_norm_epsilon"):
+        read_gguf_model(read_gguf(bare))
+
+
+def test_factors_of_falcon_h1_are_in_the_weights_of_a_file(tmp_path: Path) -> None:
+    """As llama.cpp's converter has them, by the names of the fields of config.json."""
+    raw = CONFIGS["falcon_h1"]["all factors"]
+    source, target = written(tmp_path, raw)
+    stored = open_checkpoint(source)
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(target).tensors}
+    z, x, B, C, dt = raw["ssm_multipliers"]
+    parts = np.repeat([z, x, B, C, dt], [24, 24, 24, 24, 4])[:, None]
+    inside, attention_in = raw["ssm_in_multiplier"], raw["attention_in_multiplier"]
+    expected = {
+        "token_embd": ("embed_tokens", raw["embedding_multiplier"]),
+        "output": ("lm_head", raw["lm_head_multiplier"]),
+        "blk.1.attn_q": ("layers.1.self_attn.q_proj", attention_in),
+        "blk.1.attn_k": ("layers.1.self_attn.k_proj", attention_in * raw["key_multiplier"]),
+        "blk.1.attn_v": ("layers.1.self_attn.v_proj", attention_in),
+        "blk.1.attn_output": ("layers.1.self_attn.o_proj", raw["attention_out_multiplier"]),
+        "blk.1.ssm_in": ("layers.1.mamba.in_proj", inside * parts),
+        "blk.1.ssm_out": ("layers.1.mamba.out_proj", raw["ssm_out_multiplier"]),
+        "blk.1.ffn_gate": ("layers.1.mlp.gate_proj", raw["mlp_multipliers"][0]),
+        "blk.1.ffn_up": ("layers.1.mlp.up_proj", 1.0),
+        "blk.1.ffn_down": ("layers.1.mlp.down_proj", raw["mlp_multipliers"][1]),
+    }
+    for file, (ours, factor) in expected.items():
+        np.testing.assert_allclose(tensors[f"{file}.weight"], stored[f"{ours}.weight"].load() * factor, rtol=3e-7)
+
+
+def test_layers_of_which_the_kinds_are_unlike_are_refused(tmp_path: Path) -> None:
+    _, target = written(tmp_path, CONFIGS["nemotron_h"]["MLPs"])
+    for entries, message in (
+        ({"attention.head_count_kv": [0, 4, 0]}, "should be a number for each of 4 layers"),
+        ({"attention.head_count_kv": [2, 4, 0, 0]}, "differs from layer to layer"),
+        ({"attention.head_count_kv": [0, 0, 0, 0]}, "more than 0 in one layer at least"),
+        ({"ssm.inner_size": 26}, "4 heads of Mamba in 2 groups cannot share 26 channels"),
+    ):
+        path = rewritten(target, tmp_path / "other.gguf", entries, lambda tensors: tensors)
+        with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+            read_gguf_model(read_gguf(path))
+        path.unlink()
+
+
 DAMAGED = [
     ("deepseek_v3", "groups"),
     ("minicpm3", "longrope"),
@@ -294,6 +346,9 @@ DAMAGED = [
     ("qwen3_5_moe_text", "in turn"),
     ("gemma4_text", "per-layer embeddings"),
     ("gemma4_text", "experts"),
+    ("granitemoehybrid", "experts"),
+    ("nemotron_h", "experts"),
+    ("falcon_h1", "a norm, no factors"),
 ]
 
 

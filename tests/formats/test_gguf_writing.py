@@ -104,6 +104,21 @@ CONFIGS["qwen3_5_text"]["tied, all rotated"] |= {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 1.0},
 }
 CONFIGS["qwen3_5_moe_text"]["in turn"] = CONFIGS["qwen3_5_moe_text"]["three of six"] | _EQUAL
+_MAMBA = {"mamba_expand": 2, "mamba_conv_bias": True}
+CONFIGS["granitemoehybrid"]["as llama.cpp has it"] = CONFIGS["granitemoehybrid"]["two groups"] | _MAMBA
+CONFIGS["granitemoehybrid"]["experts"] = CONFIGS["granitemoehybrid"]["one group, experts, rotation"] | _MAMBA
+CONFIGS["nemotron_h"]["experts"] = CONFIGS["nemotron_h"]["one of each"] | {
+    "layers_block_type": ["mamba", "attention", "moe"]
+}
+CONFIGS["nemotron_h"]["MLPs"] = CONFIGS["nemotron_h"]["wide heads"] | {"mlp_hidden_act": "relu2", "mlp_bias": True}
+CONFIGS["falcon_h1"]["one factor, tied"] = CONFIGS["falcon_h1"]["all factors"] | {
+    "embedding_multiplier": 0.5,
+    "tie_word_embeddings": True,
+}
+CONFIGS["falcon_h1"]["a norm, no factors"] = CONFIGS["falcon_h1"]["norm after the gate, no factors"] | {
+    "mamba_conv_bias": True,
+    "tie_word_embeddings": True,
+}
 CONFIGS["gemma4_text"]["per-layer embeddings"] = CONFIGS["gemma4_text"]["per-layer embeddings"] | {
     "final_logit_softcapping": 20.0
 }
@@ -158,6 +173,14 @@ REFUSED = {
     ("qwen3_5_moe_text", "two of four, tied"): "with keys and values of delta nets of one width alone",
     ("qwen3_5_moe_text", "biases"): "with qkv_bias False alone",
     ("gemma4_text", "keys are values"): "with bias False alone",
+    ("granitemoehybrid", "two groups"): "with mamba_expand 2 alone",
+    ("granitemoehybrid", "one group, experts, rotation"): "with biases of Mamba's convolutions alone",
+    ("granitemoehybrid", "attention alone"): "with Mamba-2 in some of its layers alone",
+    ("nemotron_h", "one of each"): "with MLPs or with experts, not with both",
+    ("nemotron_h", "one group, biases"): "with biases of Mamba's convolutions alone",
+    ("nemotron_h", "wide heads"): "with relu2 alone, not silu",
+    ("falcon_h1", "norm before the gate, biases"): "with qkv_bias False alone",
+    ("falcon_h1", "norm after the gate, no factors"): "with biases of Mamba's convolutions alone",
     ("youtu", "halves, yarn, biases"): "with qkv_bias False alone",
 }
 """Configurations that llama.cpp would run otherwise, or not at all"""

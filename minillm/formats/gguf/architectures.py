@@ -37,6 +37,11 @@ _EXPERT_SIZES = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 _RMS = _GROUPED | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+_STATES = {key: name for key, name in _SIZES.items() if key != "feed_forward_length"} | {
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+}
+"""Nemotron-H's, beside what `mamba.py` reads and writes"""
 _OPTIONAL = """
 attention.head_count_kv attention.key_length attention.sliding_window attention.layer_norm_rms_epsilon
 attention.layer_norm_epsilon expert_count expert_used_count expert_feed_forward_length rope.freq_base
@@ -116,6 +121,28 @@ _DELTA_NETS |= _HEAD_NORMS | {
     "blk.N.ssm_norm": "layers.N.linear_attn.norm",
 }
 """Beside what `delta_nets.py` reads and writes"""
+_PARTS = {"in": "in_proj", "out": "out_proj", "conv1d": "conv1d"}
+_MAMBA = {f"blk.N.ssm_{file}": f"layers.N.mamba.{name}" for file, name in _PARTS.items()}
+"""Beside what `mamba.py` reads and writes"""
+_NEMOTRON = {
+    "token_embd": "embeddings",
+    "output_norm": "norm_f",
+    "output": "lm_head",
+    "blk.N.attn_norm": "layers.N.norm",
+    "blk.N.attn_q": "layers.N.mixer.q_proj",
+    "blk.N.attn_k": "layers.N.mixer.k_proj",
+    "blk.N.attn_v": "layers.N.mixer.v_proj",
+    "blk.N.attn_output": "layers.N.mixer.o_proj",
+    "blk.N.ffn_up": "layers.N.mixer.up_proj",
+    "blk.N.ffn_down": "layers.N.mixer.down_proj",
+    "blk.N.ffn_gate_inp": "layers.N.mixer.gate",
+    "blk.N.exp_probs_b": "layers.N.mixer.gate.e_score_correction_bias",
+    "blk.N.ffn_up_exps": "layers.N.mixer.experts.*.up_proj",
+    "blk.N.ffn_down_exps": "layers.N.mixer.experts.*.down_proj",
+    "blk.N.ffn_up_shexp": "layers.N.mixer.shared_experts.up_proj",
+    "blk.N.ffn_down_shexp": "layers.N.mixer.shared_experts.down_proj",
+    **{file: name.replace("mamba", "mixer") for file, name in _MAMBA.items()},
+}
 _GATED_EXPERTS = _EXPERTS | {name: ours.replace("shared_experts", "shared_expert") for name, ours in _SHARED.items()}
 _GEMMA4 = {
     "per_layer_token_embd": "embed_tokens_per_layer",
@@ -135,6 +162,12 @@ _GEMMA4 = {
 _ENCODER = {
     "token_embd": "embeddings.word_embeddings",
     "token_types": "embeddings.token_type_embeddings",
+}
+_GRANITE = {
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
 }
 _PERMUTED = {"blk.N.attn_q": "num_attention_heads", "blk.N.attn_k": "num_key_value_heads"}
 _BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
@@ -174,6 +207,10 @@ class Architecture:
     """Kinds of rotary scaling that llama.cpp runs"""
     unrotated: int | None = None
     """Every which layer has no rotary embedding; None: all have"""
+    says_rotation: bool = False
+    """Files say whether layers have rotary embedding"""
+    with_experts: str = ""
+    """The name of the architecture where such models have experts; empty: the same"""
     period: int | None = None
     """Every which layer has no sliding window, unless the file says it; None: windows are not run"""
     shared_scale: int | None = None
@@ -441,13 +478,7 @@ ARCHITECTURES = {
     ),
     "granite": Architecture(
         model_type="granite",
-        keys=_RMS
-        | {
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "attention.scale": "attention_multiplier",
-            "logit_scale": "logits_scaling",
-        },
+        keys=_RMS | _GRANITE,
         optional=frozenset({"embedding_scale", "residual_scale", "attention.scale"}),
         flags=_BIASES,
         permuted=_PERMUTED,
@@ -556,6 +587,30 @@ ARCHITECTURES = {
         optional=frozenset({"feed_forward_length", "expert_shared_feed_forward_length"}),
         tensors=_DELTA_NETS | _GATED_EXPERTS,
         needs={"qkv_bias": False, "normalised": True},
+    ),
+    "granitehybrid": Architecture(
+        model_type="granitemoehybrid",
+        keys=_RMS | _GRANITE,
+        optional=frozenset(_GRANITE),
+        tensors=_SPLIT_ATTENTION
+        | _MAMBA
+        | {name: ours.replace("mlp.", "block_sparse_moe.") for name, ours in _EXPERTS.items()},
+        permuted=_PERMUTED,
+        needs={"qkv_bias": False, "out_bias": False},
+        says_rotation=True,
+    ),
+    "nemotron_h": Architecture(
+        model_type="nemotron_h",
+        keys=_STATES,
+        tensors=_NEMOTRON,
+        activation="relu2",
+        with_experts="nemotron_h_moe",
+    ),
+    "nemotron_h_moe": Architecture(model_type="nemotron_h", keys=_STATES, tensors=_NEMOTRON, activation="relu2"),
+    "falcon-h1": Architecture(
+        model_type="falcon_h1",
+        tensors=_LLAMA | _MAMBA,
+        needs={"qkv_bias": False, "out_bias": False, "mlp_bias": False},
     ),
 }
 """By `general.architecture`. To add a family, add its entry."""

@@ -135,7 +135,7 @@ class DeltaNetTranslation(Translation):
         if rest == "ssm_a":
             check_shape(tensor, (sizes.V,), where)
             back = np.argsort(rows["ssm_dt.bias"])
-            return {renamed(name, f"{NET}.A_log"): Rewritten(tensor, lambda stored: _logarithms(stored[back], where))}
+            return {renamed(name, f"{NET}.A_log"): Rewritten(tensor, lambda stored: logarithms(stored[back], where))}
         if rest == "ssm_out.weight":
             check_shape(tensor, (raw["hidden_size"], sizes.values), where)
             order = np.argsort(rows["attn_gate.weight"])
@@ -265,7 +265,7 @@ def _by_head(built: NDArray[Any], heads: int) -> NDArray[Any]:
     return built.reshape(2, heads, -1, *built.shape[1:]).swapaxes(0, 1).reshape(built.shape)
 
 
-def _logarithms(negative: NDArray[Any], where: str) -> NDArray[Any]:
+def logarithms(negative: NDArray[Any], where: str) -> NDArray[Any]:
     """The logarithms of decays' factors, which files have as negative numbers. [V]
 
     Raises:

@@ -4,13 +4,18 @@ from .delta_nets import DeltaNetTranslation
 from .encoders import EncoderTranslation
 from .gemma4 import Gemma4Translation
 from .latent import DeepSeekTranslation, MiniCPM3Translation
+from .mamba import FalconTranslation, GraniteHybridTranslation, NemotronTranslation
 from .translation import Translation
 
 TRANSLATIONS: dict[str, Translation] = {
     "bert": EncoderTranslation(),
     "deepseek2": DeepSeekTranslation(),
+    "falcon-h1": FalconTranslation(),
     "gemma4": Gemma4Translation(),
+    "granitehybrid": GraniteHybridTranslation(),
     "minicpm3": MiniCPM3Translation(),
+    "nemotron_h": NemotronTranslation(),
+    "nemotron_h_moe": NemotronTranslation(),
     "nomic-bert": EncoderTranslation(),
     "qwen3next": DeltaNetTranslation(in_turn=False),
     "qwen35": DeltaNetTranslation(in_turn=True),

@@ -30,18 +30,7 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
     Raises:
         UnsupportedModelError: llama.cpp does not run the family, or not this configuration of it.
     """
-    if config.bidirectional:
-        raise UnsupportedModelError(
-            f"{where}: {config.model_type!r} is an encoder; GGUF files of encoders are read, not written"
-        )
-    written = {name: table for name, table in ARCHITECTURES.items() if not table.bidirectional}
-    names = {kin: name for name, table in written.items() for kin in (table.model_type, *table.kin)}
-    if config.model_type not in names:
-        raise UnsupportedModelError(
-            f"{where}: llama.cpp does not run {config.model_type!r}; GGUF files are written of "
-            f"{', '.join(sorted(names))}"
-        )
-    name = names[config.model_type]
+    name = _architecture_for(config, where)
     architecture, own = ARCHITECTURES[name], translation_of(name)
     table = _scaling_table(raw)
     _refuse_other(architecture, config, own.refusals(config, table), where)
@@ -70,7 +59,7 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
         "use_parallel_residual": getattr(config, "parallel", None),
         "logit_scale": getattr(config, "logit_scale", None),
     }
-    if config.model_type == "granite":  # whose configuration has products of them
+    if "residual_scale" in architecture.keys:  # whose configuration has products of them
         factors = {key: field for key, field in architecture.keys.items() if "scale" in key}
         values |= {key: float(fields.number(field, 1.0)) for key, field in factors.items()}
         values["attention.layer_norm_rms_epsilon"] = fields.number("rms_norm_eps", 1e-6)
@@ -89,6 +78,30 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
     entries |= own.entries(config, table, where)
     entries = {key: value for key, value in entries.items() if value is not None}
     return name, {f"{name}.{key}": value for key, value in (entries | {"vocab_size": config.vocab_size}).items()}
+
+
+def _architecture_for(config: ModelConfig, where: str) -> str:
+    """llama.cpp's name of a model's architecture.
+
+    Raises:
+        UnsupportedModelError: there is none, or none that is written.
+    """
+    if config.bidirectional:
+        raise UnsupportedModelError(
+            f"{where}: {config.model_type!r} is an encoder; GGUF files of encoders are read, not written"
+        )
+    written = {name: table for name, table in ARCHITECTURES.items() if not table.bidirectional}
+    names = dict[str, str]()
+    for name, table in written.items():
+        for kin in (table.model_type, *table.kin):
+            names.setdefault(kin, name)
+    if config.model_type not in names:
+        raise UnsupportedModelError(
+            f"{where}: llama.cpp does not run {config.model_type!r}; GGUF files are written of "
+            f"{', '.join(sorted(names))}"
+        )
+    name = names[config.model_type]
+    return ARCHITECTURES[name].with_experts or name if config.num_experts else name
 
 
 def _kv_heads(config: ModelConfig) -> int | list[int]:
@@ -141,7 +154,8 @@ def _refuse_other(architecture: Architecture, config: ModelConfig, own: Mapping[
         and config.num_heads * config.head_dim != config.hidden_size,
         "with as many key/value heads as heads alone": not architecture.grouped
         and config.num_kv_heads != config.num_heads,
-        f"with rotary embedding in all but each layer of {step} alone": getattr(config, "rotated", rotated) != rotated,
+        f"with rotary embedding in all but each layer of {step} alone": not architecture.says_rotation
+        and getattr(config, "rotated", rotated) != rotated,
         f"with attention scaled by 1 / sqrt {width} alone": not np.allclose(scales, width, rtol=1e-12),
         "without dynamic rotary scaling": config.keys_follow_length and config.keys_change_beyond is None,
     }
