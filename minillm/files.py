@@ -23,6 +23,7 @@ LIMITS = {
     "tokenizer.model": 64 * _MIB,
     "sentencepiece.bpe.model": 64 * _MIB,
     "spiece.model": 64 * _MIB,
+    "spm.model": 64 * _MIB,
     "source.spm": 64 * _MIB,
     "vocab.json": 64 * _MIB,
     "merges.txt": 64 * _MIB,

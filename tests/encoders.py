@@ -30,6 +30,17 @@ MODERN = BERT | {
     "hidden_activation": "gelu",
 }
 
+DEBERTA = BERT | {
+    "model_type": "deberta-v2",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-7,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+}
+V3 = {"position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False}
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "bert": BERT | {"model_type": "bert"},
     "bert, pairs": BERT
@@ -65,6 +76,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gte, labels": BERT
     | {"model_type": "gte", "num_hidden_layers": 2, "type_vocab_size": 0, "num_labels": 1}
     | {"architectures": ["GteForSequenceClassification"], "hidden_act": "silu"},
+    "deberta-v2": DEBERTA | V3,
+    "deberta-v2, labels": DEBERTA
+    | V3
+    | {"architectures": ["DebertaV2ForSequenceClassification"], "num_labels": 3, "conv_kernel_size": 5},
+    "deberta-v2, apart": DEBERTA | {"max_relative_positions": 12, "pos_att_type": "c2p", "type_vocab_size": 2},
     "gemma3_text": BERT
     | {"model_type": "gemma3_text", "use_bidirectional_attention": True, "num_key_value_heads": 1, "head_dim": 8}
     | {"sliding_window": 2, "query_pre_attn_scalar": 8, "architectures": ["Gemma3TextModel"]}  # of 2, half and 1 is 2

@@ -302,6 +302,10 @@ class Loader:
         """A table of given vectors, for `embed`. [n, E]"""
         return self.constant(name, values)
 
+    def copied(self, name: str, array: Any) -> Weight:
+        """A weight of what an operation has computed, which the arena will overwrite. Of any shape."""
+        return Weight(name, self.xp.array(array, order="C"))
+
     def random(self, name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
         """A tensor of normal random numbers, the same for the same backend, seed and name."""
         return RandomTensor(name, shape, seed, std)

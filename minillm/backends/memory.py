@@ -67,6 +67,10 @@ class Arena:
         finally:
             self._is_of_pass = False
 
+    def another(self) -> "Arena":
+        """An empty arena of the same kind."""
+        return Arena(None, self.dtype, self._empty)
+
     def take(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
         """An uninitialised array, valid until the next `turn`; the last one of a layer until the turn after that."""
         if self._is_of_pass:
@@ -194,6 +198,19 @@ class Memory:
     def use(self) -> MemoryUse | None:
         """Memory in use on a device; None where it is the host's."""
         return None
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Operations inside the `with` block compute weights, outside of any pass: in an arena of their own."""
+        arena, self.arena = self.arena, self._results().another()
+        try:
+            yield
+        finally:
+            self.arena = arena
+
+    def _results(self) -> Arena:
+        """The arena of results."""
+        return self.arena
 
     def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
         """Begin a forward pass. Returns the batch and the rows [R] whose logits are wanted, as operations take them."""

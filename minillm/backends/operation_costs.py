@@ -8,7 +8,7 @@ from typing import Any
 
 from ..reference.activation import gate_cost, glu_cost, multiply_cost, scale_logits_cost
 from ..reference.attention import attention_cost, kv_cost
-from ..reference.convolution import convolution_cost
+from ..reference.convolution import convolution_cost, unfold_cost
 from ..reference.cost import Cost
 from ..reference.delta_rule import delta_rule_cost
 from ..reference.experts import combine_cost, linear_experts_cost, route_cost
@@ -126,6 +126,11 @@ def _convolve(call: Any) -> Cost:
     )
 
 
+def _unfold(call: Any) -> Cost:
+    T, E = call.x.shape
+    return unfold_cost(T, E, call.width, call.x.itemsize)
+
+
 def _delta_rule(call: Any) -> Cost:
     (T, width), V, (K, dk) = call.result.shape, call.weight.shape[0], call.keys
     return delta_rule_cost(T, K, V, dk, width // V, len(call.batch.spans), call.result.itemsize)
@@ -181,6 +186,7 @@ COSTS: dict[str, Callable[[Any], Cost]] = {
     "linear_experts": _linear_experts,
     "combine": _combine,
     "convolve": _convolve,
+    "unfold": _unfold,
     "delta_rule": _delta_rule,
     "selective_scan": _selective_scan,
     "store_kv": _store_kv,

@@ -196,6 +196,10 @@ class Backend:
             x, taps, weight.bias, states, *places, self.xp, out, gated=gated, activation=activation
         )
 
+    def unfold(self, x: Any, width: int, batch: Batch) -> Any:
+        """Each token's row beside its neighbours' of the same text: `reference.unfold`. [T, E] -> [T, width E]"""
+        return reference.unfold(x, width, batch.spans, self.memory.arena.take((len(x), width * x.shape[1])))
+
     def delta_rule(
         self, x: Any, gates: Any, weight: Weight, cache: Pages, layer: int, batch: Batch, *, keys: tuple[int, int]
     ) -> Any:

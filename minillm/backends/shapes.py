@@ -81,6 +81,10 @@ class ShapeLoader(Loader):
         self.prepared[name] = Weight(name, Experts((matrix,) * len(experts)), bias)
         return self.prepared[name]
 
+    def copied(self, name: str, array: Any) -> Weight:
+        """A weight without numbers."""
+        return Weight(name, without_numbers(array.shape, array.dtype))
+
     def _matrix(self, rows: int, columns: int, role: Role) -> Any:
         form = self.formats.of(role) or self.checkpoint
         if not form.scale_bits:
@@ -181,6 +185,10 @@ class ShapeBackend(Backend):
     def convolve(self, x: Any, weight: Weight, cache: Any, layer: int, batch: Batch, **variant: Any) -> Any:
         """[T, C] -> [T, C], gated [T, 3 C] -> [T, C]"""
         return self.memory.arena.take((len(x), x.shape[1] // (3 if variant.get("gated") else 1)))
+
+    def unfold(self, x: Any, width: int, batch: Batch) -> Any:
+        """[T, E] -> [T, width E]"""
+        return self.memory.arena.take((len(x), width * x.shape[1]))
 
     def delta_rule(
         self, x: Any, gates: Any, weight: Weight, cache: Any, layer: int, batch: Batch, *, keys: tuple[int, int]

@@ -25,7 +25,7 @@ _log = logging.getLogger("minillm")
 _NAMES = """
 config.json generation_config.json hf_quant_config.json quantize_config.json quant_config.json tokenizer.json
 tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt tokenizer.model
-sentencepiece.bpe.model spiece.model source.spm vocab.txt chat_template.jinja
+sentencepiece.bpe.model spiece.model spm.model source.spm vocab.txt chat_template.jinja
 additional_chat_templates/tool_use.jinja modules.json sentence_bert_config.json
 config_sentence_transformers.json
 """

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.formats import FLOAT16, FORMATS, STORED_FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats
-from ..backends.loader import Loader, Member, Regrouped, Tensor
-from ..backends.operations import Backend
+from ..backends.formats import FLOAT16, FLOAT32, FORMATS, STORED_FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats
+from ..backends.loader import Member, Regrouped, Tensor
+from ..backends.shapes import ShapeBackend, ShapeLoader
 from ..backends.weights import Experts, Weight, expand, narrow
 from ..errors import ParameterError, UnsupportedModelError
 from ..models import build_model, family_named
@@ -122,11 +122,11 @@ class Part:
         return narrowed
 
 
-class _Plan(Loader):
+class _Plan(ShapeLoader):
     """Records the tensors and formats of the weights that a model prepares, without storing them."""
 
     def __init__(self, formats: WeightFormats) -> None:
-        super().__init__(formats, kept=())
+        super().__init__(formats, FLOAT32)
         self.fused: list[list[tuple[Tensor, Format | None]]] = []
         """For each weight its source tensors, with their formats; None: the stored one"""
 
@@ -247,9 +247,10 @@ def plan(files: ModelFiles, formats: WeightFormats, *, as_built: bool) -> list[l
             raise UnsupportedModelError(
                 f"tensor {name} is stored as {tensor.dtype}; minillm reads {', '.join(FLOATS[:2])} and {FLOATS[2]}"
             )
-    recorded = _Plan(formats)
+    backend = ShapeBackend()
+    backend.loader = recorded = _Plan(formats)
     with showing(False):  # nothing is loaded yet
-        build_model(config, tensors, Backend(recorded), as_built=files.as_built)
+        build_model(config, tensors, backend, as_built=files.as_built)
     named = [*tensors.items(), *(() if as_built else files.stored.items())]  # published names come last, and count
     names = {id(source_of(tensor)): name for name, tensor in named}
     own = {id(tensor): name for name, tensor in tensors.items()} if as_built else {}  # several may have one source

@@ -88,7 +88,7 @@ ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "pegasus", "marian")
 
 ENCODERS = (
     *("bert", "distilbert", "roberta", "xlm_roberta", "camembert", "mpnet", "modernbert", "electra"),
-    *("nomic_bert", "gte"),
+    *("nomic_bert", "gte", "deberta_v2"),
 )
 """The same, of encoders, which generate no text."""
 

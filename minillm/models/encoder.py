@@ -7,7 +7,7 @@ A classification reads the first token's hidden state: logits = activation(x W_d
 differ in names of tensors and fields, in the numbering of positions and in the projection before the labels.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ class EncoderConfig(ModelConfig):
     """Row of the position table that position 0 has"""
     embedding_width: int = 0
     """Width of the embeddings, which are projected to E; 0: they have E"""
+    has_position_table: bool = True
+    """Whether positions are embedded, each by a vector that is added to a token's"""
 
 
 class TextEncoder(Decoder):
@@ -106,21 +108,25 @@ def read_encoder(raw: Mapping[str, Any], model_type: str, *, padded_positions: b
 
 
 def build_encoder(
-    config: EncoderConfig, weights: Weights, names: EncoderNames, bias: Weight | None = None
+    config: EncoderConfig,
+    weights: Weights,
+    names: EncoderNames,
+    scores: Callable[[Weights, Weight], AttentionSpec] | None = None,
 ) -> TextEncoder:
-    """Build the model of a family; `bias` of scores by distance, [H, 2 M + 1]."""
+    """Build the model of a family; `scores` gives a layer's variant of attention, from its parameters and Q, K, V."""
     E, V = config.hidden_size, config.vocab_size
-    W = config.embedding_width or E
-    positions = weights.table(names.positions, config.max_positions + config.first_position, W, "positions")
+    W, positions = config.embedding_width or E, None
+    if config.has_position_table:
+        positions = weights.table(names.positions, config.max_positions + config.first_position, W, "positions")
     embedding = Embedding(
         weights.table(names.tokens, V, W, "vocabulary"),
-        positions.rows_from(config.first_position) if config.first_position else positions,
+        positions.rows_from(config.first_position) if positions and config.first_position else positions,
         types=weights.table(names.types, config.token_types, W, "positions") if config.token_types else None,
         norm=weights.layer_norm(names.embedding_norm, W, config.epsilon),
         project_normed=None if W == E else weights.linear(names.embedding_projection, E, inputs=W, bias=True),
     )
     layers = tuple(
-        _build_layer(config, weights.at(f"{names.layer}.{i}"), names, i, bias) for i in range(config.num_layers)
+        _build_layer(config, weights.at(f"{names.layer}.{i}"), names, i, scores) for i in range(config.num_layers)
     )
     head: Head = NoHead()
     if config.output == "labels":
@@ -132,16 +138,24 @@ def build_encoder(
     return TextEncoder(config.sharded(weights.ranks), embedding, layers, None, head)
 
 
-def _build_layer(config: EncoderConfig, weights: Weights, names: EncoderNames, i: int, bias: Weight | None) -> PostNorm:
+def _build_layer(
+    config: EncoderConfig,
+    weights: Weights,
+    names: EncoderNames,
+    i: int,
+    scores: Callable[[Weights, Weight], AttentionSpec] | None,
+) -> PostNorm:
     E, F = config.hidden_size, config.intermediate_size
-    qkv = dict.fromkeys((names.query, names.key, names.value), E)
+    projections = dict.fromkeys((names.query, names.key, names.value), E)
+    qkv = weights.linear("attention.qkv", projections, inputs=E, bias=True, split="outputs")
+    spec = AttentionSpec(config.head_dim**-0.5, causal=False) if scores is None else scores(weights, qkv)
     return PostNorm(
         weights.layer_norm(names.attention_norm, E, config.epsilon),
         weights.attention(
             config,
             i,
-            AttentionSpec(config.head_dim**-0.5, causal=False, bias=bias),
-            qkv=weights.linear("attention.qkv", qkv, inputs=E, bias=True, split="outputs"),
+            spec,
+            qkv=qkv,
             out=weights.linear(names.attention_out, E, inputs=E, bias=True, split="inputs"),
         ),
         weights.layer_norm(names.mlp_norm, E, config.epsilon),

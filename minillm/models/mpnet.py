@@ -13,6 +13,7 @@ from typing import Any
 from ..backends.operations import Backend
 from ..config import Fields
 from ..errors import UnsupportedModelError
+from ..reference.attention import AttentionSpec
 from .distance_bias import bias_by_distance
 from .encoder import EncoderConfig, EncoderNames, TextEncoder, build_encoder, read_encoder
 from .parameters import Names, Weights
@@ -62,4 +63,5 @@ _PARTS = EncoderNames(
 def build(config: EncoderConfig, weights: Weights, backend: Backend) -> TextEncoder:
     """Build the model."""
     bias = bias_by_distance(weights.at("encoder"), backend, config.num_heads, BUCKETS, MAX_DISTANCE, both=True)
-    return build_encoder(config, weights, _PARTS, bias)
+    spec = AttentionSpec(config.head_dim**-0.5, causal=False, bias=bias)
+    return build_encoder(config, weights, _PARTS, lambda weights, qkv: spec)

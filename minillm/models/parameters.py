@@ -379,6 +379,21 @@ class Weights:
         biases = self._tensors(f"{name}.bias", (channels,), split="outputs", blocks=sizes) if bias else []
         return self._prepare(name, taps, biases, "projection")
 
+    def convolution(self, name: str, outputs: int, width: int, *, inputs: int) -> Weight:
+        """A convolution of all channels, as a projection of so many rows side by side, with a bias. [outputs, width in]
+
+        Checkpoints have it as [outputs, inputs, width].
+        """
+
+        def arrange(stored: NDArray[Any]) -> NDArray[Any]:
+            return stored.transpose(0, 2, 1).reshape(len(stored), -1)  # [out, in, k] -> [out, k in]
+
+        shape = (outputs, width * inputs) if self._as_built else (outputs, inputs, width)
+        matrix = self._tensors(f"{name}.weight", shape)
+        if not self._as_built:
+            matrix = [Regrouped(tensor, arrange, f"{self._prefix}{name}.weight") for tensor in matrix]
+        return self._prepare(name, matrix, self._tensors(f"{name}.bias", (outputs,)), "projection")
+
     def rates(self, heads: int) -> Weight:
         """The logarithms of the rates of decay of a rank's heads of Mamba-2, then the factors to skip. [2 heads]
 

@@ -9,7 +9,8 @@ Four variants, in the order in which they change a score: a soft cap c bounds it
 arXiv 2408.00118, section 2). A learned bias by the distance from query to key is added (T5: Raffel et al., arXiv
 1910.10683, section 2.1). With a sliding window W a query at position p sees the positions p - W + 1 to p (Jiang et al.,
 "Mistral 7B", arXiv 2310.06825, section 2), and up to p + W - 1 if it is not causal. With ALiBi each head subtracts its
-slope m times the distance between query and key (Press et al., arXiv 2108.12409, section 3).
+slope m times the distance between query and key (Press et al., arXiv 2108.12409, section 3). DeBERTa's adds products
+with relative positions: `disentangled.py`.
 
 A head may have a sink, a learned logit that takes part in each softmax and has no value (OpenAI, "gpt-oss-120b and
 gpt-oss-20b model card", arXiv 2508.10925, section 2): the weights of its keys then sum to less than one.
@@ -26,6 +27,7 @@ import numpy as np
 
 from ..batch import Batch, Span
 from .cost import Cost
+from .disentangled import RelativePositions, add_positions, positions_flops
 from .softmax import softmax
 
 QUERY_TILE = 128
@@ -51,6 +53,8 @@ class AttentionSpec:
     """c; None: no cap"""
     sinks: Any | None = None
     """[H], each head's sink, as `slopes`; None: none"""
+    relative: RelativePositions | None = None
+    """Relative positions that scores depend on by content (DeBERTa); None: none"""
     cross: bool = False
     """Attention over the source of each sequence, which is not causal; `attend` gets the batch of the sources then"""
 
@@ -59,10 +63,12 @@ class AttentionSpec:
 
     def with_arrays(self, array_of: Callable[[Any], Any]) -> "AttentionSpec":
         """The same variant, with an array in place of each weight."""
-        if self.slopes is None and self.bias is None and self.sinks is None:
+        if self.slopes is None and self.bias is None and self.sinks is None and self.relative is None:
             return self
         weights = {"slopes": self.slopes, "bias": self.bias, "sinks": self.sinks}
-        return replace(self, **{name: array_of(weight) for name, weight in weights.items() if weight is not None})
+        arrays = {name: array_of(weight) for name, weight in weights.items() if weight is not None}
+        relative = None if self.relative is None else self.relative.with_arrays(array_of)
+        return replace(self, **arrays, relative=relative)
 
 
 def attend(q: Any, keys: Any, values: Any, batch: Batch, spec: AttentionSpec, xp: Any, out: Any) -> Any:
@@ -78,8 +84,9 @@ def attend(q: Any, keys: Any, values: Any, batch: Batch, spec: AttentionSpec, xp
         out: [T, H, V], filled and returned
     """
     for span in batch.spans if spec.window is None else seen_spans(batch, spec, keys.shape[2]):
-        for first in range(span.start, span.stop, QUERY_TILE):
-            last = min(first + QUERY_TILE, span.stop)
+        tile = QUERY_TILE if spec.relative is None else span.stop - span.start  # keys meet the positions once
+        for first in range(span.start, span.stop, tile):
+            last = min(first + tile, span.stop)
             scores = attention_scores(q[first:last], keys, span, last, spec, xp)  # [K, G n, S]
             weights = attention_weights(scores, spec, xp, out=scores)
             merge_values(weights, values, span, out[first:last], xp)
@@ -140,12 +147,15 @@ def attention_scores(q: Any, keys: Any, span: Span, last: int, spec: AttentionSp
         newest += xp.triu(xp.full((n, n), -xp.inf, q.dtype), 1)
     if causal and span.tree is not None:
         _hide_other_branches(by_head, span, last, xp)
-    if spec.slopes is not None or spec.bias is not None or (window is not None and window < S):
+    by_place = spec.slopes is not None or spec.bias is not None or spec.relative is not None
+    if by_place or (window is not None and window < S):
         stop = len(span.positions()) - after
         back = span.positions()[stop - n : stop, None] - span.key_positions()[:S]  # [n, S]
         if spec.bias is not None:
             M = spec.bias.shape[1] // 2
             by_head += spec.bias[:, xp.asarray(M - np.clip(back, -M, M))].reshape(K, H // K, n, S)
+        if spec.relative is not None:
+            add_positions(scores, grouped, keys, span.pages, back, spec.relative, xp)
         back = xp.asarray(back if causal else np.abs(back))  # distances
         if window is not None:
             by_head += xp.where(back < window, 0, -xp.inf).astype(scores.dtype)
@@ -221,8 +231,9 @@ def attention_cost(
 
     Softmax's four: subtraction of the maximum, exponential, sum, division. A soft cap takes three more (division,
     hyperbolic tangent, product), a bias one, ALiBi two (a product and a subtraction). A sink takes three for each query
-    and head: subtraction, exponential, sum. Each sequence's visible keys and values are read once, as are slopes,
-    sinks, the bias of so many distances (float32) and the queries; the result is written once.
+    and head: subtraction, exponential, sum. Either term of relative positions takes one, beside its products
+    (`positions_flops`). Each sequence's visible keys and values are read once, as are slopes, sinks, the bias of so
+    many distances (float32), relative positions and the queries; the result is written once.
 
     `position_bytes` is the size of one position's keys and values in one layer of the cache; `value_dim` V, 0 for D.
     """
@@ -231,11 +242,15 @@ def attention_cost(
     capped, biased, sloped, sunk = (term is not None for term in terms)
     distances = spec.bias.shape[1] if spec.bias is not None else 0
     scores = H * batch.visible_pairs(spec.window, causal=spec.causal)
-    changes = 3 * capped + biased + 2 * sloped
+    positions = () if spec.relative is None else spec.relative.terms
+    changes = 3 * capped + biased + 2 * sloped + len(positions)
     flops = scores * (2 * (D + V) + 4 + changes) + batch.num_tokens * H * (D + 3 * sunk)
+    if spec.relative is not None:
+        flops += positions_flops(spec.relative, batch.num_tokens, batch.reach())
     query_bytes, result_bytes = (number_bytes * batch.num_tokens * H * width for width in (D, V))
     saved = number_bytes * scores * (4 + changes)  # scores written, changed and normalised in place, read
     read = query_bytes + batch.reach(spec.window) * position_bytes + 4 * H * (sloped + sunk + distances)
+    read += sum(term.nbytes for term in positions)
     return Cost(flops, read, result_bytes, saved)
 
 

@@ -22,8 +22,19 @@ from .test_traffic import analysis_of
 
 ENCODERS = sorted(path.name for path in (Path(__file__).parents[1] / "golden_encoders").iterdir())
 SLOW = [pytest.mark.slow]
+FURTHER = ("deberta-v2-apart", "deberta-v2-labels")
+"""Encoders whose layers another one's test shares too"""
+
+
+def marks_of(name: str, i: int) -> list[pytest.MarkDecorator]:
+    """When a case runs: by default, with slow ones, or before a release."""
+    if name in FURTHER:
+        return [*SLOW, pytest.mark.exhaustive]
+    return [] if i and name == "bert-pairs" else SLOW
+
+
 CASES = [
-    pytest.param(name, parallel, id=f"{name}-{of_ranks}", marks=[] if i and name == "bert-pairs" else SLOW)
+    pytest.param(name, parallel, id=f"{name}-{of_ranks}", marks=marks_of(name, i))
     for name in ENCODERS
     for i, (parallel, of_ranks) in enumerate(zip(DEGREES, NAMES, strict=True))
 ]

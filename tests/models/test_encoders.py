@@ -38,6 +38,9 @@ PARAMETERS = {
     "electra-base-discriminator": 108_891_648,
     "embeddinggemma-300m": 302_863_104,
     "modernbert-large": 394_781_696,
+    "deberta-v3-xsmall": 70_682_112,
+    "deberta-v3-base": 183_831_552,
+    "deberta-v2-xlarge": 884_593_152,
 }
 
 LENGTHS = {**dict.fromkeys(("modernbert", "nomic_bert", "gte"), 8192), "gemma3_text": 2048}
@@ -216,6 +219,13 @@ def test_labels_and_the_function_of_their_logits(
         ("gte", {"layer_norm_type": "rms_norm"}, "layer_norm_type is 'rms_norm'"),
         ("gte", {"model_type": "new", "position_embedding_type": "absolute"}, "position_embedding_type is 'absolute'"),
         ("gte", {"rope_parameters": {"rope_type": "ntk", "factor": 2.0}}, "'ntk'"),
+        ("deberta-v2", {"pos_att_type": "p2p|c2p"}, "pos_att_type is 'p2p|c2p'; minillm runs c2p and p2c"),
+        ("deberta-v2", {"embedding_size": 8}, "embedding_size is 8; in this family minillm runs hidden_size, 16"),
+        ("deberta-v2", {"pooler_hidden_size": 8}, "pooler_hidden_size is 8"),
+        ("deberta-v2", {"attention_head_size": 8}, "attention_head_size is 8; in this family minillm runs 4"),
+        ("deberta-v2", {"conv_kernel_size": 3, "conv_groups": 2}, "conv_groups is 2; in this family minillm runs 1"),
+        ("deberta-v2", {"conv_kernel_size": 4}, "conv_kernel_size is 4; minillm runs odd sizes"),
+        ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "mish"}, "conv_act is 'mish'"),
     ],
 )
 def test_what_would_change_the_results_is_refused(name: str, change: dict[str, Any], message: str) -> None:

@@ -71,6 +71,18 @@ def marian(folder: Path, **settings: Any) -> Path:
 # --- by definition ----------------------------------------------------------------------------------------------------
 
 
+def test_debertas_pieces_keep_their_ids_and_a_mask_comes_after_them(tmp_path: Path) -> None:
+    options = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "unk_piece": "[UNK]", "pad_piece": "[PAD]"}
+    options |= {"bos_piece": "[CLS]", "eos_piece": "[SEP]"}
+    (tmp_path / "spm.model").write_bytes(trained(**options))
+    settings = {"do_lower_case": False, "vocab_type": "spm"}  # as DeBERTa v3 was published
+    folder_with(tmp_path, tmp_path, config={"model_type": "deberta-v2"}, tokenizer_config=settings)
+    tokenizer, sp = Tokenizer.from_folder(tmp_path), processor(**options)
+    assert tokenizer.encode("[MASK]", add_special_tokens=False) == [len(sp)]
+    for text in TEXTS:
+        assert tokenizer.encode(text) == [1, *sp.encode(text), 2]
+
+
 @pytest.mark.parametrize("kind", ["MBartTokenizer", "MBart50Tokenizer"])
 def test_mbarts_pieces_come_one_later_and_its_languages_after_them(tmp_path: Path, kind: str) -> None:
     tokenizer, sp = Tokenizer.from_folder(folder_of(tmp_path, "mbart", tokenizer_class=kind)), processor()
@@ -222,6 +234,20 @@ def theirs(folder: Path, name: str) -> Any:
     vocab = [*names, *pieces()[3:], *((code, 0.0) for code in [*codes, "<mask>"])]
     kind = transformers.MBartTokenizer if name == "mbart" else transformers.MBart50Tokenizer
     return kind(vocab, src_lang="de_DE")
+
+
+@pytest.mark.reference
+def test_debertas_tokenizer_json_gives_transformers_ids_and_types_of_pairs(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the live comparison needs the reference extra")
+    names = [(f"[{name}]", 0.0) for name in ("PAD", "CLS", "SEP", "UNK")]
+    other = transformers.DebertaV2Tokenizer([*names, *pieces()[3:], ("[MASK]", 0.0)], unk_id=3)
+    other.save_pretrained(tmp_path)
+    folder_with(tmp_path, tmp_path, config={"model_type": "deberta-v2"})
+    ours = Tokenizer.from_folder(tmp_path)
+    for text in TEXTS:
+        assert ours.encode(text) == other(text)["input_ids"], text
+    pair, expected = encode_texts(ours, TEXTS[0], TEXTS[4]), other(TEXTS[0], TEXTS[4])
+    assert (pair.token_ids, pair.types) == (expected["input_ids"], expected["token_type_ids"])
 
 
 @pytest.mark.reference

@@ -494,7 +494,7 @@ class CpuBackend(Recordable, Backend):
             sequences = self.memory.workspace.of_group(batch.group)
         if spec.cross:
             batch, sequences = batch.by_source, self.memory.workspace.sources
-        if not spec.causal and batch.has_tree:  # a combination that no model has: no kernel
+        if spec.relative is not None or (not spec.causal and batch.has_tree):  # no kernel; no model has the latter
             not_recorded()
             return super().attend(q, cache, layer, batch, spec)
         (T, H, D), (keys, values) = q.shape, cache.layer(layer)

@@ -272,6 +272,11 @@ class CudaMemory(Memory):
             *self._largest,
         )
 
+    def _results(self) -> Arena:
+        """The arena of unrecorded passes."""
+        self._device.activate()
+        return self._plain.arena
+
     def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
         """Send a batch without padding."""
         self._largest = max(self._largest[0], batch.num_tokens), max(self._largest[1], len(rows))

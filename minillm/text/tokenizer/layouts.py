@@ -8,7 +8,7 @@ Five layouts are supported; the first one found is used:
   digits and the text after a special token in TinyLlama; here, as in transformers 4, the file is used as written.)
 - `tokenizer.model`, as in Llama 1 and 2: a SentencePiece model, see sentencepiece.py. BOS is prepended unless
   `add_bos_token` is false, as in transformers' documentation and version 4.
-- `sentencepiece.bpe.model`, `spiece.model` or `source.spm`, as in mBART, XLM-RoBERTa, T5, Pegasus and MarianMT: see
+- `sentencepiece.bpe.model`, `spiece.model`, `spm.model` or `source.spm`, of encoders and encoder-decoders: see
   seq2seq.py.
 - `vocab.json` + `merges.txt`, as in the published OPT, Qwen2 and BART checkpoints: byte-level BPE (Radford et al.,
   "Language models are unsupervised multitask learners", 2019, section 2.2), with the settings of
@@ -30,14 +30,14 @@ from ...files import parse_json, read_bytes, read_json, read_optional_json, read
 from .added_tokens import complete, content_of, mark_special, named_tokens
 from .guarded import call
 from .hazards import check_ids, check_tokenizer_json
-from .seq2seq import BPE_FILE, MARIAN_FILE, PIECES_FILE, Languages, find_model, vocabulary_of
+from .seq2seq import BPE_FILE, DEBERTA_FILE, MARIAN_FILE, PIECES_FILE, Languages, find_model, vocabulary_of
 from .settings import Manner, adapt, manner_of, read_settings, warn_unknown
 from .wordpiece import CLASSES, MODELS, NAMES, VOCABULARY, read_wordpiece, use_roles
 
 if TYPE_CHECKING:
     import tokenizers
 
-SENTENCEPIECE = (BPE_FILE, PIECES_FILE, MARIAN_FILE)
+SENTENCEPIECE = (BPE_FILE, PIECES_FILE, MARIAN_FILE, DEBERTA_FILE)
 _log = logging.getLogger("minillm")
 
 FILES = ("tokenizer.json", "tokenizer.model", *SENTENCEPIECE, "vocab.json", "merges.txt", VOCABULARY)
@@ -51,6 +51,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "BartTokenizer": _NAMES | {"add_bos_token": True, "add_eos_token": True},
     "RobertaTokenizer": _NAMES | {"add_bos_token": True, "add_eos_token": True},
     "XLMRobertaTokenizer": _NAMES | {"add_bos_token": True, "add_eos_token": True},
+    "DebertaV2Tokenizer": {"bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "[UNK]", "pad_token": "[PAD]"}
+    | {"mask_token": "[MASK]", "add_bos_token": True, "add_eos_token": True},
     "T5Tokenizer": {"bos_token": None, "add_eos_token": True},
     "PegasusTokenizer": {"bos_token": None, "add_eos_token": True},
     "MarianTokenizer": {"bos_token": None, "pad_token": "<pad>", "add_eos_token": True},
@@ -70,6 +72,7 @@ _CLASSES = {
     "gpt_neox": "GPTNeoXTokenizer",
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
     "t5": "T5Tokenizer",
     "mt5": "T5Tokenizer",
     "bart": "BartTokenizer",

@@ -5,6 +5,7 @@
 | mBART: `sentencepiece.bpe.model` | 4 special tokens, pieces from the third on, languages, `<mask>` | `A </s> en_XX` |
 | mBART-50: the same, with 52 languages | the same | `en_XX A </s>` |
 | XLM-RoBERTa: `sentencepiece.bpe.model` | mBART's without languages | `<s> A </s>` |
+| DeBERTa v2, v3: `spm.model` | pieces, then `[MASK]` | `[CLS] A [SEP]` |
 | T5, mT5: `spiece.model` | pieces, then `extra_ids` tokens `<extra_id_99>` to `<extra_id_0>` | `A </s>` |
 | Pegasus: `spiece.model` | `<pad>`, `</s>`, 103 tokens of pre-training, pieces from the second on | `A </s>` |
 | MarianMT: `source.spm`, `target.spm`, `vocab.json` | those of vocab.json; other pieces are unknown | `A </s>` |
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 BPE_FILE, PIECES_FILE, MARIAN_FILE = "sentencepiece.bpe.model", "spiece.model", "source.spm"
+DEBERTA_FILE = "spm.model"
 
 # fmt: off
 MBART_CODES = (
@@ -114,6 +116,7 @@ def find_model(folder: Path, kind: str) -> Path | None:
     candidates = {
         PIECES_FILE: kind in ("PegasusTokenizer", "T5Tokenizer"),
         BPE_FILE: kind in CODES or kind == "XLMRobertaTokenizer",
+        DEBERTA_FILE: kind == "DebertaV2Tokenizer",
         MARIAN_FILE: True,
     }
     return next((folder / name for name, fits in candidates.items() if fits and (folder / name).exists()), None)
@@ -128,6 +131,8 @@ def vocabulary_of(path: Path, kind: str, settings: Mapping[str, Any], pieces: Se
     """
     if path.name == MARIAN_FILE:
         return _read_marian(path.parent, settings)
+    if path.name == DEBERTA_FILE:
+        return _numbered([], pieces, ["[MASK]"])
     if path.name == BPE_FILE:
         return _numbered(["<s>", "<pad>", "</s>", "<unk>"], pieces[3:], [*CODES.get(kind, ()), "<mask>"])
     if kind == "T5Tokenizer":

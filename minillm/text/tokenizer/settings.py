@@ -54,7 +54,7 @@ language_codes tgt_lang source_lang target_lang mask_token_sent legacy_behaviour
 response_template response_schema chat_control_tokens tool_parser_type
 """
 WITHOUT_EFFECT = frozenset(_WITHOUT_EFFECT.split())
-_USUAL: dict[str, Any] = {"offset": 103, "fix_mistral_regex": False}
+_USUAL: dict[str, Any] = {"offset": 103, "fix_mistral_regex": False, "split_by_punct": False, "vocab_type": "spm"}
 """Keys -> the value with which they say nothing new; with another one they are not run"""
 _CASING = frozenset({"do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "remove_space"})
 _CASED_ELSEWHERE = frozenset(
@@ -140,7 +140,7 @@ def _is_known(key: str, value: Any, kind: str) -> bool:
     if value is None or (key in _USUAL and value == _USUAL[key]):
         return True
     if key in _CASING and kind in _CASED_ELSEWHERE:
-        return False
+        return kind == "DebertaV2Tokenizer" and value is False
     named = key.endswith("_token") and isinstance(value, str | dict)
     return named or key.endswith("_token_id") or key in HONOURED or key in WITHOUT_EFFECT
 
