@@ -40,7 +40,7 @@ FOLDERS = {
     "server": "text backends decoding formats tasks engine measure minillm",
     "cli": "text backends decoding models measure/accounting formats distributed engine measure pipelines minillm"
     " server course",
-    "integrations": "text formats engine cli",
+    "integrations": "text decoding tasks formats engine cli",
     "__main__": "cli",
 }
 """Folder, or file beside them -> the folders that it imports. "minillm" is the package's own __init__.py."""
