@@ -61,5 +61,11 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Add the magic `%%minillm` to IPython, by `%load_ext minillm`; see `minillm.integrations.notebook`."""
+    magic = import_module(".integrations.notebook", __name__).MinillmMagic(shell)
+    shell.register_magic_function(magic, "line_cell", "minillm")
+
+
 def __dir__() -> list[str]:
     return __all__

@@ -35,12 +35,12 @@ FOLDERS = {
     "measure": "reference text backends cache decoding models measure/accounting runner engine",
     "pipelines": "text decoding engine",
     "lm_eval": "reference backends decoding engine",
-    "integrations": "text formats engine",
     "minillm": "decoding engine pipelines",
     "course": "backends",
     "server": "text backends decoding formats tasks engine measure minillm",
     "cli": "text backends decoding models measure/accounting formats distributed engine measure pipelines minillm"
     " server course",
+    "integrations": "text decoding tasks formats engine cli",
     "__main__": "cli",
 }
 """Folder, or file beside them -> the folders that it imports. "minillm" is the package's own __init__.py."""

@@ -36,6 +36,8 @@ EXAMPLES = {
     ("minillm/formats/README.md", 'Engine("facebook/opt-1.3b", adapter='): "tests/test_readme.py",
     ("minillm/formats/README.md", 'engine = Engine("facebook/opt-1.3b", adapters='): "tests/test_readme.py",
     ("minillm/formats/README.md", "class Arrays(ModelFiles)"): "tests/formats/test_open_model.py",
+    ("minillm/integrations/README.md", "from minillm.integrations.langchain"): "tests/integrations/test_langchain.py",
+    ("minillm/integrations/README.md", "from llama_index"): "tests/integrations/test_llama_index.py",
     ("minillm/server/README.md", "import openai"): "tests/test_readme.py",
     ("minillm/distributed/README.md", "from minillm.parallel import Parallel"): "tests/distributed/test_commands.py",
 }

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
     prompts, fields = read_prompts(args), generation_fields(args)
     settings = settle(args, fields)
     engine = load_engine(args, prompts=len(prompts), sequences=sequences_of(settings))
-    fields = _limited(engine, fields)
+    fields = limited(engine, fields)
     began = working_time()
     if len(prompts) == 1 and not args.json and settings.num_return_sequences == 1:
         first = _stream(engine, prompts[0], fields)
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
             _print_speculation(engine, prompts, fields)
 
 
-def _limited(engine: "Engine", fields: dict[str, Any]) -> dict[str, Any]:
+def limited(engine: "Engine", fields: dict[str, Any]) -> dict[str, Any]:
     """The fields with a limit, where neither the user nor the checkpoint has set one.
 
     Only the context limits a text that can end.

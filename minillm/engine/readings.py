@@ -34,6 +34,15 @@ class EngineReadings(EngineLifecycle):
 
     # --- vectors and labels ----------------------------------------------------------------------------------------
 
+    @property
+    def embedding_prompts(self) -> Mapping[str, str]:
+        """Texts that the checkpoint has for `embed` to put before others, by name, such as "query".
+
+        Raises:
+            TaskError, EngineStateError: as `embed`.
+        """
+        return self._passes("embedding_prompts").settings.prompts
+
     def embed(
         self,
         texts: Text | Sequence[Text],

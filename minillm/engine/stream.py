@@ -22,11 +22,13 @@ class EventStream(Iterator[Event]):
         >>> stream.close()
     """
 
+    request: Request
+    """The request whose events these are"""
     _open = False
 
     def __init__(self, driver: Driver, request: Request) -> None:
         """Use `Engine.stream` instead."""
-        self._driver = driver
+        self._driver, self.request = driver, request
         self._mail: deque[Event] = deque()
         with interrupts.deferred():
             [self._request_id] = driver.number([request])

@@ -22,13 +22,11 @@ from pydantic import Field
 from ..engine.engine import Engine
 from ..errors import MinillmError
 from ..formats import cached_models
-from ..text.chat import AnswerParser, parser_of
-from ..text.chat.calls import Answer, ContentDelta, ReasoningDelta
-from ..text.chat.reasoning import Thoughts
+from ..text.chat.calls import ContentDelta, ReasoningDelta
+from .reply import SAMPLING, Reply, sampling_fields
 
 PACKAGED = "minillm"
 """The name of the packaged model; before those of the hub's cache stands it and a slash"""
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
 
 
 def names() -> dict[str, str | None]:
@@ -94,25 +92,20 @@ class MinillmModel(llm.Model):  # type: ignore[misc]  # mypy reads no llm
             llm.ModelError: the model cannot be loaded, or refuses the conversation or an option.
         """
         engine = engine_of(prompt.options.model or self._model)
-        answer = Answer()
         try:
             messages = [entry for message in prompt.messages for entry in read_message(message)]
-            tools = [function_of(tool) for tool in prompt.tools] or None
-            if engine.chat_template is None and not tools:
-                events = engine.stream("".join(entry["content"] for entry in messages), **fields_of(prompt))
-            else:
-                events = engine.stream_chat(messages, tools=tools, **fields_of(prompt))
-            parser, event = answer_parser(engine, messages, tools), None
-            for event in events:
-                yield from pieces(answer, parser.push(event.text))
-            yield from pieces(answer, parser.finish(cut=event is not None and event.finish_reason != "stop"))
+            reply = Reply(engine, messages, tools=[function_of(tool) for tool in prompt.tools], **fields_of(prompt))
+            for delta in reply:
+                if isinstance(delta, ContentDelta):
+                    yield StreamEvent(type="text", chunk=delta.text)
+                elif isinstance(delta, ReasoningDelta):
+                    yield StreamEvent(type="reasoning", chunk=delta.text)
         except MinillmError as error:
             raise llm.ModelError(str(error)) from None
-        for call in answer.calls:
+        for call in reply.answer.calls:
             arguments = json.loads(call.arguments or "{}")
             response.add_tool_call(llm.ToolCall(call.name, arguments, tool_call_id=call.id))
-        if event is not None:
-            response.set_usage(input=event.prompt_tokens, output=event.generated_tokens)
+        response.set_usage(input=reply.event.prompt_tokens, output=reply.event.generated_tokens)
 
 
 class MinillmEmbedding(llm.EmbeddingModel):  # type: ignore[misc]
@@ -158,42 +151,8 @@ def function_of(tool: Any) -> dict[str, Any]:
 
 def fields_of(prompt: Any) -> dict[str, Any]:
     """The generation fields of a prompt's options and schema."""
-    options = prompt.options
-    fields = {name: value for name in SAMPLING if (value := getattr(options, name)) is not None}
-    if fields.get("temperature") == 0:
-        return limits_of(prompt) | {"do_sample": False}
-    return limits_of(prompt) | fields | ({"do_sample": True} if fields else {})
-
-
-def limits_of(prompt: Any) -> dict[str, Any]:
-    """The fields of a prompt that are not about sampling."""
-    fields: dict[str, Any] = {}
-    if prompt.options.max_tokens is not None:
-        fields["max_new_tokens"] = prompt.options.max_tokens
-    if prompt.schema:
-        schema = prompt.schema if isinstance(prompt.schema, dict) else prompt.schema.model_json_schema()
-        fields["guided_json"] = schema
-    return fields
-
-
-def answer_parser(engine: Engine, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> AnswerParser:
-    """A parser of the answer to a conversation."""
-    template = engine.chat_template
-    if template is None:
-        return AnswerParser()
-    form = template.reasoning_format
-    opened = form is not None and form.opened_by(engine.render_chat(messages, tools=tools))
-    functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools or ()}
-    format_of_calls = template.call_format if functions else None
-    calls = None if format_of_calls is None else parser_of(format_of_calls, [*functions], schemas=functions)
-    return AnswerParser(None if form is None else Thoughts(form, opened).parser(), calls)
-
-
-def pieces(answer: Answer, deltas: list[Any]) -> Iterator[StreamEvent]:
-    """Add deltas to an answer. Yields those of text and thoughts."""
-    answer.add(deltas)
-    for delta in deltas:
-        if isinstance(delta, ContentDelta):
-            yield StreamEvent(type="text", chunk=delta.text)
-        elif isinstance(delta, ReasoningDelta):
-            yield StreamEvent(type="reasoning", chunk=delta.text)
+    schema = prompt.schema
+    if schema is not None and not isinstance(schema, dict):
+        schema = schema.model_json_schema()
+    fields = {name: getattr(prompt.options, name) for name in SAMPLING}
+    return sampling_fields(**fields, max_new_tokens=prompt.options.max_tokens, guided_json=schema or None)

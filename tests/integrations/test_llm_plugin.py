@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from minillm import Engine
+from minillm.decoding.event import Event
 from minillm.errors import PromptError
 from minillm.text.chat import FORMATS
 
@@ -70,6 +71,7 @@ class StandIn:
 
     def __init__(self) -> None:
         self.chat_template = SimpleNamespace(call_format=FORMATS["hermes"], reasoning_format=None)
+        self.tokenizer, self.generation_defaults = None, {"max_new_tokens": 20}
         self.asked: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
 
     def stream_chat(self, messages: list[dict[str, Any]], **fields: Any) -> Iterator[Any]:
@@ -78,7 +80,7 @@ class StandIn:
             raise PromptError("the template refuses these messages")
         text = 'It is.<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
         for piece in "Sunny." if messages[-1]["role"] == "tool" else text:
-            yield SimpleNamespace(text=piece, finish_reason="stop", prompt_tokens=3, generated_tokens=4)
+            yield Event(0, 0, piece, (), finish_reason="stop", prompt_tokens=3, generated_tokens=4)
 
 
 def test_tools_are_called_and_their_results_are_read(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
