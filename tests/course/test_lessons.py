@@ -131,6 +131,29 @@ def test_the_command_lists_writes_and_runs(tmp_path: Path, capsys: pytest.Captur
     assert "there is no lesson 99: expected one of 1, 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_jupyter_gets_the_notebook_and_the_options_after_two_dashes_and_its_failure_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], code: int
+) -> None:
+    """With a program in Jupyter's place."""
+    (tmp_path / "jupyterlab.py").write_text(f"import sys; print(*sys.argv[1:]); sys.exit({code})", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    folder = tmp_path / "own"
+    assert run(["course", "--folder", str(folder), "1", "--", "--port", "1", "--text"]) == (1 if code else 0)
+    captured = capfd.readouterr()
+    path, arguments = captured.out.splitlines()
+    assert Path(path) == folder / "01_tokens_and_embeddings.ipynb" and Path(path).exists()
+    assert arguments == f"{path} --LabApp.default_url=/lab/tree/{Path(path).name} --port 1 --text"
+    assert ("ended with exit code 3: see above" in captured.err) == bool(code)
+
+
+def test_options_after_two_dashes_are_refused_where_jupyter_is_not_started(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["course", "1", "--text"], ["course"]):
+        assert run([*words, "--", "--allow-root"]) == 2
+        assert "what follows -- is for Jupyter" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def executed() -> dict[str, list[Any]]:
     """Path of each lesson -> its cells with their outputs; all run in one kernel, since starting one takes longest."""
