@@ -110,10 +110,15 @@ def _as_text(lesson: "Lesson") -> None:
             continue
         print("\n".join(f">>> {line}" for line in cell.text.splitlines()))
         print(output)
+    print("To answer an exercise, write its function in a file or in Python, and give it to minillm.course.check.")
 
 
 def _shown(value: Any) -> str:
     """The last value of a cell as text: tables as tables, figures by their titles."""
+    from ..course.drawing import Undrawn
+
+    if isinstance(value, Undrawn):
+        return repr(value)
     if hasattr(value, "head") and hasattr(value, "rows"):
         note = getattr(value, "note", "")
         return "\n".join(Table(value.head, value.rows(), note=note).lines(None))

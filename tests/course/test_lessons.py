@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,36 @@ def test_an_answer_that_raises_is_wrong() -> None:
     assert problem_of(nearest) == "It raises KeyError: 'x'"
 
 
+@pytest.mark.parametrize(
+    ("name", "answer", "problem"),
+    [
+        ("embed", lambda ids, table, positions, start: table[ids] + positions[start], "row 1 should be [202. 303.]"),
+        ("embed", lambda ids, table: table[ids], "cannot use it: .* takes 2 positional arguments but 4 were given."),
+        ("nearest", lambda table, token, count: 3, "The exercise cannot use it: .*int.* is not iterable."),
+        ("greedy", lambda forward, ids, end, most: np.array([4, 5, 6]), "should be [4, 5, 6, 7], found [4, 5, 6]."),
+        ("log_probabilities", lambda logits, ids: np.exp([-0.239545, -1.551445]), "These are probabilities"),
+        ("tokens_that_fit", lambda memory, L, K, D, size: memory // (2 * L * K * D), "A number takes `size` bytes."),
+        ("tokens_that_fit", lambda memory, L, K, D, size: memory // (L * K * D * size), "a key and a value"),
+        ("acceptance", np.minimum, "It should be one number"),
+        ("read_off", lambda row, gain, bias, table: (table @ (row * gain + bias)).argmax(), "Is the row normalised"),
+        (
+            "read_off",
+            lambda row, gain, bias, table: ((row - 2) * gain + bias).argmax(),
+            "the largest number of the row",
+        ),
+        ("read_off", lambda row, gain, bias, table: table @ row, "one token, found an array [4]"),
+    ],
+)
+def test_a_wrong_answer_is_told_what_is_wrong(name: str, answer: Any, problem: str) -> None:
+    assert re.search(re.sub(r"([\[\]])", r"\\\1", problem), str(problem_of(answer, name)))
+
+
+def test_lists_arrays_and_tuples_are_alike_in_an_answer() -> None:
+    assert problem_of(lambda table, position, P: [table[position // P], position % P], "slot") is None
+    solution = import_module("minillm.course.solutions.lesson_03").greedy
+    assert problem_of(lambda *given: np.array(solution(*given)), "greedy") is None
+
+
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
@@ -152,6 +183,16 @@ def test_options_after_two_dashes_are_refused_where_jupyter_is_not_started(capsy
     for words in (["course", "1", "--text"], ["course"]):
         assert run([*words, "--", "--allow-root"]) == 2
         assert "what follows -- is for Jupyter" in capsys.readouterr().err
+
+
+def test_without_matplotlib_a_lesson_goes_on_without_its_figures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run(["course", "9", "--text"]) == 0
+    text = capsys.readouterr().out
+    assert "[a figure, drawn with matplotlib (pip install -e '" in text and "]'): Continuous: 18 steps]" in text
+    assert "continuous_steps: not yet." in text
 
 
 @pytest.fixture(scope="module")
