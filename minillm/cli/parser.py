@@ -21,6 +21,7 @@ class Parser(argparse.ArgumentParser):
 
     _common: frozenset[str] = frozenset()
     _configured = False
+    _passes_on = False
 
     def __init__(self, **options: Any) -> None:
         if "\n" in f"{options.get('description')}{options.get('epilog')}":  # keep their lines
@@ -46,6 +47,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; what this parser does not know is an error of its own, which suggests an option."""
+        if self._passes_on:
+            args = list(args or ())
+            end = args.index("--") if "--" in args else len(args)
+            self.set_defaults(passed_on=args[end + 1 :])
+            args = args[:end]
         configured = configuration.settings(self._actions, args or (), self._get_values) if self._configured else {}
         lists = {}
         for action in self._actions:
@@ -93,6 +99,10 @@ class Parser(argparse.ArgumentParser):
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError:
             raise argparse.ArgumentError(action, f"expected {expected}, found {shown(arg_string)}") from None
+
+    def pass_on(self) -> None:
+        """Keep the arguments after "--" as `passed_on`: they are another program's."""
+        self._passes_on = True
 
     def take_configuration(self) -> None:
         """Add --config, and take the flags that the command line leaves out from its file and from the environment."""

@@ -307,12 +307,9 @@ def pooled(maps: "NDArray[np.float32]", masked: "NDArray[np.bool_]") -> tuple["N
     """
     import numpy as np
 
-    H, T, _ = maps.shape
-    size = -(-T // PIXELS)
-    short = -(-T // size)
-    padded = np.full((H, size * short, size * short), -np.inf, np.float32)  # -inf: hidden, or beyond the end
-    padded[:, :T, :T] = np.where(masked, -np.inf, maps)
-    blocks = padded.reshape(H, short, size, short, size).max(axis=(2, 4))  # [H, t, size, t, size] -> [H, t, t]
+    from ..measure.pictures import downsampled
+
+    blocks, size = downsampled(np.where(masked, np.float32(-np.inf), maps), PIXELS)
     return np.where(np.isneginf(blocks), np.nan, blocks), size
 
 

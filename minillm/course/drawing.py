@@ -6,9 +6,10 @@ dark notebooks both do.
 
 import io
 import re
+from collections.abc import Iterator
 from typing import Any
 
-from ..errors import UsageError, install
+from ..errors import install
 
 INK = "#123456"
 """The colour that stands for the notebook's own; no drawing has it otherwise"""
@@ -19,14 +20,13 @@ BLUE, ORANGE, GREEN, PURPLE = "#3b82c4", "#dd8a24", "#3c9a5f", "#9a6fc0"
 def drawing(width: float = 7, height: float = 3.2, columns: int = 1, title: str = "") -> tuple[Any, Any]:
     """An empty figure of matplotlib, sizes in inches, and its axes: one, or an array of `columns`.
 
-    Raises:
-        UsageError: matplotlib is not installed.
+    Without matplotlib, a stand-in for both: the lesson goes on without its figures.
     """
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError(f"the lessons draw with matplotlib: {install('plot')}") from None
+        return (missing := Undrawn(title)), missing
 
     class Drawing(Figure):
         """A figure that a notebook shows as SVG."""
@@ -49,6 +49,30 @@ def drawing(width: float = 7, height: float = 3.2, columns: int = 1, title: str 
     for axis in [axes] if columns == 1 else axes:
         axis.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+class Undrawn:
+    """Stands for a figure and all of its parts where matplotlib is missing: takes any call, and draws nothing."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def __getattr__(self, name: str) -> "Undrawn":
+        if name.startswith("_"):  # how a notebook would show it
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: object, **__: object) -> "Undrawn":
+        return self
+
+    def __getitem__(self, _: object) -> "Undrawn":
+        return self
+
+    def __iter__(self) -> Iterator["Undrawn"]:
+        yield self
+
+    def __repr__(self) -> str:
+        return f"[a figure, drawn with matplotlib ({install('plot')}): {self._title}]"
 
 
 def _in_ink(axis: Any) -> None:

@@ -1,4 +1,4 @@
-"""Experiments on the parts of a model: logit lens, ablation of heads, activation patching, steering vectors.
+"""Experiments on the parts of a model: attention maps, logit lens, ablation, activation patching, steering vectors.
 
 Each is a few lines on `watch` and `hooks` (`Engine.generate`), and a starting point for experiments of your own. The
 variants of a prompt that an experiment needs run side by side, in the engine's batches.
@@ -13,13 +13,52 @@ from numpy.typing import NDArray
 
 from ..decoding.hooks import Hook, Place
 from ..decoding.prompts import Prompt, is_prompt
-from ..errors import ParameterError, shown
+from ..errors import ParameterError, listed, shown
 from ..reference.softmax import log_softmax, top_log_probs
+from .pictures import AttentionMaps
 
-__all__ = ["Lens", "ablate_heads", "logit_lens", "next_log_probs", "patch", "steering_vector"]
+__all__ = ["Lens", "ablate_heads", "attention_maps", "logit_lens", "next_log_probs", "patch", "steering_vector"]
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+
+
+def attention_maps(
+    engine: "Engine", prompt: Prompt, layer: int, heads: Sequence[int] | None = None, *, lora: str | None = None
+) -> AttentionMaps:
+    """The attention of a layer over a prompt, watched at `attention.pattern`: arrays that a notebook shows as maps.
+
+    Args:
+        engine: with the model
+        prompt: text or token ids
+        layer: its number
+        heads: their numbers (default: all)
+        lora: name of one of the engine's adapters
+
+    Raises:
+        PromptError, ParameterError: as `Engine.generate`, or there is no such layer or head.
+
+    Example:
+        >>> attention_maps(engine, "A list of colors: red,", layer=0).probabilities.shape  # heads, queries, keys
+        (6, 8, 8)
+    """
+    _check_prompt(prompt)
+    if engine.config.encoder_layers:
+        raise ParameterError("attention maps are not offered with an encoder-decoder, which has three kinds of them")
+    attending = engine.config.layers_with_keys()
+    if layer not in attending:
+        raise ParameterError(
+            f"layer should be one of {listed(map(str, attending))}, which have attention, found {shown(layer)}"
+        )
+    H = engine.config.num_heads
+    heads = range(H) if heads is None else heads
+    if not isinstance(heads, Sequence) or not heads or any(head not in range(H) for head in heads):
+        raise ParameterError(f"heads should be numbers from 0 to {H - 1}, found {shown(heads)}")
+    name = f"blocks.{layer}.attention.pattern"
+    answer = engine.generate(prompt, max_new_tokens=1, watch=[name], lora=lora)
+    pattern = answer.watched[name]  # [T, H, T]
+    chosen = np.ascontiguousarray(pattern[:, list(heads)].swapaxes(0, 1))  # [T, H, T] -> [len(heads), T, T]
+    return AttentionMaps(layer, tuple(heads), list(answer.prompt_token_ids), chosen, engine.tokenizer)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,26 @@
-"""Drawings for pages and notebooks: the tree of a beam search, and the block tables of a K/V cache.
+"""Drawings for pages and notebooks: the tree of a beam search, attention maps, and the block tables of a K/V cache.
 
 SVG without a script. Lines and text have the colour of the text around them, so light and dark pages both do.
 """
 
+import base64
 import math
+import struct
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..batch import TokenSequence
 from ..cache import PagedCache
-from ..text.display import picture_html, token_text
+from ..text.display import brief, picture_html, token_text
 from ..text.tokenizer import Tokenizer
 
-__all__ = ["BlockTables"]
+__all__ = ["AttentionMaps", "BlockTables"]
 
 if TYPE_CHECKING:
     from .comparison import BeamTree
@@ -108,6 +114,120 @@ def tree_svg(tree: "BeamTree", tokenizer: Tokenizer | None) -> str:
             ]
         shapes.append(f'<text x="{drawing["left"]}" y="16" opacity=".7">step {number + 1}</text></g>')
     return f'<svg width="{width}" height="{height}" role="img" aria-label="tree of the beams">{"".join(shapes)}</svg>'
+
+
+# --- attention maps ---------------------------------------------------------------------------------------------------
+
+SIDE, CELL, LABELS = 240, 20, 12
+"""Pixels of a map's side and of a token's at most, and between two labels at least"""
+FADE = 0.5
+"""A colour is as opaque as this power of a weight: most weights are small"""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMaps:
+    """How much each token takes from each token before it, in heads of one layer. A notebook shows a map of each head.
+
+    `minillm.measure.inside.attention_maps` makes it.
+    """
+
+    layer: int
+    heads: tuple[int, ...]
+    token_ids: list[int]
+    """[T]"""
+    probabilities: NDArray[np.float32]
+    """The weight of each key for each query; those of a query sum to 1. [len(heads), T, T]"""
+    tokenizer: Tokenizer | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        return brief("AttentionMaps", layer=self.layer, heads=self.heads, tokens=len(self.token_ids))
+
+    @property
+    def tokens(self) -> list[str]:
+        """The text of each token; its number without a tokenizer. [T]"""
+        return list(map("#{}".format if self.tokenizer is None else self.tokenizer.token, self.token_ids))
+
+    @property
+    def head(self) -> list[str]:
+        """Names of the columns of `rows`."""
+        return ["token", *(f"head {head}" for head in self.heads)]
+
+    def rows(self) -> list[list[str]]:
+        """The same as text, a row for each token: the token that each head takes most from, and how much."""
+        tokens = [f'"{token_text(token, 12)}"' for token in self.tokens]
+        return [
+            [token, *(f"{tokens[int(row.argmax())]} {row.max():.2f}" for row in self.probabilities[:, i])]
+            for i, token in enumerate(tokens)
+        ]
+
+    note = "the token that each head takes most from, and how much"
+
+    def _repr_html_(self) -> str:
+        pixels, size = downsampled(self.probabilities, SIDE)  # [N, T, T] -> [N, t, t]
+        cell = min(CELL, SIDE / pixels.shape[1])
+        step = math.ceil(LABELS / cell)  # of the pixels that have a label
+        labels = [token_text(token, 9) for token in self.tokens[::size]][::step]
+        maps = [
+            _map_svg(f"head {head}", map_, cell, labels, step) for head, map_ in zip(self.heads, pixels, strict=True)
+        ]
+        pooling = f"; a pixel shows the largest of {size} x {size}" if size > 1 else ""
+        note = f"the fuller the colour, the more a token (row) takes from another (column); each row sums to 1{pooling}"
+        return picture_html(f"attention of layer {self.layer}", "".join(maps), note)
+
+
+def downsampled(maps: NDArray[np.float32], pixels: int) -> tuple[NDArray[np.float32], int]:
+    """Maps of at most `pixels` rows and columns, and how many tokens a pixel stands for: it shows their largest value.
+
+    [N, T, T] -> [N, t, t]
+    """
+    N, T, _ = maps.shape
+    size = -(-T // pixels)
+    short = -(-T // size)
+    padded = np.full((N, size * short, size * short), -np.inf, np.float32)
+    padded[:, :T, :T] = maps
+    return padded.reshape(N, short, size, short, size).max(axis=(2, 4)), size  # [N, t, size, t, size] -> [N, t, t]
+
+
+def _map_svg(title: str, weights: NDArray[np.float32], cell: float, labels: list[str], step: int) -> str:
+    """A map with a title and labels, one for every `step` rows and columns. [t, t]"""
+    side, left, top = round(cell * len(weights)), 72, 20
+    image = base64.b64encode(opacity_png(weights**FADE, ACCENT)).decode()
+    shapes = [
+        f'<text x="{left}" y="13">{escape(title)}</text>',
+        f'<image x="{left}" y="{top}" width="{side}" height="{side}" preserveAspectRatio="none"'
+        f' style="image-rendering:pixelated" href="data:image/png;base64,{image}"/>',
+        f'<rect x="{left}" y="{top}" width="{side}" height="{side}" fill="none" stroke="currentColor" opacity=".4"/>',
+    ]
+    small = 'style="font-size:10px" text-anchor="end"'
+    for i, label in enumerate(map(escape, labels)):
+        middle = cell * (i * step + 0.5) + 3
+        shapes += [
+            f'<text x="{left - 5}" y="{top + middle:.1f}" {small}>{label}</text>',
+            f'<text transform="translate({left + middle:.1f} {top + side + 5}) rotate(-90)" {small}>{label}</text>',
+        ]
+    size = f'width="{left + side + 12}" height="{top + side + 68}"'
+    return f'<svg {size} role="img" aria-label="attention map of {escape(title)}">{"".join(shapes)}</svg>'
+
+
+def opacity_png(opacities: NDArray[np.float32], colour: str) -> bytes:
+    """A PNG of one colour, "#3b82c4", with each pixel's opacity from 0 to 1 (https://www.w3.org/TR/png-3/). [h, w]"""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    height, width = opacities.shape
+    levels = np.rint(255 * np.clip(opacities, 0, 1)).astype(np.uint8)
+    lines = np.pad(levels, ((0, 0), (1, 0)))  # each begins with the number of its filter, 0: none
+    return b"".join(
+        [
+            b"\x89PNG\r\n\x1a\n",
+            chunk(b"IHDR", struct.pack(">2I5B", width, height, 8, 3, 0, 0, 0)),  # 8 bits, by a palette
+            chunk(b"PLTE", 256 * bytes.fromhex(colour.removeprefix("#"))),
+            chunk(b"tRNS", bytes(range(256))),  # opacity of each entry
+            chunk(b"IDAT", zlib.compress(lines.tobytes())),
+            chunk(b"IEND", b""),
+        ]
+    )
 
 
 # --- block tables -----------------------------------------------------------------------------------------------------

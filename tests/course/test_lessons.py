@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,36 @@ def test_an_answer_that_raises_is_wrong() -> None:
     assert problem_of(nearest) == "It raises KeyError: 'x'"
 
 
+@pytest.mark.parametrize(
+    ("name", "answer", "problem"),
+    [
+        ("embed", lambda ids, table, positions, start: table[ids] + positions[start], "row 1 should be [202. 303.]"),
+        ("embed", lambda ids, table: table[ids], "cannot use it: .* takes 2 positional arguments but 4 were given."),
+        ("nearest", lambda table, token, count: 3, "The exercise cannot use it: .*int.* is not iterable."),
+        ("greedy", lambda forward, ids, end, most: np.array([4, 5, 6]), "should be [4, 5, 6, 7], found [4, 5, 6]."),
+        ("log_probabilities", lambda logits, ids: np.exp([-0.239545, -1.551445]), "These are probabilities"),
+        ("tokens_that_fit", lambda memory, L, K, D, size: memory // (2 * L * K * D), "A number takes `size` bytes."),
+        ("tokens_that_fit", lambda memory, L, K, D, size: memory // (L * K * D * size), "a key and a value"),
+        ("acceptance", np.minimum, "It should be one number"),
+        ("read_off", lambda row, gain, bias, table: (table @ (row * gain + bias)).argmax(), "Is the row normalised"),
+        (
+            "read_off",
+            lambda row, gain, bias, table: ((row - 2) * gain + bias).argmax(),
+            "the largest number of the row",
+        ),
+        ("read_off", lambda row, gain, bias, table: table @ row, "one token, found an array [4]"),
+    ],
+)
+def test_a_wrong_answer_is_told_what_is_wrong(name: str, answer: Any, problem: str) -> None:
+    assert re.search(re.sub(r"([\[\]])", r"\\\1", problem), str(problem_of(answer, name)))
+
+
+def test_lists_arrays_and_tuples_are_alike_in_an_answer() -> None:
+    assert problem_of(lambda table, position, P: [table[position // P], position % P], "slot") is None
+    solution = import_module("minillm.course.solutions.lesson_03").greedy
+    assert problem_of(lambda *given: np.array(solution(*given)), "greedy") is None
+
+
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
@@ -129,6 +160,39 @@ def test_the_command_lists_writes_and_runs(tmp_path: Path, capsys: pytest.Captur
     assert "def nearest(" in capsys.readouterr().out
     assert run(["course", "99"]) == 2
     assert "there is no lesson 99: expected one of 1, 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_jupyter_gets_the_notebook_and_the_options_after_two_dashes_and_its_failure_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], code: int
+) -> None:
+    """With a program in Jupyter's place."""
+    (tmp_path / "jupyterlab.py").write_text(f"import sys; print(*sys.argv[1:]); sys.exit({code})", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    folder = tmp_path / "own"
+    assert run(["course", "--folder", str(folder), "1", "--", "--port", "1", "--text"]) == (1 if code else 0)
+    captured = capfd.readouterr()
+    path, arguments = captured.out.splitlines()
+    assert Path(path) == folder / "01_tokens_and_embeddings.ipynb" and Path(path).exists()
+    assert arguments == f"{path} --LabApp.default_url=/lab/tree/{Path(path).name} --port 1 --text"
+    assert ("ended with exit code 3: see above" in captured.err) == bool(code)
+
+
+def test_options_after_two_dashes_are_refused_where_jupyter_is_not_started(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["course", "1", "--text"], ["course"]):
+        assert run([*words, "--", "--allow-root"]) == 2
+        assert "what follows -- is for Jupyter" in capsys.readouterr().err
+
+
+def test_without_matplotlib_a_lesson_goes_on_without_its_figures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run(["course", "9", "--text"]) == 0
+    text = capsys.readouterr().out
+    assert "[a figure, drawn with matplotlib (pip install -e '" in text and "]'): Continuous: 18 steps]" in text
+    assert "continuous_steps: not yet." in text
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,10 @@ It has the name of the function that the learner writes, in the module of its le
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
+
+import numpy as np
 
 Answer = Callable[..., Any]
 
@@ -24,7 +27,8 @@ def exercises() -> dict[str, Callable[[Answer], str | None]]:
 def problem_of(answer: Answer, name: str = "") -> str | None:
     """Say what is wrong with an answer, in one sentence; None if it is right.
 
-    An answer that raises is wrong, whatever it raises. `name` is the exercise's, by default the answer's own.
+    An answer that raises is wrong, whatever it raises; so is one with other arguments, or a result of another form.
+    `name` is the exercise's, by default the answer's own.
     """
     name = name or answer.__name__
     known = exercises()
@@ -33,6 +37,8 @@ def problem_of(answer: Answer, name: str = "") -> str | None:
     try:
         return known[name](answer)
     except Exception as error:
+        if extract_tb(error.__traceback__)[-1].filename.startswith(str(Path(__file__).parent)):
+            return f"The exercise cannot use it: {error}."
         return f"It raises {type(error).__name__}: {error}"
 
 
@@ -46,4 +52,12 @@ def compare(call: str, value: Any, expected: Any) -> str | None:
     """A sentence about a value that is not the expected one."""
     if value is None:
         return f"{call} returns None: write the function's body."
-    return None if value == expected else f"{call} should be {expected!r}, found {value!r}."
+    value = plain(value)
+    return None if value == plain(expected) else f"{call} should be {expected!r}, found {value!r}."
+
+
+def plain(value: Any) -> Any:
+    """A value with lists in place of arrays and tuples, and Python's numbers in place of NumPy's."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value

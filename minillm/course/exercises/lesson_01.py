@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from . import Answer
+from . import Answer, plain
 
 EXERCISES = ("embed", "nearest")
 
@@ -19,7 +19,8 @@ def embed(answer: Answer) -> str | None:
             return f"3 tokens and a table [10, 2] should give [3, 2], found {[*np.shape(value)]}."
         if not np.allclose(value, expected):
             where = "at position `start`" if start else "at position 0"
-            return f"The first token stands {where}: row 0 should be {expected[0]}, found {np.asarray(value)[0]}."
+            i = int(np.argmin(np.isclose(value, expected).all(axis=1)))  # the first row that differs
+            return f"The first token stands {where}: row {i} should be {expected[i]}, found {np.asarray(value)[i]}."
     return None
 
 
@@ -30,7 +31,7 @@ def nearest(answer: Answer) -> str | None:
     if value is None:
         return "It returns None: write the function's body."
     if 0 in value:
-        return "The token itself is among its neighbours: leave it out."
+        return "Token 0 itself is among its neighbours: leave it out, wherever it stands in the order."
     if [*value] == [1, 2]:
         return "Row 1 comes first, because it is long: divide each row by its length."
-    return None if [*value] == [2, 1] else f"The two nearest of token 0 should be [2, 1], found {value!r}."
+    return None if [*value] == [2, 1] else f"The two nearest of token 0 should be [2, 1], found {plain(value)}."

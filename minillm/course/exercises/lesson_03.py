@@ -40,4 +40,6 @@ def log_probabilities(answer: Answer) -> str | None:
     own = [0 - np.log(np.exp(2) + 2), -np.log(np.exp(1) + 2)]
     if np.allclose(value, own):
         return "It takes each row at the row's own token: row i says what stands at i + 1."
+    if np.allclose(value, np.exp(expected)):
+        return "These are probabilities: take their logarithms."
     return f"It should be {np.round(expected, 3)}, found {np.round(value, 3)}."

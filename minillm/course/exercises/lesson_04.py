@@ -16,10 +16,12 @@ def rows(answer: Answer) -> str | None:
 
 def tokens_that_fit(answer: Answer) -> str | None:
     """Keys and values of all layers."""
-    value = answer(10**9, 32, 8, 128, 2)
-    expected = 10**9 // (2 * 32 * 8 * 128 * 2)
-    if value == 10**9 // (32 * 8 * 128 * 2):
+    value = answer(10**9, 32, 8, 128, 4)
+    expected = 10**9 // (2 * 32 * 8 * 128 * 4)
+    if value == 10**9 // (2 * 32 * 8 * 128):
+        return "A number takes `size` bytes."
+    if value == 10**9 // (32 * 8 * 128 * 4):
         return "A token has a key and a value in each layer: twice as many numbers."
     if isinstance(value, float) and int(value) == expected:
         return "Tokens are whole: round down."
-    return compare("tokens_that_fit(10**9, 32, 8, 128, 2)", value, expected)
+    return compare("tokens_that_fit(10**9, 32, 8, 128, 4)", value, expected)

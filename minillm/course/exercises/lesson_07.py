@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from . import Answer, compare
+from . import Answer, compare, plain
 
 EXERCISES = ("beam_step", "acceptance")
 
@@ -25,6 +25,8 @@ def acceptance(answer: Answer) -> str | None:
     value = answer(p, q)
     if value is None:
         return "It returns None: write the function's body."
+    if np.ndim(value):
+        return f"It should be one number, found {plain(value)}: sum over the tokens."
     if not np.isclose(value, 0.6):
         return f"With the lesson's p and q it should be 0.6, found {value:.3f}: x is guessed with q(x), then kept."
     return None if np.isclose(answer(p, p), 1) else "A draft that is the model itself is always right: it should be 1."
