@@ -43,6 +43,7 @@ def add_model_options(
     needed: str | None = None,
     chosen: str | None = None,
     execution: bool = True,
+    cache_dtype: str | None = None,
 ) -> None:
     """Add options for the model and its execution.
 
@@ -54,6 +55,7 @@ def add_model_options(
         needed: the kind of model that must be named, since the one in the package is of another
         chosen: what chooses among several LoRA adapters, in a command that has a choice
         execution: whether the command runs the model; otherwise only its tokenizer is read
+        cache_dtype: the default of a command that has its own
     """
     group = parser.add_argument_group("model")
     words = "checkpoint folder, GGUF file or hub id (default: the model in the package)"
@@ -72,7 +74,7 @@ def add_model_options(
         add_engine_flag(group, "adapters", lora=chosen)
     add_engine_flag(group, "dtype", default=dtypes, more="" if dtypes is None else "; several, with commas")
     for name in ("device", "backend", "cache_dtype", "threads", "deterministic"):
-        add_engine_flag(group, name)
+        add_engine_flag(group, name, default=cache_dtype if name == "cache_dtype" else None)
     if parallel:
         group.add_argument(
             "--tensor-parallel", type=int, metavar="N", help="processes that share each layer; start them with mpiexec"

@@ -44,6 +44,8 @@ logger = logging.getLogger("minillm.server")
 KEY_VARIABLE = "MINILLM_API_KEY"
 MAX_BATCH_SIZE = 32
 """Sequences that run at once"""
+CACHE_DTYPE = "weights"
+"""16 bits if the weights have no more: `placement.AS_WEIGHTS`, without NumPy that it imports"""
 
 LIMITS: Mapping[str, tuple[type, str, str]] = {
     "max_body_bytes": (int, "N", "bytes of a request's body (default: 8388608)"),
@@ -80,7 +82,7 @@ EXAMPLES = {
 
 def add_options(parser: Parser) -> None:
     """Add the command's options."""
-    add_model_options(parser, several=True, parallel=True, chosen="a request's model")
+    add_model_options(parser, several=True, parallel=True, chosen="a request's model", cache_dtype=CACHE_DTYPE)
     group = parser.add_argument_group("engine")
     for name in HELPERS:
         add_engine_flag(group, name)
@@ -350,7 +352,8 @@ def _about(name: str, engine: "Engine") -> str:
     capacity = (
         ""
         if engine.config.bidirectional
-        else (f", KV cache {cache.num_pages * cache.page_size} tokens, {cache.max_bytes / 2**20:.0f} MiB")
+        else f", KV cache {cache.num_pages * cache.page_size} tokens, {cache.max_bytes / 2**20:.0f} MiB, "
+        f"{engine.runner.backend.memory.cache.name}"
     )
     return (
         f"{name}: {engine.config.model_type}, weights {size / 2**20:.0f} MiB ({bits:.3g} bits each), "

@@ -7,14 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from ..backends.formats import CACHE_FORMATS
 from ..backends.operations import Backend
-from ..backends.placement import Placement, choose_backend
+from ..backends.placement import AS_WEIGHTS, NARROW_CACHE, Placement, choose_backend
 from ..cache import Concurrency, PagedCache, PrefixCache, new_cache
 from ..cache.prefix_store import StoringPrefixCache, trusted_folder
 from ..config import ModelConfig
 from ..decoding.request import RequestMaker, refuse_guesses
 from ..distributed.ranks import Ranks, joined
 from ..errors import ParameterError
+from ..models.base import stored_format
 from ..progress import showing
 from .arguments import refuse_task
 from .loading import Parts, affordable_pages
@@ -82,7 +84,7 @@ def build_parts(options: EngineOptions, build: Callable[[Backend], Parts]) -> Pa
 
     Raises:
         ModelError: the model cannot be loaded (see `errors`).
-        RankError: it cannot be loaded on another rank, or differs there.
+        RankError: it cannot be loaded on another rank, or differs there, as may the cache's dtype.
         DeviceError: the dtype or device is not offered here.
     """
     ranks = options.ranks
@@ -95,7 +97,25 @@ def build_parts(options: EngineOptions, build: Callable[[Backend], Parts]) -> Pa
         return build(backend)
 
     with showing(options.progress):
-        return build_here() if ranks is None else ranks.agree(build_here)
+        parts = build_here() if ranks is None else ranks.agree(build_here)
+    if ranks is not None:
+        ranks.check_equal(cache_dtype=options.placement.cache_dtype)
+    if options.placement.cache_dtype == AS_WEIGHTS:
+        _narrow_cache(parts, ranks)
+    return parts
+
+
+def _narrow_cache(parts: Parts, ranks: Ranks | None) -> None:
+    """Have the caches, none of which is made yet, in 16 bits if no process has most of its weights in more.
+
+    Only those of generated text, and those of helpers: keys and values of a whole text take the memory of one layer.
+    """
+    bits = stored_format(parts.model).bits
+    bits = bits if ranks is None else -ranks.least(lambda: -bits)
+    if parts.model.config.output == "tokens" and bits <= 16:
+        for backend in (parts.backend, parts.helper_backend):
+            if backend is not None and backend.name == "cpu":
+                backend.memory.cache = CACHE_FORMATS[NARROW_CACHE]
 
 
 def request_maker(parts: Parts, config: ModelConfig) -> RequestMaker:

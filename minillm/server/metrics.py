@@ -221,6 +221,11 @@ class Metrics(Collector):
         preemptions = CounterMetricFamily(
             f"{PREFIX}num_preemptions", "Requests that gave back their pages to others.", labels=["model_name"]
         )
+        made = GaugeMetricFamily(
+            f"{PREFIX}cache_config_info",
+            "Always 1: the dtype of the K/V cache, positions of a page, number of pages.",
+            labels=["model_name", "cache_dtype", "block_size", "num_gpu_blocks"],
+        )
         for model in self._models():
             load = model.aio.load()
             running.add_metric([model.name], load.running)
@@ -230,4 +235,6 @@ class Metrics(Collector):
             cache = model.engine.runner.cache
             most.add_metric([model.name], cache.max_bytes)
             taken.add_metric([model.name], cache.begun_bytes)
-        yield from (running, waiting, usage, most, taken, preemptions)
+            form = model.engine.runner.backend.memory.cache.name
+            made.add_metric([model.name, form, str(cache.page_size), str(cache.num_pages)], 1)
+        yield from (running, waiting, usage, most, taken, made, preemptions)

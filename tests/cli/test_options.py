@@ -246,7 +246,7 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("words", ENGINE_FLAGS)
 def test_a_flag_reaches_its_option_of_the_engine(words: str) -> None:
     args = build_parser("serve").parse_args(["serve", *words.split()])
-    assert engine_options(args) == {"max_batch_size": 32} | ENGINE_FLAGS[words]
+    assert engine_options(args) == {"max_batch_size": 32, "cache_dtype": "weights"} | ENGINE_FLAGS[words]
 
 
 def test_every_option_of_the_engine_with_a_flag_is_tried_and_documented() -> None:

@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from minillm.backends.placement import AS_WEIGHTS
 from minillm.cli import serve
 from minillm.cli.main import build_parser, run
 from minillm.errors import MinillmError
@@ -189,7 +191,7 @@ def test_what_it_says_and_the_line_to_try() -> None:
     with serving("--alias", "mine", "--quiet", environment=key) as (process, url):
         said = "".join(process.said)  # type: ignore[attr-defined]
         assert "minillm: mine: opt, weights " in said and "context 512 tokens" in said and f"listening at {url}" in said
-        assert re.search(r"KV cache \d+ tokens, \d+ MiB", said)
+        assert re.search(r"KV cache \d+ tokens, \d+ MiB, float32\n", said)
         [command] = re.findall("try: (curl.*)", said)
         answer = subprocess.run(command, shell=True, capture_output=True, text=True, env=os.environ | key, timeout=60)
         assert json.loads(answer.stdout)["model"] == "mine", answer.stdout
@@ -217,6 +219,42 @@ def test_models_of_a_folder_and_the_line_to_try(tmp_path: Path) -> None:
         [command] = re.findall("try: (curl.*)", said)
         answer = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
         assert json.loads(answer.stdout)["model"] == "one", answer.stdout
+
+
+def test_the_cache_has_16_bits_unless_a_flag_a_file_or_the_environment_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cache_dtype(*arguments: str) -> str:
+        name: str = build_parser().parse_args(["serve", *arguments]).cache_dtype
+        return name
+
+    assert cache_dtype() == serve.CACHE_DTYPE == AS_WEIGHTS
+    assert build_parser().parse_args(["generate"]).cache_dtype is None  # as the library
+    (tmp_path / "serve.toml").write_text('cache-dtype = "float32"')
+    assert cache_dtype("--config", str(tmp_path / "serve.toml")) == "float32"
+    monkeypatch.setenv("MINILLM_CACHE_DTYPE", "int8")
+    assert cache_dtype() == "int8"
+    assert cache_dtype("--cache-dtype", "float32") == "float32"
+
+
+@pytest.mark.slow
+def test_each_model_has_a_cache_as_its_weights_which_is_told(tmp_path: Path) -> None:
+    def halve(tensors: dict[str, np.ndarray]) -> None:
+        tensors.update({name: tensor.astype(np.float16) for name, tensor in tensors.items()})
+
+    folder = tmp_path / "models"
+    for name in ("half", "on/request"):
+        write_checkpoint(folder / name, change=halve)
+    write_checkpoint(folder / "whole")
+    options = ["--backend", "cpu", "--cache-bytes", "9000000", "--model", f"mine={folder / 'half'}"]
+    with serving(*options, "--models", str(folder), "--quiet") as (process, url):
+        assert re.search(r"mine: opt, .*KV cache \d+ tokens, \d+ MiB, bfloat16\n", "".join(process.said))  # type: ignore[attr-defined]
+        for name in ("on/request", "whole"):
+            ask(url, {"model": name, "prompt": [5, 6, 7], "max_tokens": 2}).close()
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
+            lines = response.read().decode()
+        made = re.findall(r'minillm:cache_config_info{.*cache_dtype="(\w+)",model_name="([^"]+)"', lines)
+        assert sorted(made) == [("bfloat16", "mine"), ("bfloat16", "on/request"), ("float32", "whole")]
 
 
 @pytest.mark.slow

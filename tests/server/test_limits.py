@@ -212,6 +212,8 @@ def test_metrics_count_what_happened(demo: Engine) -> None:
     page = 4 * 2 * demo.config.num_layers * demo.config.num_heads * demo.config.head_dim * demo.runner.cache.page_size
     assert value("kv_cache_max_bytes", **model) == page * demo.runner.cache.num_pages
     assert page <= value("kv_cache_bytes", **model) <= value("kv_cache_max_bytes", **model)
+    made = {"cache_dtype": "float32", "block_size": "128", "num_gpu_blocks": str(demo.runner.cache.num_pages)}
+    assert value("cache_config_info", **made, **model) == 1
     assert found["process_resident_memory_bytes"] > 2**25
     for name, count in {
         "time_to_first_token_seconds": 2,
