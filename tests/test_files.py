@@ -21,6 +21,13 @@ from .tiny import write_checkpoint
 WEIGHTS = {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"}
 NAMES = sorted(name for name in SMALL_FILES | WEIGHTS if not name[0].isdigit())  # modules are read if there are some
 
+TOKENIZERS = {
+    "sentencepiece.bpe.model": "MBartTokenizer",
+    "spiece.model": "PegasusTokenizer",
+    "spm.model": "DebertaV2Tokenizer",
+}
+"""File of SentencePiece -> a class that reads it"""
+
 
 def a_socket(path: Path) -> None:
     here = os.getcwd()  # noqa: PTH109 - the name of a socket has at most 108 bytes, so it is made from beside it
@@ -47,7 +54,7 @@ def folder_for(folder: Path, name: str) -> Path:
     write_checkpoint(folder)
     if name in ("tokenizer.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"):
         (folder / "tokenizer_config.json").unlink()  # which would have the last word
-    for file, kind in {"sentencepiece.bpe.model": "MBartTokenizer", "spiece.model": "PegasusTokenizer"}.items():
+    for file, kind in TOKENIZERS.items():
         if name == file:
             (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
     if name == "vocab.txt":
