@@ -17,13 +17,12 @@ A pass reads and writes states by two numbers of each token:
 So tokens may also form a tree. A slot that a pass writes is none that it reads: a pass can be repeated. Each sum has
 the same order, from the oldest input on, whatever is computed in one pass: results do not depend on the chunks.
 
-`unfold` serves another kind, over all channels and neighbours on both sides: a product follows it.
+Another kind, over all channels and neighbours on both sides, is a product of `unfold`'s rows.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-from ..batch import BEGINNING, Span, state_before
+from ..batch import BEGINNING, state_before
 from .activation import ACTIVATIONS, FLOPS_PER_ELEMENT
 from .cost import Cost
 
@@ -105,29 +104,3 @@ def convolution_cost(
     return Cost(
         flops, numbers * (3 if gated else 1) + 4 * C * (k + bias) + states, numbers + states, 2 * numbers * steps
     )
-
-
-def unfold(x: Any, width: int, spans: Sequence[Span], out: Any) -> Any:
-    """Each token's row beside its neighbours', as many before as after it, for a convolution of all channels.
-
-    Args:
-        x: [T, E]
-        width: k, odd: rows side by side, the first one's token first
-        spans: the sequences, beyond whose ends rows are zero
-        out: [T, k E], filled and returned
-    """
-    out[...] = 0
-    by_place = out.reshape(len(x), width, -1)  # [T, k E] -> [T, k, E]
-    for span in spans:
-        for j in range(width):
-            shift = j - width // 2
-            first, last = max(span.start, span.start - shift), min(span.stop, span.stop - shift)
-            if first < last:
-                by_place[first:last, j] = x[first + shift : last + shift]
-    return out
-
-
-def unfold_cost(T: int, E: int, width: int, number_bytes: int = 4) -> Cost:
-    """No arithmetic; T E numbers read and k T E written, which a convolution in one step would not write and read."""
-    numbers = number_bytes * T * E
-    return Cost(0, numbers, width * numbers, 2 * width * numbers)
