@@ -125,6 +125,8 @@ class Batch:
     """[T], by which each token finds the state before it (`reference/convolution.py`); None in models without states"""
     state_after: IntArray | None = field(default=None, kw_only=True)
     """[T], the slot for the state after each token, or -1"""
+    frames: Any = field(default=None, kw_only=True)
+    """[2 T, M], in place of the token ids if an encoder reads sound"""
     cross_rows: tuple[Span, ...] = field(default=(), kw_only=True)
     """The same rows, with the pages of each sequence's source, fully visible to them; empty without an encoder"""
     group: int = field(default=0, kw_only=True)

@@ -99,6 +99,8 @@ class ModelConfig:
     """Layers of the encoder of an encoder-decoder; 0: decoder-only"""
     max_source_positions: int = 0
     """The longest text that the encoder reads, in tokens"""
+    frame_width: int = 0
+    """M: numbers of each frame of sound that the encoder reads, two frames for each position; 0: it reads token ids"""
     decoder_start_token_id: int | None = None
     """The token with which the decoder's text begins"""
     bidirectional: bool = False

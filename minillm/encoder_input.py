@@ -1,4 +1,4 @@
-"""The source text of an encoder-decoder's request, and the pages with its keys and values.
+"""The source of an encoder-decoder's request, text or frames of sound, and the pages with its keys and values.
 
 The encoder reads the source once. The keys and values that the decoder's cross-attention needs of it are kept in pages
 of the decoder's K/V cache, one position for each of the source's tokens. All sequences of a request (beams, samples)
@@ -8,12 +8,34 @@ share them; they are freed with the last of these, and computed anew after a pre
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+FRAMES_PER_POSITION = 2
+"""Frames of sound that become one position of an encoder"""
+
+
+@dataclass(frozen=True, eq=False)
+class AudioFeatures:
+    """Frames of sound, as a prompt for a model whose encoder reads these in place of token ids."""
+
+    frames: NDArray[np.float32]
+    """[2 T, M]: M numbers each of an even number of frames, such as a log-mel spectrogram; T positions"""
+
+    @property
+    def positions(self) -> int:
+        """T"""
+        return len(self.frames) // FRAMES_PER_POSITION
+
 
 @dataclass(eq=False)
 class EncoderInput:
-    """The tokens of a source, and its block table."""
+    """The tokens of a source, or its frames, and its block table."""
 
     token_ids: list[int]
+    """With frames one for each position, all 0"""
+    frames: NDArray[np.float32] | None = None
+    """[2 T, M], of sound; None of a text"""
     pages: list[int] = field(default_factory=list)
     computed: bool = False
     """True if the pages hold the keys and values of cross-attention"""

@@ -6,7 +6,8 @@
 Each folder under tests/golden/<family>/ is a checkpoint as saved by transformers (fp32), with `expected.json`
 (prompts, greedy tokens, beams and their scores, and in "made_by" the versions and the seed) and `expected.safetensors`
 (logits and hidden states of one prompt, all positions). Those of encoder-decoders are under
-tests/golden_encoder_decoders/; their prompts are sources, and the logits those of a decoder's text after one.
+tests/golden_encoder_decoders/; their prompts are sources, and the logits those of a decoder's text after one. Whisper's
+is tests/golden_speech/whisper; it reads random frames.
 """
 
 import json
@@ -23,8 +24,9 @@ from safetensors.numpy import save_file
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests import huggingface, seq2seq  # noqa: E402
+from tests import huggingface, seq2seq, whisper  # noqa: E402
 from tests.families import CONFIGS, GOLDEN_CASES  # noqa: E402
+from tests.models.test_whisper import CONFIG  # noqa: E402
 from tests.tiny import NO_REPEATS, random_prompts  # noqa: E402
 
 SEED = 1
@@ -58,6 +60,32 @@ def main() -> None:
         for family, name in cases:
             if family in wanted:
                 write(folder / family / name.replace(",", "").replace(" ", "-"), configs[family][name])
+    if "whisper" in (sys.argv[1:] or ["whisper"]):
+        write_speech(ROOT / "tests" / "golden_speech" / "whisper", CONFIG)
+
+
+def write_speech(folder: Path, raw: dict[str, Any]) -> None:
+    """The folder of a model that reads sound."""
+    model = huggingface.build_model(raw, SEED)
+    huggingface.save(model, folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    line = [raw["decoder_start_token_id"], *np.random.default_rng(SEED).integers(3, raw["vocab_size"], 20).tolist()]
+    sounds = [torch.tensor(whisper.frames_for(raw, seed).T[None]) for seed in range(3)]
+    config = transformers.GenerationConfig(
+        decoder_start_token_id=line[0], pad_token_id=0, max_new_tokens=NEW_TOKENS, **NO_REPEATS
+    )
+    with torch.no_grad():
+        logits = model(input_features=sounds[0], decoder_input_ids=torch.tensor([line])).logits[0].numpy()
+        lines = [
+            transformers.GenerationMixin.generate(model, input_features=sound, generation_config=config)[0, 1:].tolist()
+            for sound in sounds
+        ]
+    save_file({"logits": logits}, folder / "expected.safetensors")
+    made_by = {"script": "scripts/make_golden.py", "seed": SEED, "transformers": transformers.__version__}
+    expected = {"made_by": made_by, "token_ids": line, "greedy": lines}
+    (folder / "expected.json").write_text(json.dumps(expected) + "\n", encoding="utf-8")
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)
 
 
 def write(folder: Path, raw: dict[str, Any]) -> None:

@@ -44,6 +44,7 @@ def build_model(raw: dict[str, Any], seed: int = 0) -> transformers.PreTrainedMo
     raw = copy.deepcopy(raw)  # transformers writes into nested tables
     config = transformers.AutoConfig.for_model(**raw)
     kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    kind = transformers.AutoModelForSpeechSeq2Seq if config.model_type == "whisper" else kind
     model = kind.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(BIASES)]

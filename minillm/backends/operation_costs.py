@@ -17,6 +17,7 @@ from ..reference.low_rank import low_rank_cost
 from ..reference.norm import layer_norm_cost, rms_norm_cost
 from ..reference.rotary import rotary_cost
 from ..reference.selective_scan import selective_scan_cost
+from ..reference.unfold import unfold_cost
 
 
 def _embed(call: Any) -> Cost:
@@ -157,6 +158,10 @@ def _attend(call: Any) -> Cost:
     return attention_cost(batch, H, D, position_bytes, call.spec, call.q.itemsize, V)
 
 
+def _unfold(call: Any) -> Cost:
+    return unfold_cost(call.x.nbytes, call.result.nbytes)
+
+
 def _take_rows(call: Any) -> Cost:
     rows, width = call.result.shape
     return embed_cost(rows, width, call.result.itemsize * width, 0, call.result.itemsize)
@@ -191,6 +196,7 @@ COSTS: dict[str, Callable[[Any], Cost]] = {
     "selective_scan": _selective_scan,
     "store_kv": _store_kv,
     "attend": _attend,
+    "unfold": _unfold,
     "take_rows": _take_rows,
     "scale_logits": _scale_logits,
     "reduce": _reduce,

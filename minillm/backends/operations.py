@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import reference
 from ..batch import Batch
+from ..encoder_input import FRAMES_PER_POSITION
 from ..reference.attention import AttentionSpec
 from ..reference.experts import SOFTMAX, RouterSpec, Routing
 from ..reference.rotary import Rotation
@@ -258,6 +259,15 @@ class Backend:
         keys, values = cache.layer(layer)
         out = self.memory.arena.take((*q.shape[:2], values.shape[3]))
         return reference.attend(q, keys, values, batch, spec, self.xp, out)
+
+    def unfold(self, x: Any, batch: Batch, width: int, stride: int) -> Any:
+        """The windows of a convolution over each text's rows, end to end: `reference.unfold`.
+
+        Every text has two rows for each of its positions. [2 T, C] -> [2 T / stride, width C]
+        """
+        counts = [FRAMES_PER_POSITION * (span.stop - span.start) for span in batch.spans]
+        out = self.memory.arena.take((len(x) // stride, width * x.shape[1]))
+        return reference.unfold(x, counts, width, stride, out)
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""

@@ -218,6 +218,10 @@ class ShapeBackend(Backend):
         """[T, H, D] -> [T, H, V]"""
         return self.memory.arena.take((*q.shape[:2], cache.value_dim or q.shape[2]))
 
+    def unfold(self, x: Any, batch: Batch, width: int, stride: int) -> Any:
+        """[2 T, C] -> [2 T / stride, width C]"""
+        return self.memory.arena.take((len(x) // stride, width * x.shape[1]))
+
     def take_rows(self, x: Any, rows: Any) -> Any:
         """[T, E], [R] -> [R, E]"""
         return self.memory.arena.take((len(rows), x.shape[1]))

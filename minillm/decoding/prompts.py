@@ -10,20 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import ModelConfig
+from ..encoder_input import AudioFeatures
 from ..errors import PromptError, shown
 from ..text.tokenizer import LAYOUTS, Tokenizer
 
-Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
-"""Text; or token ids: a list, tuple, range or other sequence of integers, or a 1-d NumPy array."""
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | AudioFeatures
+"""Text; or token ids: a list, tuple, range or other sequence of integers, or a 1-d NumPy array; or frames of sound."""
 
 
 def is_prompt(value: Any) -> bool:
     """True if a value is one prompt, False if it is a list of prompts; never raises.
 
-    A list of prompts is a sequence or an array whose first member is text, a sequence or an array, or an empty one.
-    Anything else counts as a prompt, which `encode_prompt` may refuse.
+    A list of prompts is a sequence or an array whose first member is text, a sequence, an array or frames of sound, or
+    an empty one. Anything else counts as a prompt, which `encode_prompt` may refuse.
     """
-    return not _is_series(value) or bool(_length(value) and not (isinstance(value[0], str) or _is_series(value[0])))
+    if not _is_series(value):
+        return True
+    return bool(_length(value)) and not (isinstance(value[0], str | AudioFeatures) or _is_series(value[0]))
 
 
 def encode_prompt(
@@ -107,6 +110,8 @@ def _length(value: Any) -> int:
 
 
 def _token_ids(prompt: Any, config: ModelConfig, room: int) -> list[int]:
+    if isinstance(prompt, AudioFeatures):
+        raise PromptError("this model reads text, found frames of sound: give text or token ids")
     if not _is_series(prompt):
         hint = "; decode it first" if isinstance(prompt, bytes | bytearray | memoryview) else ""
         raise PromptError(f"a prompt should be text or a list of token ids, found {shown(prompt)}{hint}")

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..config import ModelConfig
+from ..encoder_input import EncoderInput
 from ..errors import ParameterError, PromptError, listed, shown
 from ..reference.philox import fold_in
 from ..text.tokenizer import Tokenizer
@@ -120,13 +121,21 @@ class RequestMaker:
             ParameterError: a field is unknown, impossible or without effect.
         """
         room = 0 if isinstance(generation_config.max_new_tokens, int) and not generation_config.max_new_tokens else 1
-        source = None
-        if self.config.encoder_layers:
+        source, frames = None, None
+        if self.config.frame_width:
+            sound = self._sound(prompt)
+            source, frames = sound.token_ids, sound.frames
+            ids = self._decoder_prompt(generation_config, room)
+        elif self.config.encoder_layers:
             source = encode_prompt(prompt, self.tokenizer, source_config(self.config))
             ids = self._decoder_prompt(generation_config, room)
         else:
             ids = encode_prompt(prompt, self.tokenizer, self.config, room=room)
         settings = self._settle(generation_config, len(ids))
+        if frames is not None:
+            from .frames import refuse_source_fields  # seldom needed
+
+            refuse_source_fields(settings)
         if settings.do_sample and batch_id:
             settings = replace(settings, seed=fold_in(settings.seed, batch_id))
         spelled: dict[int, str] = {}
@@ -156,11 +165,12 @@ class RequestMaker:
             hooks=hooks,
             thoughts=thoughts,
             source_ids=source,
+            frames=frames,
             **functions,
         )
 
-    def text_and_source(self, prompt: Prompt, source: Prompt | None) -> tuple[list[int], list[int] | None]:
-        """The tokens of a given text, and of its source if the model has an encoder.
+    def text_and_source(self, prompt: Prompt, source: Prompt | None) -> tuple[list[int], EncoderInput | None]:
+        """The tokens of a given text, and its source if the model has an encoder.
 
         Raises:
             PromptError: as `make`; likewise ParameterError, and if there is a source without an encoder, or none with
@@ -174,7 +184,9 @@ class RequestMaker:
         if source is None:
             raise ParameterError("source is missing: the model's encoder reads it; the prompt is the decoder's text")
         ids = self._decoder_prompt(GenerationConfig(decoder_prompt=ids), room=0)
-        return ids, encode_prompt(source, self.tokenizer, source_config(self.config), begin=False)
+        if self.config.frame_width:
+            return ids, self._sound(source)
+        return ids, EncoderInput(encode_prompt(source, self.tokenizer, source_config(self.config), begin=False))
 
     def with_continuations(self, prefix: Prompt, continuations: Sequence[Prompt]) -> tuple[list[int], list[list[int]]]:
         """The tokens of a text, and those of each continuation.
@@ -217,6 +229,12 @@ class RequestMaker:
         else:
             ids = [*prompt]
         return encode_prompt(ids if ids[:1] == [start] else [start, *ids], self.tokenizer, self.config, room=room)
+
+    def _sound(self, prompt: Prompt) -> EncoderInput:
+        """The source that frames of sound are."""
+        from .frames import sound_of  # seldom needed
+
+        return sound_of(prompt, self.config)
 
     @cached_property
     def _guides(self) -> GuideMaker:

@@ -18,6 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..backends.token_sampler import TokenSampler
 from ..reference.sampling import Draw
 from .acceptance import Speculation
@@ -119,6 +122,8 @@ class Request:
     """How it tells its thoughts, if it answers a conversation with a model that thinks"""
     source_ids: list[int] | None = None
     """The encoder's text; `prompt_ids` are then what the decoder's text begins with. None without an encoder"""
+    frames: NDArray[np.float32] | None = None
+    """Frames of sound that the encoder reads in place of a text, as of `EncoderInput`"""
 
     @property
     def given_ids(self) -> list[int]:

@@ -21,6 +21,7 @@ from ..decoding.processors import no_token_left, rows_without_a_token
 from ..decoding.row_pipeline import RowPipeline
 from ..decoding.sampling import Sampling
 from ..decoding.strategy import Request
+from ..encoder_input import EncoderInput
 from ..errors import ParameterError, printable
 from ..reference.softmax import softmax
 from ..runner.runner import Runner
@@ -109,7 +110,8 @@ def explain(
         name = re.sub(r"(?<!^)(?=[A-Z])", " ", type(request.strategy).__name__).lower()
         raise ParameterError(f"explain shows the choice of greedy search and of sampling, found {name}: leave it out")
     last = np.empty((1, 0), np.float32)
-    for _, logits in logits_by_chunk(runner, request.prompt_ids, turn, request.settings.lora, request.source_ids):
+    source = None if request.source_ids is None else EncoderInput(request.source_ids, request.frames)
+    for _, logits in logits_by_chunk(runner, request.prompt_ids, turn, request.settings.lora, source):
         last = np.array(logits[-1:], np.float32)  # [chunk, V] -> [1, V]
     steps = [DistributionStep(MODEL, _probabilities(last))]
     steps += [DistributionStep(name, _probabilities(scores)) for name, scores in _changed(request, last)]

@@ -33,18 +33,17 @@ def logits_by_chunk(
     token_ids: list[int],
     turn: Turn = nullcontext,
     lora: str | None = None,
-    source_ids: list[int] | None = None,
+    source: EncoderInput | None = None,
 ) -> Iterator[tuple[int, Any]]:
     """Iterate over the logits of all positions in chunks, each computed and consumed in its own turn.
 
-    `lora` names the adapter that computes them; `source_ids` are what the encoder of an encoder-decoder reads.
+    `lora` names the adapter that computes them; `source` is what the encoder of an encoder-decoder reads.
 
     Yields:
         The first position of the chunk, and its logits [chunk, V] on the host, valid until the next chunk.
     """
     backend = runner.backend
-    apart = runner.apart(cache_for(runner, token_ids, source_ids or ()))
-    source = None if source_ids is None else EncoderInput(source_ids)
+    apart = runner.apart(cache_for(runner, token_ids, () if source is None else source.token_ids))
     sequence = TokenSequence(list(token_ids), adapter=lora, encoder_input=source)
     while sequence.pending:
         first, count = sequence.cached, min(CHUNK, sequence.pending)
@@ -57,12 +56,12 @@ def all_logits(
     token_ids: list[int],
     turn: Turn = nullcontext,
     lora: str | None = None,
-    source_ids: list[int] | None = None,
+    source: EncoderInput | None = None,
 ) -> NDArray[np.float32]:
     """The logits of every position; arguments as of `logits_by_chunk`. [T] -> [T, V]"""
     out = np.empty((len(token_ids), runner.model.config.vocab_size), np.float32)
     with work("computing logits", len(token_ids), "tokens") as progress:
-        for first, logits in logits_by_chunk(runner, token_ids, turn, lora, source_ids):
+        for first, logits in logits_by_chunk(runner, token_ids, turn, lora, source):
             out[first : first + len(logits)] = logits
             progress.advance(len(logits))
     return out
@@ -73,12 +72,12 @@ def score_tokens(
     token_ids: list[int],
     turn: Turn = nullcontext,
     lora: str | None = None,
-    source_ids: list[int] | None = None,
+    source: EncoderInput | None = None,
 ) -> list[float | None]:
     """log p(token | those before it) of each token; None for the first. Arguments as of `logits_by_chunk`."""
     scores: list[float | None] = [None]
     with work("scoring", len(token_ids), "tokens") as progress:
-        for first, logits in logits_by_chunk(runner, token_ids, turn, lora, source_ids):
+        for first, logits in logits_by_chunk(runner, token_ids, turn, lora, source):
             following = np.asarray(token_ids[first + 1 : first + 1 + len(logits)], np.int64)  # the last has none
             scores += chosen_log_probs(logits[: len(following)], following, np).tolist()
             progress.advance(len(logits))

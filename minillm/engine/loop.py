@@ -409,7 +409,8 @@ class StepLoop:
                 for sequence in run.live[name] if name == "target" else ():
                     sequence.adapter = run.request.settings.lora
                 if run.request.source_ids is not None:
-                    source = run.encoder_inputs.setdefault(name, EncoderInput(run.request.source_ids))
+                    new = EncoderInput(run.request.source_ids, run.request.frames)
+                    source = run.encoder_inputs.setdefault(name, new)
                     for sequence in run.live[name]:
                         sequence.encoder_input, sequence.private = source, True  # its keys depend on the source too
                 for sequence in run.live[name] if name == "target" and run.probe is not None else ():

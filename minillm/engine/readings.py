@@ -299,10 +299,10 @@ class EngineReadings(EngineLifecycle):
             ((8, 2048), ' orange')
         """
         refuse_task(self.config, "tokens", "forward")
-        ids, source_ids = self._maker.text_and_source(prompt, source)
+        ids, encoder_input = self._maker.text_and_source(prompt, source)
         check_lora(lora, self._maker.adapters)
         with showing(read("progress", progress)):
-            return all_logits(self._open_runner, ids, self._driver.turn, lora, source_ids)
+            return all_logits(self._open_runner, ids, self._driver.turn, lora, encoder_input)
 
     def score(
         self, prompt: Prompt, *, source: Prompt | None = None, lora: str | None = None, progress: bool = True
@@ -318,10 +318,10 @@ class EngineReadings(EngineLifecycle):
             '2.278 -0.045'
         """
         refuse_task(self.config, "tokens", "score")
-        ids, source_ids = self._maker.text_and_source(prompt, source)
+        ids, encoder_input = self._maker.text_and_source(prompt, source)
         check_lora(lora, self._maker.adapters)
         with showing(read("progress", progress)):
-            logprobs = score_tokens(self._open_runner, ids, self._driver.turn, lora, source_ids)
+            logprobs = score_tokens(self._open_runner, ids, self._driver.turn, lora, encoder_input)
         return Score(ids, logprobs, [] if self.tokenizer is None else [*map(self.tokenizer.token_bytes, ids)])
 
     def score_continuations(

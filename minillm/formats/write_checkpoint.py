@@ -24,7 +24,7 @@ from ..backends.shapes import ShapeBackend, ShapeLoader
 from ..backends.weights import Experts, Weight, expand, narrow
 from ..errors import ParameterError, UnsupportedModelError
 from ..models import build_model, family_named
-from ..models.parameters import Names, source_of
+from ..models.parameters import Names, Zeros, source_of
 from ..output_files import check_absent, new_folder
 from ..progress import showing, work
 from ..reference.quantize import GROUPS, Quantized, quantize
@@ -270,7 +270,8 @@ def plan(files: ModelFiles, formats: WeightFormats, *, as_built: bool) -> list[l
 
     parts, planned = [], set[str]()
     for fused in recorded.fused:
-        unwritten = {part.name: part for part in (part(*weight) for weight in fused) if part.name not in planned}
+        stored = [weight for weight in fused if not isinstance(weight[0], Zeros)]
+        unwritten = {part.name: part for part in (part(*weight) for weight in stored) if part.name not in planned}
         planned |= unwritten.keys()  # all experts in one tensor are written once
         parts.append([*unwritten.values()])
     if not as_built:

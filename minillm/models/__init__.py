@@ -86,6 +86,9 @@ FAMILIES = (
 ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "pegasus", "marian")
 """The same, of models with an encoder."""
 
+SPEECH = ("whisper",)
+"""The same, of models whose encoder reads sound."""
+
 ENCODERS = (
     *("bert", "distilbert", "roberta", "xlm_roberta", "camembert", "mpnet", "modernbert", "electra"),
     *("nomic_bert", "gte", "deberta_v2"),
@@ -102,7 +105,7 @@ def family_named(model_type: str) -> ModuleType:
     Raises:
         ParameterError: that of another package cannot be imported.
     """
-    if model_type.replace("-", "_") not in FAMILIES + ENCODER_DECODERS + ENCODERS:
+    if model_type.replace("-", "_") not in FAMILIES + ENCODER_DECODERS + SPEECH + ENCODERS:
         return load("minillm.models", model_type)  # type: ignore[no-any-return]
     return import_module(f".{model_type.replace('-', '_')}", __package__)
 
@@ -115,7 +118,7 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
     """
     family = text_config(raw).get("model_type")
     family = OTHER_TYPES.get(family, family) if isinstance(family, str) else family
-    known = FAMILIES + ENCODER_DECODERS + ENCODERS
+    known = FAMILIES + ENCODER_DECODERS + SPEECH + ENCODERS
     ours = isinstance(family, str) and family.replace("-", "_") in known
     if not isinstance(family, str) or not (ours or family in plugins("minillm.models")):
         raise UnsupportedModelError(

@@ -11,7 +11,7 @@ Encoder and decoder share the token embedding, which is the head too.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,8 @@ class BartConfig(ModelConfig):
     """False: sinusoidal"""
     final_norm: bool
     """Each stack has a norm of its result"""
+    biased: Collection[str] = ("q_proj", "k_proj", "v_proj")
+    """The projections of attention that have a bias, beside that of its result"""
 
 
 def read_config(raw: Mapping[str, Any]) -> BartConfig:
@@ -164,12 +166,12 @@ def build(config: BartConfig, weights: Weights, backend: Backend) -> EncoderDeco
     return EncoderDecoder(
         config=config.sharded(weights.ranks),
         embedding=_embedding(config, tokens, decoder, backend),
-        layers=tuple(_decoder_layer(config, decoder.at(f"layers.{i}"), i) for i in range(config.num_layers)),
+        layers=tuple(decoder_layer(config, decoder.at(f"layers.{i}"), i) for i in range(config.num_layers)),
         final_norm=decoder.layer_norm("layer_norm", E, NORM_EPSILON) if config.final_norm else None,
         head=LMHead(tokens),
         encoder=Encoder(
             _embedding(config, tokens, encoder, backend),
-            tuple(_encoder_layer(config, encoder.at(f"layers.{i}")) for i in range(config.encoder_layers)),
+            tuple(encoder_layer(config, encoder.at(f"layers.{i}")) for i in range(config.encoder_layers)),
             encoder.layer_norm("layer_norm", E, NORM_EPSILON) if config.final_norm else None,
         ),
     )
@@ -186,7 +188,8 @@ def _embedding(config: BartConfig, tokens: Weight, weights: Weights, backend: Ba
     return Embedding(tokens, positions, norm=norm, scale=config.embedding_scale)
 
 
-def _encoder_layer(config: BartConfig, weights: Weights) -> PreNorm | PostNorm:
+def encoder_layer(config: BartConfig, weights: Weights) -> PreNorm | PostNorm:
+    """A layer of the encoder."""
     E = config.hidden_size
     block = PreNorm if config.pre_norm else PostNorm
     return block(
@@ -197,7 +200,8 @@ def _encoder_layer(config: BartConfig, weights: Weights) -> PreNorm | PostNorm:
     )
 
 
-def _decoder_layer(config: BartConfig, weights: Weights, i: int) -> PreNormCross | PostNormCross:
+def decoder_layer(config: BartConfig, weights: Weights, i: int) -> PreNormCross | PostNormCross:
+    """Layer number `i` of the decoder."""
     E, local = config.hidden_size, config.sharded(weights.ranks)
     block = PreNormCross if config.pre_norm else PostNormCross
     cross = weights.at("encoder_attn")
@@ -211,7 +215,7 @@ def _decoder_layer(config: BartConfig, weights: Weights, i: int) -> PreNormCross
             num_kv_heads=local.num_kv_heads,
             spec=AttentionSpec(config.head_dim**-0.5, causal=False, cross=True),
             q=cross.linear("q_proj", E, inputs=E, bias=True, split="outputs"),
-            kv=cross.linear("kv_proj", {"k_proj": E, "v_proj": E}, inputs=E, bias=True, split="outputs"),
+            kv=cross.linear("kv_proj", {"k_proj": E, "v_proj": E}, inputs=E, bias=config.biased, split="outputs"),
             out=cross.linear("out_proj", E, inputs=E, bias=True, split="inputs"),
         ),
         weights.layer_norm("final_layer_norm", E, NORM_EPSILON),
@@ -225,6 +229,6 @@ def _attention(config: BartConfig, weights: Weights, layer: int, *, causal: bool
         config,
         layer,
         AttentionSpec(config.head_dim**-0.5, causal=causal),
-        qkv=own.linear("qkv", {f"{name}_proj": E for name in "qkv"}, inputs=E, bias=True, split="outputs"),
+        qkv=own.linear("qkv", {f"{name}_proj": E for name in "qkv"}, inputs=E, bias=config.biased, split="outputs"),
         out=own.linear("out_proj", E, inputs=E, bias=True, split="inputs"),
     )

@@ -6,6 +6,7 @@ from typing import Any
 from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..batch import Batch
+from ..layers.audio import AudioEmbedding
 from ..layers.block import Block
 from ..layers.cross_attention import CrossBlock
 from ..layers.embedding import Embedding
@@ -17,7 +18,7 @@ from .decoder import Decoder
 class Encoder:
     """Embedding, blocks whose attention looks both ways, and the final norm if there is one."""
 
-    embedding: Embedding
+    embedding: Embedding | AudioEmbedding
     layers: tuple[Block, ...]
     """All keep their keys and values in layer 0 of the cache, each for as long as it runs"""
     final_norm: Norm | None

@@ -11,7 +11,7 @@ checkpoint, their shapes and order, its role, and how several devices share it. 
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -96,6 +96,10 @@ class Parameter:
         return rows if self.heads is None else rows_by_block(rows, self.heads, self.blocks)
 
 
+class Zeros(RandomTensor):
+    """Zeros in place of a bias that a part of a projection has not, and so no checkpoint."""
+
+
 class Weights:
     """The parameters of a model, or of one rank's share of it, prepared for a backend one by one."""
 
@@ -161,7 +165,7 @@ class Weights:
         outputs: int | Mapping[str, int],
         *,
         inputs: int,
-        bias: bool = False,
+        bias: bool | Collection[str] = False,
         split: Split | None = None,
         blocks: int | tuple[int, ...] | Mapping[str, int | tuple[int, ...]] = 1,
         heads: int | Mapping[str, int] | None = None,
@@ -176,7 +180,7 @@ class Weights:
             name: the projection's name
             outputs: its rows; several tensors that become one projection: the rows of each, by name
             inputs: its columns
-            bias: whether it has one
+            bias: whether it has one; of several tensors, the names of those that have: the others' is zeros
             split: how ranks share it; None: each has all of it. The bias goes with the outputs; with "inputs" rank 0
                 alone has it, since the ranks' results are added
             blocks: blocks of rows (Q, K, V) that one tensor holds, their number if they are equal, or the rows of each,
@@ -203,7 +207,10 @@ class Weights:
             matrix = self._tensors(f"{stem}.weight", (rows, inputs), **asked, transposed=transposed)
             self._listen(stem, name, matrix, outputs=rows, inputs=inputs, first=first, transposed=transposed, **place)
             tensors += matrix
-            biases += self._tensors(f"{stem}.bias", (rows,), **asked) if bias else []
+            if bias is True or (bias and stem in bias):
+                biases += self._tensors(f"{stem}.bias", (rows,), **asked)
+            elif bias:
+                biases += [Zeros(f"{stem}.bias", tensor.shape[:1], seed=0, std=0) for tensor in matrix]
             first += rows
         if split == "inputs" and self.rank:
             biases = []

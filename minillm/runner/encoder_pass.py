@@ -5,6 +5,7 @@ together, without padding; each token attends to its own source alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,15 +40,18 @@ def encode_sources(
     Raises:
         NumericalError: NaN or infinity in the encoder's result; the message names the operation that produced it.
     """
-    new = {sequence.encoder_input: sequence for sequence in sequences if sequence.encoder_input is not None}
+    sources = {sequence.encoder_input: sequence for sequence in sequences if sequence.encoder_input is not None}
+    new = {source: sequence for source, sequence in sources.items() if not source.computed}
     texts = [
         TokenSequence(source.token_ids, pages=source.pages, adapter=sequence.adapter, probe=sequence.probe)
         for source, sequence in new.items()
-        if not source.computed
     ]
     if not texts:
         return
     batch = Batch.of(texts, [len(text.token_ids) for text in texts], cache.page_size)
+    frames = [source.frames for source in new if source.frames is not None]
+    if frames:
+        batch = replace(batch, frames=np.concatenate(frames))  # -> [2 T, M]
     views = hooks.views(batch, texts, "encoder.")
     if not encode(backend, batch, views):
         checking = CheckingBackend(backend)

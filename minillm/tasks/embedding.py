@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..batch import TokenSequence
 from ..config import ModelConfig, ScoreFunction
 from ..decoding.prompts import Prompt, encode_prompt, is_prompt, need_tokenizer
+from ..encoder_input import AudioFeatures
 from ..errors import ParameterError, PromptError, TaskError, shown
 from ..progress import work
 from ..runner.runner import Runner
@@ -134,6 +135,8 @@ class TextPasses:
         self.settings.check()
         if isinstance(text, EncodedText):
             encoded = self._checked(text)
+        elif isinstance(text, AudioFeatures):
+            raise PromptError("this model reads text, found frames of sound: give text or token ids")
         elif isinstance(text, str) or _is_pair(text):
             first, *more = [text] if isinstance(text, str) else [str(member) for member in text]
             encoded = self._encoded(first, more[0] if more else None, prompt, truncate=truncate, role=role)

@@ -57,7 +57,7 @@ class BatchBuffers:
     """Reusable memory for one batch at a time."""
 
     def __init__(self, device: Device) -> None:
-        self._staging = StagingBuffer(device)
+        self._device, self._staging = device, StagingBuffer(device)
         self._pages: dict[int, list[tuple[int, ...]]] = {}  # by group, what each row of its block table holds
         self._shape: tuple[int, ...] = ()
 
@@ -115,6 +115,7 @@ class BatchBuffers:
             block_table=there["block_table"],
             max_queries=max(span.stop - span.start for span in batch.spans),
             types=None if batch.types is None else there["types"],
+            frames=None if batch.frames is None else self._device.xp.asarray(batch.frames),
             state_before=None if batch.state_before is None else there["state_before"],
             state_after=None if batch.state_after is None else there["state_after"],
             row_adapters=there["adapters"] if adapted else None,

@@ -17,6 +17,7 @@ from ...backends.operations import Backend
 from ...backends.shapes import ShapeBackend, without_numbers
 from ...backends.weights import Weight
 from ...config import ModelConfig
+from ...encoder_input import FRAMES_PER_POSITION
 from ...models import shape_model
 from ...models.base import Model, weight_paths
 from ...models.encoder_decoder import EncoderDecoder
@@ -98,6 +99,8 @@ def run(model: Model, backend: Any, step: Step, *, full_square: bool = False) ->
     groups = [SimpleNamespace(heads=group.num_kv_heads, value_dim=group.value_dim) for group in model.config.kv_groups]
     pages: Any = SimpleNamespace(**vars(groups[0]), groups=groups)
     if isinstance(model, EncoderDecoder) and step.encodes:
+        if width := model.config.frame_width:
+            batch.frames = without_numbers((FRAMES_PER_POSITION * step.tokens, width))
         model.encode(backend, batch, pages)
         return
     x = model.forward(backend, batch, pages)  # [T] -> [T, E]
