@@ -17,7 +17,6 @@ from ..reference.low_rank import low_rank_cost
 from ..reference.norm import layer_norm_cost, rms_norm_cost
 from ..reference.rotary import rotary_cost
 from ..reference.selective_scan import selective_scan_cost
-from ..reference.unfold import unfold_cost
 
 
 def _embed(call: Any) -> Cost:
@@ -128,8 +127,8 @@ def _convolve(call: Any) -> Cost:
 
 
 def _unfold(call: Any) -> Cost:
-    T, E = call.x.shape
-    return unfold_cost(T, E, call.width, call.x.itemsize)
+    (R, E), sizes = call.x.shape, {"number_bytes": call.x.itemsize, "result_bytes": call.result.itemsize}
+    return unfold_cost(R, E, call.width, stride=call.stride, **sizes)
 
 
 def _delta_rule(call: Any) -> Cost:
@@ -156,10 +155,6 @@ def _attend(call: Any) -> Cost:
     V = call.cache.value_dim
     position_bytes = call.backend.memory.position_bytes(call.cache.heads, D, V)
     return attention_cost(batch, H, D, position_bytes, call.spec, call.q.itemsize, V)
-
-
-def _unfold(call: Any) -> Cost:
-    return unfold_cost(call.x.nbytes, call.result.nbytes)
 
 
 def _take_rows(call: Any) -> Cost:
@@ -196,7 +191,6 @@ COSTS: dict[str, Callable[[Any], Cost]] = {
     "selective_scan": _selective_scan,
     "store_kv": _store_kv,
     "attend": _attend,
-    "unfold": _unfold,
     "take_rows": _take_rows,
     "scale_logits": _scale_logits,
     "reduce": _reduce,

@@ -9,7 +9,6 @@ from typing import Any
 
 from .. import reference
 from ..batch import Batch
-from ..encoder_input import FRAMES_PER_POSITION
 from ..reference.attention import AttentionSpec
 from ..reference.experts import SOFTMAX, RouterSpec, Routing
 from ..reference.rotary import Rotation
@@ -197,9 +196,14 @@ class Backend:
             x, taps, weight.bias, states, *places, self.xp, out, gated=gated, activation=activation
         )
 
-    def unfold(self, x: Any, width: int, batch: Batch) -> Any:
-        """Each token's row beside its neighbours' of the same text: `reference.unfold`. [T, E] -> [T, width E]"""
-        return reference.unfold(x, width, batch.spans, self.memory.arena.take((len(x), width * x.shape[1])))
+    def unfold(self, x: Any, width: int, batch: Batch, *, stride: int = 1) -> Any:
+        """Every `stride`-th row of x beside its neighbours of the same text: `reference.unfold`.
+
+        x has a row for each token, or several. [R, E] -> [R / stride, width E]
+        """
+        out = self.memory.arena.take((len(x) // stride, width * x.shape[1]))
+        rows = len(x) // batch.num_tokens
+        return reference.unfold(x, width, batch.spans, out, rows=rows, stride=stride)
 
     def delta_rule(
         self, x: Any, gates: Any, weight: Weight, cache: Pages, layer: int, batch: Batch, *, keys: tuple[int, int]
@@ -259,15 +263,6 @@ class Backend:
         keys, values = cache.layer(layer)
         out = self.memory.arena.take((*q.shape[:2], values.shape[3]))
         return reference.attend(q, keys, values, batch, spec, self.xp, out)
-
-    def unfold(self, x: Any, batch: Batch, width: int, stride: int) -> Any:
-        """The windows of a convolution over each text's rows, end to end: `reference.unfold`.
-
-        Every text has two rows for each of its positions. [2 T, C] -> [2 T / stride, width C]
-        """
-        counts = [FRAMES_PER_POSITION * (span.stop - span.start) for span in batch.spans]
-        out = self.memory.arena.take((len(x) // stride, width * x.shape[1]))
-        return reference.unfold(x, counts, width, stride, out)
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""

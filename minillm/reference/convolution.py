@@ -107,27 +107,34 @@ def convolution_cost(
     )
 
 
-def unfold(x: Any, width: int, spans: Sequence[Span], out: Any) -> Any:
-    """Each token's row beside its neighbours', as many before as after it, for a convolution of all channels.
+def unfold(x: Any, width: int, spans: Sequence[Span], out: Any, *, rows: int = 1, stride: int = 1) -> Any:
+    """Each row beside its neighbours, as many before as after it, for a convolution of all channels.
+
+    With a matrix product it is the convolution ("im2col": Chellapilla, Puri, Simard, "High performance convolutional
+    neural networks for document processing", 2006, section 3.1).
 
     Args:
-        x: [T, E]
-        width: k, odd: rows side by side, the first one's token first
+        x: [R, E]
+        width: k, odd: rows side by side, the first neighbour's first
         spans: the sequences, beyond whose ends rows are zero
-        out: [T, k E], filled and returned
+        out: [R / s, k E], filled and returned
+        rows: of x for each position of a sequence: two frames of sound
+        stride: s: every s-th row, which each sequence has a multiple of
     """
     out[...] = 0
-    by_place = out.reshape(len(x), width, -1)  # [T, k E] -> [T, k, E]
+    by_place = out.reshape(len(out), width, -1)  # [R / s, k E] -> [R / s, k, E]
     for span in spans:
+        start, stop = rows * span.start, rows * span.stop
         for j in range(width):
-            shift = j - width // 2
-            first, last = max(span.start, span.start - shift), min(span.stop, span.stop - shift)
+            shift = j - width // 2  # out[t, j] = x[s t + shift]
+            first = max(start // stride, -(-(start - shift) // stride))
+            last = min(stop // stride, -(-(stop - shift) // stride))
             if first < last:
-                by_place[first:last, j] = x[first + shift : last + shift]
+                by_place[first:last, j] = x[stride * first + shift : stride * (last - 1) + shift + 1 : stride]
     return out
 
 
-def unfold_cost(T: int, E: int, width: int, number_bytes: int = 4) -> Cost:
-    """No arithmetic; T E numbers read and k T E written, which a convolution in one step would not write and read."""
-    numbers = number_bytes * T * E
-    return Cost(0, numbers, width * numbers, 2 * width * numbers)
+def unfold_cost(R: int, E: int, width: int, number_bytes: int = 4, *, stride: int = 1, result_bytes: int = 0) -> Cost:
+    """No arithmetic; R E numbers read, k R E / s written, which a convolution in one step would not write and read."""
+    written = width * (R // stride) * E * (result_bytes or number_bytes)
+    return Cost(0, number_bytes * R * E, written, 2 * written)
