@@ -8,7 +8,7 @@ from typing import Any
 
 from ..reference.activation import gate_cost, glu_cost, multiply_cost, scale_logits_cost
 from ..reference.attention import attention_cost, kv_cost
-from ..reference.convolution import convolution_cost
+from ..reference.convolution import convolution_cost, unfold_cost
 from ..reference.cost import Cost
 from ..reference.delta_rule import delta_rule_cost
 from ..reference.experts import combine_cost, linear_experts_cost, route_cost
@@ -17,7 +17,6 @@ from ..reference.low_rank import low_rank_cost
 from ..reference.norm import layer_norm_cost, rms_norm_cost
 from ..reference.rotary import rotary_cost
 from ..reference.selective_scan import selective_scan_cost
-from ..reference.unfold import unfold_cost
 
 
 def _embed(call: Any) -> Cost:
@@ -127,6 +126,11 @@ def _convolve(call: Any) -> Cost:
     )
 
 
+def _unfold(call: Any) -> Cost:
+    (R, E), sizes = call.x.shape, {"number_bytes": call.x.itemsize, "result_bytes": call.result.itemsize}
+    return unfold_cost(R, E, call.width, stride=call.stride, **sizes)
+
+
 def _delta_rule(call: Any) -> Cost:
     (T, width), V, (K, dk) = call.result.shape, call.weight.shape[0], call.keys
     return delta_rule_cost(T, K, V, dk, width // V, len(call.batch.spans), call.result.itemsize)
@@ -151,10 +155,6 @@ def _attend(call: Any) -> Cost:
     V = call.cache.value_dim
     position_bytes = call.backend.memory.position_bytes(call.cache.heads, D, V)
     return attention_cost(batch, H, D, position_bytes, call.spec, call.q.itemsize, V)
-
-
-def _unfold(call: Any) -> Cost:
-    return unfold_cost(call.x.nbytes, call.result.nbytes)
 
 
 def _take_rows(call: Any) -> Cost:
@@ -186,11 +186,11 @@ COSTS: dict[str, Callable[[Any], Cost]] = {
     "linear_experts": _linear_experts,
     "combine": _combine,
     "convolve": _convolve,
+    "unfold": _unfold,
     "delta_rule": _delta_rule,
     "selective_scan": _selective_scan,
     "store_kv": _store_kv,
     "attend": _attend,
-    "unfold": _unfold,
     "take_rows": _take_rows,
     "scale_logits": _scale_logits,
     "reduce": _reduce,

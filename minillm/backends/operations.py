@@ -196,15 +196,14 @@ class Backend:
             x, taps, weight.bias, states, *places, self.xp, out, gated=gated, activation=activation
         )
 
-    def unfold(self, x: Any, batch: Batch, width: int, stride: int = 1) -> Any:
-        """The windows of a convolution over each text's rows, end to end: `reference.unfold`.
+    def unfold(self, x: Any, width: int, batch: Batch, *, stride: int = 1) -> Any:
+        """Every `stride`-th row of x beside its neighbours of the same text: `reference.unfold`.
 
-        All texts have as many rows n for each of their tokens. [n T, C] -> [n T / stride, width C]
+        x has a row for each token, or several. [R, E] -> [R / stride, width E]
         """
-        rows = len(x) // sum(span.stop - span.start for span in batch.spans)
-        counts = [rows * (span.stop - span.start) for span in batch.spans]
         out = self.memory.arena.take((len(x) // stride, width * x.shape[1]))
-        return reference.unfold(x, counts, width, stride, out)
+        rows = len(x) // batch.num_tokens
+        return reference.unfold(x, width, batch.spans, out, rows=rows, stride=stride)
 
     def delta_rule(
         self, x: Any, gates: Any, weight: Weight, cache: Pages, layer: int, batch: Batch, *, keys: tuple[int, int]

@@ -186,6 +186,10 @@ class ShapeBackend(Backend):
         """[T, C] -> [T, C], gated [T, 3 C] -> [T, C]"""
         return self.memory.arena.take((len(x), x.shape[1] // (3 if variant.get("gated") else 1)))
 
+    def unfold(self, x: Any, width: int, batch: Batch, *, stride: int = 1) -> Any:
+        """[R, E] -> [R / stride, width E]"""
+        return self.memory.arena.take((len(x) // stride, width * x.shape[1]))
+
     def delta_rule(
         self, x: Any, gates: Any, weight: Weight, cache: Any, layer: int, batch: Batch, *, keys: tuple[int, int]
     ) -> Any:
@@ -213,10 +217,6 @@ class ShapeBackend(Backend):
     def attend(self, q: Any, cache: Any, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
         """[T, H, D] -> [T, H, V]"""
         return self.memory.arena.take((*q.shape[:2], cache.value_dim or q.shape[2]))
-
-    def unfold(self, x: Any, batch: Batch, width: int, stride: int = 1) -> Any:
-        """[n T, C] -> [n T / stride, width C]"""
-        return self.memory.arena.take((len(x) // stride, width * x.shape[1]))
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """[T, E], [R] -> [R, E]"""

@@ -108,6 +108,9 @@ TABLE = (
     Word(TRANSFORMERS, "output_attentions output_hidden_states output_scores output_logits is_assistant"),
     Word(TRANSFORMERS, "num_assistant_tokens_schedule assistant_confidence_threshold"),
     Word(TRANSFORMERS, "assistant_lookbehind target_lookbehind"),
+    # fields of Whisper, which `Engine.transcribe` reads
+    Word(TRANSFORMERS, "lang_to_id task_to_id language task is_multilingual forced_decoder_ids return_timestamps"),
+    Word(TRANSFORMERS, "no_timestamps_token_id prev_sot_token_id max_initial_timestamp_index alignment_heads"),
     # --- pipelines
     Word(PIPELINE, "batch_size", advice="requests share a batch anyway; Engine's max_batch_size bounds it"),
     Word(PIPELINE, "num_workers", advice="texts are encoded as they are needed"),

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..config import ScoreFunction
 from ..decoding.fields import GenerationFields
@@ -19,6 +19,7 @@ from ..runner.runner import Runner
 from ..tasks.embedding import Classification, Pair, Text, TextPasses, is_one_text, listed_texts, refuse_two_stacks
 from ..tasks.late_interaction import ROLES, Role, role_prompt
 from ..tasks.pooling import Pooling
+from ..tasks.transcription import Transcript
 from ..text.tokenizer import EncodedText
 from .arguments import read, refuse_task
 from .inspect import Score, all_logits, last_attention, score_tokens
@@ -276,6 +277,45 @@ class EngineReadings(EngineLifecycle):
         else:
             before = passes.settings.prompt_text(prompt, prompt_name)
         return [passes.encode(text, prompt=before, truncate=truncate, role=role) for text in texts]
+
+    # --- sound ---------------------------------------------------------------------------------------------------
+
+    def transcribe(
+        self,
+        samples: ArrayLike,
+        *,
+        language: str | None = None,
+        task: str = "transcribe",
+        timestamps: bool | None = None,
+        prompt: str | None = None,
+        **fields: Unpack[GenerationFields],
+    ) -> Transcript:
+        """Transcribe what is said in a sound, by a model of the family whisper.
+
+        Args:
+            samples: one channel, 16,000 numbers per second between -1 and 1, of any length, such as `read_wav` of
+                `minillm.tasks.sound_files` reads from a file
+            language: its code or English name, such as "de" or "German"; None: it is detected in the first 30 seconds
+            task: "transcribe", or "translate" into English
+            timestamps: whether the transcript is divided into segments with times; None: where the sound is longer than
+                the model reads at once, 30 seconds, and needs them
+            prompt: text that was said before, or shows how names are spelled
+            **fields: fields of `GenerationConfig` for each window; with `temperature` also `do_sample=True`
+
+        Raises:
+            TaskError: the model does not read sound.
+            PromptError: the samples are not one channel of finite numbers, or there is no tokenizer.
+            ParameterError: an argument is impossible or without effect.
+            MinillmError: as `generate`.
+
+        Example:
+            transcript = engine.transcribe(read_wav("talk.wav"), language="en", timestamps=True)
+            print(transcript.text, transcript.segments[0].start)
+        """
+        from .transcribing import transcribe  # seldom needed
+
+        options: dict[str, Any] = {"language": language, "task": task, "timestamps": timestamps, "prompt": prompt}
+        return transcribe(self, samples, **options, fields={**fields})
 
     # --- logits, scores, attention -------------------------------------------------------------------------------
 

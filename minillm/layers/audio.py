@@ -25,7 +25,7 @@ class AudioEmbedding:
     def __call__(self, backend: Backend, batch: Batch) -> Any:
         """x = gelu(conv(gelu(conv(frames)))) + positions[i]. [2 T, M] -> [T, E]"""
         p = backend.embed(batch.positions, self.positions)  # [T] -> [T, E]; first, as in every pass
-        windows = backend.unfold(batch.frames, batch, WIDTH)  # [2 T, M] -> [2 T, 3 M]
+        windows = backend.unfold(batch.frames, WIDTH, batch)  # [2 T, M] -> [2 T, 3 M]
         x = backend.linear(windows, self.first, activation="gelu")  # [2 T, 3 M] -> [2 T, E]
-        windows = backend.unfold(x, batch, WIDTH, stride=2)  # [2 T, E] -> [T, 3 E]
+        windows = backend.unfold(x, WIDTH, batch, stride=2)  # [2 T, E] -> [T, 3 E]
         return backend.linear(windows, self.second, activation="gelu", residual=p)  # [T, 3 E] -> [T, E]

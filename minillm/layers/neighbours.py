@@ -23,7 +23,7 @@ class NeighbourConvolution:
 
     def __call__(self, backend: Backend, x: Any, batch: Batch, residual: Any) -> Any:
         """residual + activation(convolution(x)). [T, E] -> [T, E]"""
-        rows = backend.unfold(x, batch, self.width)  # [T, E] -> [T, k E]
+        rows = backend.unfold(x, self.width, batch)  # [T, E] -> [T, k E]
         return backend.linear(rows, self.weight, activation=self.activation, residual=residual)  # [T, k E] -> [T, E]
 
 

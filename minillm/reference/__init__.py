@@ -2,7 +2,7 @@
 
 from .activation import gate, glu, multiply, scale_logits
 from .attention import attend, store_joined, store_kv
-from .convolution import convolve
+from .convolution import convolve, unfold
 from .delta_rule import delta_rule
 from .experts import Routing, combine, linear_experts, route
 from .linear import embed, linear, linear_heads
@@ -11,7 +11,6 @@ from .norm import layer_norm, rms_norm
 from .rotary import Rotation, cosines_and_sines, rotary
 from .sampling import sample
 from .selective_scan import selective_scan
-from .unfold import unfold
 
 __all__ = ["Rotation", "Routing", "add_low_rank", "attend", "combine", "convolve", "cosines_and_sines", "delta_rule"]
 __all__ += ["embed", "gate", "glu", "layer_norm", "linear", "linear_experts", "linear_heads", "multiply"]

@@ -17,12 +17,13 @@ A pass reads and writes states by two numbers of each token:
 So tokens may also form a tree. A slot that a pass writes is none that it reads: a pass can be repeated. Each sum has
 the same order, from the oldest input on, whatever is computed in one pass: results do not depend on the chunks.
 
-Another kind, over all channels and neighbours on both sides, is a product of `unfold`'s rows.
+`unfold` serves another kind, over all channels and neighbours on both sides: a product follows it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-from ..batch import BEGINNING, state_before
+from ..batch import BEGINNING, Span, state_before
 from .activation import ACTIVATIONS, FLOPS_PER_ELEMENT
 from .cost import Cost
 
@@ -104,3 +105,36 @@ def convolution_cost(
     return Cost(
         flops, numbers * (3 if gated else 1) + 4 * C * (k + bias) + states, numbers + states, 2 * numbers * steps
     )
+
+
+def unfold(x: Any, width: int, spans: Sequence[Span], out: Any, *, rows: int = 1, stride: int = 1) -> Any:
+    """Each row beside its neighbours, as many before as after it, for a convolution of all channels.
+
+    With a matrix product it is the convolution ("im2col": Chellapilla, Puri, Simard, "High performance convolutional
+    neural networks for document processing", 2006, section 3.1).
+
+    Args:
+        x: [R, E]
+        width: k, odd: rows side by side, the first neighbour's first
+        spans: the sequences, beyond whose ends rows are zero
+        out: [R / s, k E], filled and returned
+        rows: of x for each position of a sequence: two frames of sound
+        stride: s: every s-th row, which each sequence has a multiple of
+    """
+    out[...] = 0
+    by_place = out.reshape(len(out), width, -1)  # [R / s, k E] -> [R / s, k, E]
+    for span in spans:
+        start, stop = rows * span.start, rows * span.stop
+        for j in range(width):
+            shift = j - width // 2  # out[t, j] = x[s t + shift]
+            first = max(start // stride, -(-(start - shift) // stride))
+            last = min(stop // stride, -(-(stop - shift) // stride))
+            if first < last:
+                by_place[first:last, j] = x[stride * first + shift : stride * (last - 1) + shift + 1 : stride]
+    return out
+
+
+def unfold_cost(R: int, E: int, width: int, number_bytes: int = 4, *, stride: int = 1, result_bytes: int = 0) -> Cost:
+    """No arithmetic; R E numbers read, k R E / s written, which a convolution in one step would not write and read."""
+    written = width * (R // stride) * E * (result_bytes or number_bytes)
+    return Cost(0, number_bytes * R * E, written, 2 * written)

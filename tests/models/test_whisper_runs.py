@@ -12,13 +12,14 @@ from minillm import Engine
 from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import counting
+from minillm.batch import Span
 from minillm.encoder_input import AudioFeatures
 from minillm.errors import ParameterError, PromptError
 from minillm.formats.load_model import load_model
 from minillm.measure import accounting
 from minillm.measure.accounting import Part, Step
 from minillm.reference.activation import FLOPS_PER_ELEMENT
-from minillm.reference.unfold import unfold
+from minillm.reference.convolution import unfold
 from minillm.runner.runner import Runner
 
 from ..tiny import NO_REPEATS, loop_of, model_of, run, runner_of
@@ -77,9 +78,10 @@ def test_sounds_in_one_batch_get_the_tokens_that_each_gets_alone(case: str, fiel
 def test_windows_and_a_product_are_a_convolution(width: int, stride: int) -> None:
     """Over each of two texts by itself, the sum written out."""
     draw = np.random.default_rng(0)
-    counts, C, E = [6, 2], 3, 4
+    C, E = 3, 4
     x, kernels = draw.normal(size=(8, C)), draw.normal(size=(E, C, width))
-    windows = unfold(x, counts, width, stride, np.full((8 // stride, width * C), np.nan))
+    spans = [Span(0, 3, 3, 3, ()), Span(3, 4, 1, 1, ())]
+    windows = unfold(x, width, spans, np.full((8 // stride, width * C), np.nan), rows=2, stride=stride)
     ours = windows @ kernels.transpose(0, 2, 1).reshape(E, -1).T
     at = 0
     for text in (x[:6], x[6:]):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from minillm import reference
-from minillm.batch import Batch, TokenSequence
+from minillm.batch import Batch, Span, TokenSequence
 from minillm.models.disentangled import DisentangledConfig, rows_of
 from minillm.reference.attention import AttentionSpec, attention_cost
+from minillm.reference.convolution import unfold, unfold_cost
 from minillm.reference.disentangled import RelativePositions
 
 from .test_attention import Case, D
@@ -88,3 +89,17 @@ def test_small_distances_have_rows_of_their_own_and_large_ones_share_them_by_log
     expected = 256 + 128 + int(np.ceil(np.log(200 / 128) / np.log(511 / 128) * 127))
     assert at[200] == expected
     assert at[-200] == 512 - expected
+
+
+def test_neighbours_of_other_texts_are_zeros() -> None:
+    x = np.arange(1, 11, dtype=np.float32).reshape(5, 2)
+    spans = [Span(0, 3, 3, 3, (0,)), Span(3, 4, 1, 1, (1,)), Span(4, 5, 1, 1, (2,))]
+    rows = unfold(x, 3, spans, np.full((5, 6), np.nan, np.float32))
+    assert rows.tolist() == [
+        [0, 0, 1, 2, 3, 4],
+        [1, 2, 3, 4, 5, 6],
+        [3, 4, 5, 6, 0, 0],
+        [0, 0, 7, 8, 0, 0],
+        [0, 0, 9, 10, 0, 0],
+    ]
+    assert unfold_cost(5, 2, 3)[:3] == (0, 40, 120)
