@@ -20,6 +20,7 @@ from ..tiny import write_checkpoint
 
 TEXTS = ["the cat sat", "a dog ran on the road", "how are you ?"]
 MODELS = {"t5": T5, "vectors": BERT, "topics": BERT | THREE_LABELS, "reranker": BERT | ONE_LABEL}
+MODELS["entities"] = BERT | THREE_LABELS | {"architectures": ["BertForTokenClassification"]}
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +148,24 @@ def test_pairs_have_a_tab_between_their_texts(models: dict[str, str], tmp_path: 
     assert [(one["text"], one["text_pair"]) for one in found] == [("the cat", "a bird"), ("the dog", "the road")]
     assert [one["labels"][0]["score"] for one in found] == pytest.approx([one.score for one in expected], abs=1e-4)
     assert "should be two texts with a tab between, found 'the cat'" in refused(capsys, *command, "the cat")
+
+
+def test_entities_are_a_line_for_each_text(models: dict[str, str], lines: str, capsys: Any) -> None:
+    expected: Any = Engine(models["entities"]).classify_tokens(TEXTS, aggregation="average")
+    command = ["classify", "--model", models["entities"], "--file", lines, "--aggregation", "average"]
+    rows = printed(capsys, *command)
+    for row, text, entities in zip(rows, TEXTS, expected, strict=True):
+        assert row == "  ".join(f"{text[e.start : e.end]} {e.label} {e.score:.4f}" for e in entities)
+    records = [json.loads(line) for line in printed(capsys, *command, "--json")]
+    assert [record["text"] for record in records] == TEXTS
+    assert [len(record["entities"]) for record in records] == [len(entities) for entities in expected]
+    assert records[0]["entities"][0]["word"] == expected[0][0].word
+    assert refused(capsys, *command, "--top-k", "2") == (
+        "minillm: --top-k is for labels of texts, and this model labels tokens: leave it out"
+    )
+    assert "--aggregation is for models for token classification" in refused(
+        capsys, "classify", "--model", models["topics"], "--aggregation", "max", "a"
+    )
 
 
 def test_vectors_are_json_lines_or_an_array(models: dict[str, str], lines: str, tmp_path: Path, capsys: Any) -> None:
