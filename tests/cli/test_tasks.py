@@ -14,6 +14,7 @@ from minillm import Engine, pipeline
 from minillm.cli import options
 from minillm.cli.main import run
 from minillm.progress import watching
+from minillm.tasks.quantized_vectors import quantize_vectors
 
 from ..task_models import BERT, ONE_LABEL, T5, THREE_LABELS, write_task_model
 from ..tiny import write_checkpoint
@@ -180,6 +181,24 @@ def test_vectors_are_json_lines_or_an_array(models: dict[str, str], lines: str, 
     array = np.load(target)
     assert array.dtype == np.float32
     np.testing.assert_allclose(array, short, atol=1e-4)
+
+
+def test_vectors_in_few_bits_are_those_of_quantize_vectors(
+    models: dict[str, str], lines: str, tmp_path: Path, capsys: Any
+) -> None:
+    with Engine(models["vectors"]) as engine:
+        vectors = engine.embed(TEXTS)
+    command = ["embed", "--model", models["vectors"], "--file", lines, "--precision"]
+    target = tmp_path / "vectors.npy"
+    for precision in ("int8", "ubinary"):
+        expected = quantize_vectors(vectors, precision)  # type: ignore[arg-type]
+        rows = [json.loads(line)["embedding"] for line in printed(capsys, *command, precision)]
+        assert printed(capsys, *command, precision, "--output", str(target)) == []
+        assert (np.load(target).dtype, np.load(target).tolist()) == (expected.dtype, rows)
+        np.testing.assert_allclose(rows, expected, atol=1 if precision == "int8" else 0)  # a step, by rounding
+    assert "at least two vectors" in refused(
+        capsys, "embed", "--model", models["vectors"], "--precision", "int8", "the cat"
+    )
 
 
 def test_long_texts_are_refused_or_cut(models: dict[str, str], capsys: Any) -> None:
