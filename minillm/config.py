@@ -18,8 +18,9 @@ from .files import read_json, read_optional_json
 _LOGGER = logging.getLogger("minillm")
 
 C = TypeVar("C", bound="ModelConfig")
-Output = Literal["tokens", "labels", "states"]
-"""The result of a model: logits of the next token, logits of the labels of a classification, or hidden states alone"""
+Output = Literal["tokens", "labels", "token_labels", "spans", "states"]
+"""The result of a model: logits of the next token, of the labels of a text, of the labels of each token, of each token
+as start and end of an answer, or hidden states alone"""
 ScoreFunction = Literal["softmax", "sigmoid", "none"]
 """Turns the logits of labels into scores"""
 SCORE_FUNCTIONS: dict[str, ScoreFunction] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
@@ -110,6 +111,10 @@ class ModelConfig:
     output: Output = "tokens"
     labels: tuple[str, ...] = ()
     """Names of the labels of a classification"""
+    fills_masks: bool = False
+    """A model of hidden states has a head of masked tokens besides"""
+    labels_of_mean: bool = False
+    """The head of labels reads the mean of all tokens' hidden states, not one token's"""
     score_function: ScoreFunction = "none"
     """Turns their logits into scores, unless a call names another"""
     pad_token_id: int | None = None

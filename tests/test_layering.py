@@ -28,7 +28,7 @@ FOLDERS = {
     "models": "reference backends layers",
     "measure/accounting": "reference backends cache models",
     "runner": "reference backends cache decoding models",
-    "tasks": "text decoding runner",
+    "tasks": "reference text decoding runner",
     "formats": "reference text backends decoding models tasks",
     "distributed": "reference backends cache decoding models runner formats",
     "engine": "reference text backends cache decoding models measure/accounting runner tasks formats distributed",

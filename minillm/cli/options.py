@@ -298,7 +298,8 @@ def next_command(model: str | Path, *, chat: bool, output: "Output" = "tokens") 
     """A command line to go on with: a chat, a text for a model without a chat template, or what a model does else."""
     if output != "tokens":
         return (
-            f'minillm {"classify" if output == "labels" else "embed"} --model {shlex.quote(str(model))} "A good film."'
+            f"minillm {'classify' if output in ('labels', 'token_labels') else 'embed'} --model "
+            f'{shlex.quote(str(model))} "A good film."'
         )
     command = f"minillm {'chat' if chat else 'generate'} --model {shlex.quote(str(model))}"
     return command if chat else f'{command} --prompt "Once upon a time"'

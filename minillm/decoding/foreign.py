@@ -127,6 +127,11 @@ TABLE = (
     Word(PIPELINE, "model_kwargs", advice="give them as arguments of their own"),
     Word(PIPELINE, "trust_remote_code", advice="minillm runs no code of checkpoints"),
     Word(PIPELINE, "use_fast", advice="there is one tokenizer"),
+    Word(PIPELINE, "tokenizer_kwargs", advice="long texts are cut"),
+    Word(PIPELINE, "is_split_into_words delimiter offset_mapping", advice="join the words to a text"),
+    Word(PIPELINE, "grouped_entities ignore_subwords", advice="set aggregation_strategy"),
+    Word(PIPELINE, "topk", advice="set top_k"),
+    Word(PIPELINE, "max_question_len", advice="questions are not cut"),
     Word(PIPELINE, "binary_output", advice="pickle the result yourself"),
     # --- OpenAI's API: names of generation fields
     Word(API, "max_tokens max_completion_tokens", "max_new_tokens"),

@@ -18,7 +18,7 @@ from ..backends.pages import Pages
 from ..batch import Batch
 from ..cache import PagedCache, new_cache
 from ..cache.states import new_states
-from ..errors import RankError
+from ..errors import RankError, TaskError
 from ..models.base import Model
 from ..models.heads import without_head
 from ..models.parameters import vocabulary_share
@@ -200,9 +200,17 @@ class LeadingRunner(RankRunner):
     def over_texts(self, pages: int, *, head: bool) -> "Runner":
         """A runner of whole texts, of all ranks."""
         config = self.part.model.config
+        if head and config.fills_masks:
+            raise TaskError("several processes fill no masks: load the model in one")
         shared = config.bidirectional
         cache = new_cache(PagedCache, config, self.backend, pages, layers=self.layers, shared=shared)
         return LeadingRunner(self.leader, cache, "labels" if head else "states")
+
+    def head_of(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """As `Runner.head_of`, on this rank alone, which has the whole head if it is of the last stage."""
+        if not self.part.ranks.is_last:
+            raise TaskError("stages of layers compute no labels of the mean of all tokens: share the model otherwise")
+        return super().head_of(states)
 
     def encode(self, backend: Backend, batch: Batch, views: Sequence[View] = ()) -> bool:
         """Run the encoder on all ranks, which have the same result."""
@@ -225,7 +233,7 @@ class LeadingRunner(RankRunner):
             output, finite = self.compute(backend, parts, views)
             results = output.logits
             if not ranks.is_last:
-                width = len(self.model.config.labels) if self.task == "labels" else ranks.width
+                width = len(self.model.config.labels) if self.task == "labels" else ranks.width  # of a text or token
                 results = np.empty((len(order), width), np.float32)
                 ranks.world.receive(results, ranks.last[0])
                 finite = bool(np.isfinite(results).all())

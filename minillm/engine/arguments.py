@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..config import ModelConfig
+from ..config import ModelConfig, Output
 from ..decoding.settings import GenerationConfig
 from ..decoding.values import LARGE, Reader, T, flag, number, reader, whole
 from ..errors import ParameterError, TaskError, shown
@@ -103,12 +103,12 @@ def read(name: str, value: object, reader: Reader[Any] | None = None) -> Any:
         raise ParameterError(f"{name} should be {reader.expected}, found {shown(value)}") from None
 
 
-def refuse_task(config: ModelConfig, output: str, call: str) -> None:
+def refuse_task(config: ModelConfig, output: Output, call: str) -> None:
     """Refuse a call that needs another kind of model.
 
     Args:
         config: the model's
-        output: what the call needs, "tokens" or "labels"
+        output: what the call needs
         call: its name
 
     Raises:
@@ -119,9 +119,21 @@ def refuse_task(config: ModelConfig, output: str, call: str) -> None:
     kind = f"{config.model_type} model"
     if config.output == "labels":
         has = f"this {kind} classifies texts: use classify"
+    elif config.output == "token_labels":
+        has = f"this {kind} labels tokens: use classify_tokens"
+    elif config.output == "spans":
+        has = f"this {kind} answers questions: use answer"
     elif config.output == "states":
         has = f"this {kind} has no head: it embeds texts, use embed"
     else:
         has = f"this {kind} generates text, and has no head of labels"
-    needs = "a model that generates text" if output == "tokens" else "a checkpoint for sequence classification"
-    raise TaskError(f"{call} needs {needs}; {has}")
+    raise TaskError(f"{call} needs {NEEDS[output]}; {has}")
+
+
+NEEDS: Mapping[Output, str] = {
+    "tokens": "a model that generates text",
+    "labels": "a checkpoint for sequence classification",
+    "token_labels": "a checkpoint for token classification",
+    "spans": "a checkpoint for question answering",
+}
+"""Models that calls need, by the results of their heads"""

@@ -144,7 +144,7 @@ class EngineLifecycle:
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the labels that `classify` scores; empty if the model is none for this."""
-        return self.embedding.labels(self.config.labels)
+        return self.embedding.labels(self.config.labels if self.config.output == "labels" else ())
 
     @property
     def generation_defaults(self) -> dict[str, Any]:

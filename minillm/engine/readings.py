@@ -16,21 +16,21 @@ from ..decoding.settings import GenerationConfig
 from ..errors import EngineStateError, ParameterError, PromptError, TaskError, shown
 from ..progress import showing
 from ..runner.runner import Runner
-from ..tasks.embedding import Classification, Pair, Text, TextPasses, is_one_text, listed_texts, refuse_two_stacks
+from ..tasks.embedding import Classification, Pair, Text, is_one_text, listed_texts
 from ..tasks.late_interaction import ROLES, Role, role_prompt
 from ..tasks.pooling import Pooling
 from ..tasks.transcription import Transcript
 from ..text.tokenizer import EncodedText
 from .arguments import read, refuse_task
 from .inspect import Score, all_logits, last_attention, score_tokens
-from .lifecycle import EngineLifecycle
+from .token_readings import EngineTokenReadings
 
 if TYPE_CHECKING:
     from .continuations import ContinuationScore
     from .explain import Explanation
 
 
-class EngineReadings(EngineLifecycle):
+class EngineReadings(EngineTokenReadings):
     """The readings of an engine, beside the texts that `Engine` generates."""
 
     # --- vectors and labels ----------------------------------------------------------------------------------------
@@ -551,13 +551,6 @@ class EngineReadings(EngineLifecycle):
         if runner is None:
             raise EngineStateError("the engine is closed" if not self.rank else f"rank {self.rank} takes no calls")
         return runner
-
-    def _passes(self, call: str) -> TextPasses:
-        """The passes over whole texts, for the call of this name."""
-        refuse_two_stacks(self.config, call)
-        with self._driver.turn():
-            assert self._text_passes is not None
-            return self._text_passes
 
     @property
     def _open_runner(self) -> Runner:

@@ -58,6 +58,14 @@ class Folder(ModelFiles):
         return config
 
     @property
+    def _config_of_tensors(self) -> ModelConfig:
+        """The configuration, without a head of masked tokens if the files have none, whatever config.json says."""
+        config, names = self.config, family_of(self.raw).NAMES
+        if not config.fills_masks or any(names.short(name) == names.masked_head for name in self.stored):
+            return config
+        return replace(config, fills_masks=False, tied_head=False)
+
+    @property
     def _embeds(self) -> bool:
         return (self.path / "modules.json").exists()
 
@@ -83,11 +91,11 @@ class Folder(ModelFiles):
         if scheme is not None:
             tensors = scheme.join(self.stored, self.config)
         tensors = dict(text_tensors(self.raw, tensors))
-        names = family_of(self.raw).NAMES
+        names, own = family_of(self.raw).NAMES, self._config_of_tensors
         if self.config.tied_head and self.raw["model_type"] in TEXT_PARTS:
             names = replace(names, head_decides=True)  # as transformers has it, whose configurations often do not say
-        tied = names.ties_head(tensors, self.config.tied_head)
-        config = replace(self.config, tied_head=tied)
+        tied = names.ties_head(tensors, own.tied_head)
+        config = replace(own, tied_head=tied)
         if self.as_built:
             return config, tensors
         shapes = tensor_shapes(config)
@@ -127,7 +135,7 @@ class Folder(ModelFiles):
     def check_complete(self) -> None:
         """Check names and shapes of tensors that are not quantised; others are checked when they are read."""
         if self.quantization is None:
-            check_published(text_tensors(self.raw, self.stored), self.config)
+            check_published(text_tensors(self.raw, self.stored), self._config_of_tensors)
 
     # --- beside the model ---------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 modules.json lists the steps; the first is the model:
 
     1_Pooling       the mean of the hidden states, the first token's (CLS), the last one's, ...; or several, joined
-    2_Dense         a projection with an activation, in some
+    2_Dense         a projection with an activation, in some; or LayerNorm
     3_Normalize     division by the length
 
 or the model alone, a cross-encoder; or, of a causal LM that scores, `1_LogitScore`: a difference of two logits.
@@ -37,6 +37,7 @@ from ..tasks.pooling import (
     EmbeddingSettings,
     LogitScore,
     Pooling,
+    VectorNorm,
     normalized,
 )
 from .weight_files import open_checkpoint
@@ -71,8 +72,8 @@ _WORDS: dict[str, Pooling] = {
 }
 _JOINED = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "last")
 """Order of the vectors of several flags"""
-_KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore", "MultiVectorMask", "Dropout")
-_ORDER = re.compile("Transformer Pooling( Dense)*( Normalize)*")
+_KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "LogitScore", "MultiVectorMask", "Dropout")
+_ORDER = re.compile("Transformer Pooling( Dense| LayerNorm)*( Normalize)*")
 """Modules in the order in which they are run. Dropout does nothing but in training"""
 _LATE = ("MultiVectorEncoder", "ColBERT")
 """`model_type` of late-interaction models: sentence-transformers', and PyLate's"""
@@ -174,8 +175,9 @@ class _Reader:
             task, own = "feature-extraction", {"strip": True} | self.steps(modules)
         else:
             raise UnsupportedModelError(
-                f"{self.folder / 'modules.json'}: {', '.join(kinds)}; minillm runs Transformer, Pooling, then Dense, "
-                "then Normalize; Transformer alone if it classifies texts; Transformer, LogitScore if it generates them"
+                f"{self.folder / 'modules.json'}: {', '.join(kinds)}; minillm runs Transformer, Pooling, then "
+                "Dense and LayerNorm, then Normalize; Transformer alone if it classifies texts; Transformer, LogitScore "
+                "if it generates them"
             )
         late = "late" in own
         settings = replace(settings, **self.model(task, late), **own)
@@ -197,7 +199,7 @@ class _Reader:
     def steps(self, modules: list[tuple[str, Path]]) -> dict[str, Any]:
         """Pooling, projections and normalisation."""
         fields: dict[str, Any] = {}
-        dense: list[Dense] = []
+        dense: list[Dense | VectorNorm] = []
         pooled_width = self.config.hidden_size
         for kind, path in modules:
             if kind == "Pooling":
@@ -205,6 +207,8 @@ class _Reader:
                 pooled_width *= len(fields["pooling"]) if isinstance(fields["pooling"], tuple) else 1
             elif kind == "Dense":
                 dense.append(self.dense(path, dense[-1].weight.shape[0] if dense else pooled_width))
+            elif kind == "LayerNorm":
+                dense.append(self.norm(path, dense[-1].weight.shape[0] if dense else pooled_width))
             elif kind == "Normalize":
                 self.of_vectors(Fields(read_optional_json(path / "config.json"), str(path / "config.json")))
                 fields["normalize"] = True
@@ -249,6 +253,19 @@ class _Reader:
             raise CheckpointError(f"{folder} should hold {shapes} by its config.json, found {sorted(stored)!s:.100}")
         arrays = {name: np.array(tensor.load(), np.float32) for name, tensor in stored.items()}
         return Dense(arrays["linear.weight"], arrays.get("linear.bias"), activation)
+
+    def norm(self, folder: Path, width: int) -> VectorNorm:
+        """A LayerNorm module for vectors of some width: its configuration and its tensors."""
+        fields = _module_fields(folder / "config.json")
+        self.not_read(fields.source, fields.raw, {"dimension"})
+        if fields.size("dimension") != width:
+            raise CheckpointError(f"{fields.source}: dimension should be {width}, the width before it")
+        stored = open_checkpoint(folder)
+        shapes = {"norm.weight": (width,), "norm.bias": (width,)}
+        if {name: tensor.shape for name, tensor in stored.items()} != shapes:
+            raise CheckpointError(f"{folder} should hold {shapes} by its config.json, found {sorted(stored)!s:.100}")
+        weight, bias = (np.array(stored[name].load(), np.float32) for name in shapes)
+        return VectorNorm(weight, bias)
 
     def of_vectors(self, fields: Fields, of: str = "sentence_embedding") -> None:
         """Refuse a module that computes something else from something else than the pooled vector, or than `of`."""

@@ -133,7 +133,8 @@ def config_of(raw: Mapping[str, Any]) -> ModelConfig:
     Raises:
         CheckpointError, UnsupportedModelError: as the family's `read_config`, and `heads.read_head`.
     """
-    config: ModelConfig = read_head(family_of(raw).read_config(text_config(raw)), raw)
+    family = family_of(raw)
+    config: ModelConfig = read_head(family.read_config(text_config(raw)), raw, masked=bool(family.NAMES.masked_head))
     return config.within_vocabulary()
 
 

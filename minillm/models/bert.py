@@ -27,7 +27,8 @@ def read_config(raw: Mapping[str, Any]) -> EncoderConfig:
 NAMES = Names(
     prefixes=("bert.",),
     left_out=("embeddings.position_ids",),
-    heads=("cls.", "pooler.", "classifier."),
+    heads=("cls.", "pooler.", "classifier.", "qa_outputs."),
+    masked_head="cls.predictions.transform.dense.weight",
     renamed=((".gamma", ".weight"), (".beta", ".bias")),
     embedding="embeddings.word_embeddings.weight",
 )

@@ -9,6 +9,7 @@ from typing import Any
 from ..backends.operations import Backend
 from ..config import Fields
 from .encoder import EncoderConfig, EncoderNames, TextEncoder, build_encoder
+from .encoder_heads import MaskedNames
 from .parameters import Names, Weights
 from .reading import read_activation, read_heads, read_layers
 
@@ -44,7 +45,11 @@ def read_config(raw: Mapping[str, Any]) -> EncoderConfig:
 NAMES = Names(
     prefixes=("distilbert.",),
     left_out=("embeddings.position_ids",),
-    heads=("vocab_transform.", "vocab_layer_norm.", "vocab_projector.", "pre_classifier.", "classifier."),
+    heads=(
+        *("vocab_transform.", "vocab_layer_norm.", "vocab_projector.", "pre_classifier.", "classifier."),
+        "qa_outputs.",
+    ),
+    masked_head="vocab_transform.weight",
     embedding="embeddings.word_embeddings.weight",
 )
 """Tensors of checkpoints: transformer.layer.0.ffn.lin1.weight or distilbert.transformer..."""
@@ -61,6 +66,7 @@ _PARTS = EncoderNames(
     mlp_norm="output_layer_norm",
     head_dense="pre_classifier",
     head_activation="relu",
+    masked=MaskedNames("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
 )
 
 

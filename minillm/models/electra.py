@@ -1,4 +1,4 @@
-"""ELECTRA's discriminator (Clark et al., arXiv 2003.10555): BERT with embeddings that may be narrower than its layers.
+"""ELECTRA's discriminator and generator (Clark et al., arXiv 2003.10555): BERT, whose embeddings may be narrower.
 
     x = norm(tokens[ids] + positions[i] + types[t]) W_in + b       the projection only where the widths differ
     x = norm(x + attention(x));  x = norm(x + mlp(x))      in each layer
@@ -13,6 +13,7 @@ from typing import Any
 from ..backends.operations import Backend
 from ..config import Fields
 from .encoder import EncoderConfig, EncoderNames, TextEncoder, build_encoder, read_encoder
+from .encoder_heads import MaskedNames
 from .parameters import Names, Weights
 
 EMBEDDING_WIDTH = 128
@@ -33,13 +34,26 @@ def read_config(raw: Mapping[str, Any]) -> EncoderConfig:
 NAMES = Names(
     prefixes=("electra.",),
     left_out=("embeddings.position_ids",),
-    heads=("discriminator_predictions.", "generator_predictions.", "generator_lm_head.", "classifier."),
+    heads=("discriminator_predictions.", "generator_predictions.", "generator_lm_head.", "classifier.", "qa_outputs."),
+    masked_head="generator_predictions.dense.weight",
     embedding="embeddings.word_embeddings.weight",
 )
 """Tensors of checkpoints: encoder.layer.0.output.dense.weight or electra.encoder..."""
 
+_PARTS = EncoderNames(
+    head_dense="classifier.dense",
+    head_out="classifier.out_proj",
+    head_activation="gelu",
+    masked=MaskedNames(
+        "generator_predictions.dense",
+        "generator_predictions.LayerNorm",
+        "generator_lm_head",
+        "generator_lm_head.bias",
+    ),
+    masked_activation="gelu",
+)
+
 
 def build(config: EncoderConfig, weights: Weights, backend: Backend) -> TextEncoder:
     """Build the model."""
-    names = EncoderNames(head_dense="classifier.dense", head_out="classifier.out_proj", head_activation="gelu")
-    return build_encoder(config, weights, names)
+    return build_encoder(config, weights, _PARTS)

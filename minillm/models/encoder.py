@@ -16,9 +16,10 @@ from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.block import PostNorm
 from ..layers.embedding import Embedding
-from ..layers.head import ClassificationHead, Head, NoHead
+from ..layers.head import ClassificationHead
 from ..reference.attention import AttentionSpec
 from .decoder import Decoder
+from .encoder_heads import BERT_MASKED, MaskedNames, encoder_head, masked_head, token_table
 from .parameters import Weights
 from .reading import read_activation, read_encoder_sizes, read_heads
 
@@ -67,6 +68,9 @@ class EncoderNames:
     """The projection before the labels"""
     head_out: str = "classifier"
     head_activation: str = "tanh"
+    masked: MaskedNames = BERT_MASKED
+    masked_activation: str = ""
+    """Activation in the head of masked tokens; "": the layers' """
 
 
 def read_encoder(raw: Mapping[str, Any], model_type: str, *, padded_positions: bool = False) -> EncoderConfig:
@@ -114,12 +118,13 @@ def build_encoder(
     scores: Callable[[Weights, Weight], AttentionSpec] | None = None,
 ) -> TextEncoder:
     """Build the model of a family; `scores` gives a layer's variant of attention, from its parameters and Q, K, V."""
-    E, V = config.hidden_size, config.vocab_size
+    E = config.hidden_size
     W, positions = config.embedding_width or E, None
     if config.has_position_table:
         positions = weights.table(names.positions, config.max_positions + config.first_position, W, "positions")
+    tokens = token_table(config, weights, names.tokens, W, names.masked.bias)
     embedding = Embedding(
-        weights.table(names.tokens, V, W, "vocabulary"),
+        tokens,
         positions.rows_from(config.first_position) if positions and config.first_position else positions,
         types=weights.table(names.types, config.token_types, W, "positions") if config.token_types else None,
         norm=weights.layer_norm(names.embedding_norm, W, config.epsilon),
@@ -128,13 +133,24 @@ def build_encoder(
     layers = tuple(
         _build_layer(config, weights.at(f"{names.layer}.{i}"), names, i, scores) for i in range(config.num_layers)
     )
-    head: Head = NoHead()
-    if config.output == "labels":
-        head = ClassificationHead(
+    head = encoder_head(
+        config,
+        weights,
+        lambda: ClassificationHead(
             dense=weights.linear(names.head_dense, E, inputs=E, bias=True),
             activation=names.head_activation,
             weight=weights.linear(names.head_out, len(config.labels), inputs=E, bias=True, role="labels"),
-        )
+        ),
+        lambda: masked_head(
+            config,
+            weights,
+            tokens,
+            names.masked,
+            width=W,
+            activation=names.masked_activation or config.activation,
+            norm=lambda name, width: weights.layer_norm(name, width, config.epsilon),
+        ),
+    )
     return TextEncoder(config.sharded(weights.ranks), embedding, layers, None, head)
 
 

@@ -11,6 +11,7 @@ from ..backends.operations import Backend
 from ..config import Fields
 from ..errors import UnsupportedModelError
 from .encoder import TextEncoder
+from .encoder_heads import MaskedNames
 from .parameters import Names, Weights
 from .rotary import KINDS
 from .rotary_encoder import (
@@ -58,7 +59,8 @@ def read_config(raw: Mapping[str, Any]) -> RotaryEncoderConfig:
 NAMES = Names(
     prefixes=("new.", "gte."),
     left_out=("embeddings.position_ids", "rotary_emb.inv_freq"),
-    heads=("lm_head.", "pooler.", "classifier."),
+    heads=("lm_head.", "pooler.", "classifier.", "qa_outputs."),
+    masked_head="lm_head.dense.weight",
     expert_tensors={"mlp.up_gate_proj.weight": ("mlp.up_proj.weight", "mlp.gate_proj.weight")},
     embedding="embeddings.word_embeddings.weight",
 )
@@ -74,6 +76,8 @@ _PARTS = RotaryEncoderNames(
     gate="mlp.gate_proj",
     down="mlp.down_proj",
     mlp_norm="mlp_ln",
+    masked=MaskedNames("lm_head.dense", "lm_head.norm", "lm_head.decoder", "lm_head.decoder.bias"),
+    masked_activation="gelu",
 )
 
 

@@ -1,8 +1,8 @@
-"""Results of a model besides the next token: heads of classification, and models whose hidden states are wanted.
+"""Results of a model besides the next token: heads of texts and of tokens, and models whose hidden states are wanted.
 
 Which head a checkpoint has follows from `architectures` in config.json: `BertForSequenceClassification`,
-`LlamaForSequenceClassification`. Encoders build their heads themselves; the head of a decoder is one matrix, `score`,
-which takes the place of the LM head in any family.
+`LlamaForTokenClassification`. Encoders build their heads themselves (`encoder_heads.py`); the head of a decoder is one
+matrix, which takes the place of the LM head in any family.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..backends.operations import Backend
-from ..config import Fields, ModelConfig, ScoreFunction, read_score_function
+from ..config import Fields, ModelConfig, Output, ScoreFunction, read_score_function
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.head import ClassificationHead, Head, LMHead, NoHead
 from .base import Model
@@ -18,42 +18,66 @@ from .decoder import Decoder
 from .parameters import Build, Weights
 
 CLASSIFIER = "ForSequenceClassification"
-PLAIN = ("Model", "ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM")
-"""Endings of an encoder's architecture whose hidden states are read, but not its heads"""
+MASKED = "ForMaskedLM"
+HEADS: Mapping[str, Output] = {
+    CLASSIFIER: "labels",
+    "ForTokenClassification": "token_labels",
+    "ForQuestionAnswering": "spans",
+}
+"""Endings of architectures, and what their models compute"""
+PLAIN = ("Model", MASKED, "ForPreTraining", "LMHeadModel", "ForCausalLM")
+"""Endings of an encoder's architecture whose hidden states are read"""
+SPAN = ("start", "end")
+DECODER_HEADS = {"labels": ("score", False), "token_labels": ("score", True), "spans": ("qa_outputs", True)}
+"""Name of a decoder's head, and whether it has a bias"""
 MOST_LABELS = 2**20
 
 
-def read_head(config: ModelConfig, raw: Mapping[str, Any]) -> ModelConfig:
-    """The configuration with what the model computes, from config.json.
+def read_head(config: ModelConfig, raw: Mapping[str, Any], *, masked: bool = False) -> ModelConfig:
+    """The configuration with what the model computes, from config.json. `masked`: the family fills masked tokens.
 
     Raises:
         CheckpointError: a field of the classification is invalid.
-        UnsupportedModelError: an encoder with another head, such as one that labels each token.
+        UnsupportedModelError: an encoder with another head, such as one that compares choices.
     """
     fields = Fields(raw)
     named = fields.get("architectures", [])
     architecture = named[0] if named and isinstance(named[0], str) else ""
-    if config.encoder_layers and architecture.endswith((CLASSIFIER, "EncoderModel")):
+    if config.encoder_layers and architecture.endswith((*HEADS, "EncoderModel")):
         raise UnsupportedModelError(
             f"config.json: architectures is {architecture!r:.80}; of this family minillm runs the encoder-decoder that "
             "generates text"
         )
-    if architecture.endswith(CLASSIFIER):
+    output = next((HEADS[ending] for ending in HEADS if architecture.endswith(ending)), None)
+    if output is not None:
         labels = _labels(fields)
+        if output == "spans":
+            if len(labels) != len(SPAN):
+                raise CheckpointError(
+                    f"config.json: {architecture:.80} should have 2 labels, start and end, found {len(labels)}"
+                )
+            labels = SPAN
         return replace(
             config,
-            output="labels",
+            output=output,
             labels=labels,
-            score_function=_score_function(fields, len(labels)),
+            labels_of_mean=config.labels_of_mean and output == "labels",
+            score_function=_score_function(fields, len(labels)) if output == "labels" else "none",
             pad_token_id=fields.token_id("pad_token_id"),
             tied_head=False,
         )
+    config = replace(config, labels_of_mean=False)
     if config.bidirectional:
         if architecture and not architecture.endswith(PLAIN):
+            *endings, last = (f"...{ending}" for ending in (*HEADS, MASKED))
             raise UnsupportedModelError(
-                f"config.json: architectures is {architecture!r:.80}; of this family minillm runs ...{CLASSIFIER}, and "
-                "the hidden states alone"
+                f"config.json: architectures is {architecture!r:.80}; of this family minillm runs {', '.join(endings)} "
+                f"and {last}, and the hidden states alone"
             )
+        if masked and architecture.endswith(MASKED):
+            tied = fields.get("tie_word_embeddings", True)
+            padding = fields.token_id("pad_token_id")
+            return replace(config, output="states", fills_masks=True, tied_head=tied, pad_token_id=padding)
         return replace(config, output="states")
     without = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
     if without and not config.tied_head and not config.encoder_layers:
@@ -92,13 +116,18 @@ def builder(build: Build, config: ModelConfig) -> Build:
 
     def build_other(config: Any, weights: Weights, backend: Backend) -> Decoder:
         # with a tied head no family asks for another matrix
-        model = build(replace(config, tied_head=True), weights, backend)
+        model = build(config if config.fills_masks else replace(config, tied_head=True), weights, backend)
         if not isinstance(model.head, LMHead):  # an encoder, which builds its own
+            if config.output != "states" and isinstance(model.head, NoHead):
+                raise UnsupportedModelError(
+                    f"config.json: of the family {config.model_type} minillm runs no head of {config.output}"
+                )
             return model
         before, width = model.head.project_out, model.head.weight.shape[1]
         head: Head = NoHead(before)
-        if config.output == "labels":
-            score = weights.linear("score", len(config.labels), inputs=width, role="labels")
+        if config.output != "states":
+            name, bias = DECODER_HEADS[config.output]
+            score = weights.linear(name, len(config.labels), inputs=width, bias=bias, role="labels")
             head = ClassificationHead(score, dense=before)
         return replace(model, config=replace(model.config, tied_head=False), head=head)
 

@@ -4,8 +4,8 @@
     x = x + attention(norm(x));  x = x + mlp(norm(x))      in each layer; the first one's attention reads x itself
 
 Queries and keys are rotated, with one base in layers that see the whole text, every third, and another in those whose
-tokens see as many on each side. MLPs are gated by GELU. A classification reads the first token, [CLS]:
-logits = norm(gelu(x W_dense)) W_out + b.
+tokens see as many on each side. MLPs are gated by GELU. A classification reads the first token, [CLS], or the mean of
+all tokens: logits = norm(gelu(x W_dense)) W_out + b; so do heads of each token.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backends.operations import Backend
+from ..backends.weights import Weight
 from ..config import Fields, ModelConfig
-from ..errors import UnsupportedModelError
 from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
 from ..layers.head import ClassificationHead, Head, NoHead
@@ -23,6 +23,7 @@ from ..layers.norm import LayerNorm
 from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .encoder import TextEncoder
+from .encoder_heads import MaskedNames, masked_head, token_table
 from .parameters import Names, Weights
 from .reading import read_activation, read_encoder_sizes, read_heads, read_layer_kinds, refuse_other_layers
 from .rotary import RotaryConfig, read_rotaries
@@ -48,6 +49,8 @@ class ModernBertConfig(ModelConfig):
     head_bias: bool
     """Whether the projection before the labels has a bias"""
     head_activation: str
+    masked_bias: bool
+    """Whether the logits of masked tokens have a bias"""
 
 
 def read_config(raw: Mapping[str, Any]) -> ModernBertConfig:
@@ -55,7 +58,7 @@ def read_config(raw: Mapping[str, Any]) -> ModernBertConfig:
 
     Raises:
         CheckpointError: a field is missing or invalid.
-        UnsupportedModelError: an unsupported activation or kind of rotary scaling, or labels of the mean of all tokens.
+        UnsupportedModelError: an unsupported activation or kind of rotary scaling.
     """
     fields = Fields(dict(raw) | {"rope_theta": raw.get("global_rope_theta", raw.get("rope_theta"))})
     refuse_other_layers(fields, windows=True)
@@ -71,11 +74,6 @@ def read_config(raw: Mapping[str, Any]) -> ModernBertConfig:
         local_base=LOCAL_BASE,
     )
     window = fields.size("local_attention", 128) // 2 + 1
-    labels = any(isinstance(name, str) and name.endswith("Classification") for name in fields.get("architectures", []))
-    if labels and fields.choice("classifier_pooling", "cls", ("cls", "mean")) == "mean":
-        raise UnsupportedModelError(
-            "config.json: classifier_pooling is 'mean'; minillm runs classifications that read the first token, 'cls'"
-        )
     return ModernBertConfig(
         model_type="modernbert",
         **read_encoder_sizes(fields, heads),
@@ -89,6 +87,8 @@ def read_config(raw: Mapping[str, Any]) -> ModernBertConfig:
         norm_bias=fields.get("norm_bias", False),
         head_bias=fields.get("classifier_bias", False),
         head_activation=read_activation(fields, "classifier_activation", "gelu"),
+        masked_bias=fields.get("decoder_bias", True),
+        labels_of_mean=fields.choice("classifier_pooling", "cls", ("cls", "mean")) == "mean",
         mixed_layers=True,
         bidirectional=True,
     )
@@ -96,36 +96,61 @@ def read_config(raw: Mapping[str, Any]) -> ModernBertConfig:
 
 NAMES = Names(
     prefixes=("model.",),
-    heads=("head.", "decoder.", "classifier."),
+    heads=("head.", "decoder.", "classifier.", "qa_outputs."),
+    masked_head="head.dense.weight",
     embedding="embeddings.tok_embeddings.weight",
 )
 """Tensors of checkpoints: (model.)layers.0.attn.Wqkv.weight."""
 
+_MASKED = MaskedNames("head.dense", "head.norm", "decoder", "decoder.bias")
+
 
 def build(config: ModernBertConfig, weights: Weights, backend: Backend) -> TextEncoder:
     """Build the model."""
-    E, V = config.hidden_size, config.vocab_size
+    E = config.hidden_size
 
     def norm(at: Weights, name: str) -> LayerNorm:
         return LayerNorm(at.norm(name, E, bias=config.norm_bias), config.epsilon)
 
-    embedding = Embedding(
-        weights.table("embeddings.tok_embeddings", V, E, "vocabulary"), norm=norm(weights, "embeddings.norm")
-    )
+    bias = _MASKED.bias if config.masked_bias else None
+    tokens = token_table(config, weights, "embeddings.tok_embeddings", E, bias)
+    embedding = Embedding(tokens, norm=norm(weights, "embeddings.norm"))
     rotations = {rotary: rotary.rotation(backend) for rotary in config.rotaries}  # the same angles are computed once
     layers = tuple(
         _build_layer(config, weights.at(f"layers.{i}"), rotations[config.rotaries[i]], i)
         for i in range(config.num_layers)
     )
-    head: Head = NoHead()
-    if config.output == "labels":
-        head = ClassificationHead(
-            dense=weights.linear("head.dense", E, inputs=E, bias=config.head_bias),
+    head = _build_head(config, weights, tokens)
+    return TextEncoder(config.sharded(weights.ranks), embedding, layers, norm(weights, "final_norm"), head)
+
+
+def _build_head(config: ModernBertConfig, weights: Weights, tokens: Weight) -> Head:
+    """The head: a projection and a norm before the labels, of a text or of its tokens, and before masked tokens."""
+    E = config.hidden_size
+
+    def norm(name: str, width: int) -> LayerNorm:
+        return LayerNorm(weights.norm(name, width, bias=config.norm_bias), config.epsilon)
+
+    if config.output != "states":
+        return ClassificationHead(
+            dense=weights.linear(_MASKED.dense, E, inputs=E, bias=config.head_bias),
             activation=config.head_activation,
-            norm=norm(weights, "head.norm"),
+            norm=norm(_MASKED.norm, E),
             weight=weights.linear("classifier", len(config.labels), inputs=E, bias=True, role="labels"),
         )
-    return TextEncoder(config.sharded(weights.ranks), embedding, layers, norm(weights, "final_norm"), head)
+    if not config.fills_masks:
+        return NoHead()
+    return masked_head(
+        config,
+        weights,
+        tokens,
+        _MASKED,
+        width=E,
+        activation=config.head_activation,
+        norm=norm,
+        dense_bias=config.head_bias,
+        out_bias=config.masked_bias,
+    )
 
 
 def _build_layer(config: ModernBertConfig, weights: Weights, rotation: Rotation, i: int) -> PreNorm:

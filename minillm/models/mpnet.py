@@ -16,6 +16,7 @@ from ..errors import UnsupportedModelError
 from ..reference.attention import AttentionSpec
 from .distance_bias import bias_by_distance
 from .encoder import EncoderConfig, EncoderNames, TextEncoder, build_encoder, read_encoder
+from .encoder_heads import ROBERTA_MASKED
 from .parameters import Names, Weights
 
 BUCKETS, MAX_DISTANCE = 32, 128
@@ -44,7 +45,8 @@ def read_config(raw: Mapping[str, Any]) -> EncoderConfig:
 NAMES = Names(
     prefixes=("mpnet.",),
     left_out=("embeddings.position_ids",),
-    heads=("lm_head.", "pooler.", "classifier."),
+    heads=("lm_head.", "pooler.", "classifier.", "qa_outputs."),
+    masked_head="lm_head.dense.weight",
     embedding="embeddings.word_embeddings.weight",
 )
 """Tensors of checkpoints: encoder.layer.0.output.dense.weight or mpnet.encoder..."""
@@ -57,6 +59,8 @@ _PARTS = EncoderNames(
     attention_norm="attention.LayerNorm",
     head_dense="classifier.dense",
     head_out="classifier.out_proj",
+    masked=ROBERTA_MASKED,
+    masked_activation="gelu",
 )
 
 

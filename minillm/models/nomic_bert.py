@@ -11,6 +11,7 @@ from ..backends.operations import Backend
 from ..config import Fields
 from ..errors import UnsupportedModelError
 from .encoder import TextEncoder
+from .encoder_heads import MaskedNames
 from .parameters import Names, Weights
 from .reading import merge_names
 from .rotary_encoder import (
@@ -81,7 +82,8 @@ def read_config(raw: Mapping[str, Any]) -> RotaryEncoderConfig:
 NAMES = Names(
     prefixes=("nomic_bert.", "bert."),
     left_out=("embeddings.position_ids", "rotary_emb.inv_freq"),
-    heads=("cls.", "pooler.", "classifier."),
+    heads=("cls.", "pooler.", "classifier.", "qa_outputs."),
+    masked_head="cls.predictions.transform.dense.weight",
     embedding="embeddings.word_embeddings.weight",
 )
 """Tensors of checkpoints: encoder.layers.0.attn.Wqkv.weight or bert.encoder..."""
@@ -96,6 +98,12 @@ _PARTS = RotaryEncoderNames(
     gate="mlp.fc12",
     down="mlp.fc2",
     mlp_norm="norm2",
+    masked=MaskedNames(
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.layer_norm",
+        "cls.predictions.decoder",
+        "cls.predictions.bias",
+    ),
 )
 
 

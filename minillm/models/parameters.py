@@ -659,6 +659,8 @@ class Names:
     """Suffixes of tensors that are computed instead, such as masks and frequencies"""
     heads: tuple[str, ...] = ()
     """Prefixes of heads' tensors; some checkpoints have more heads than are run"""
+    masked_head: str = ""
+    """A tensor of the head of masked tokens; "": the family has none"""
     renamed: tuple[tuple[str, str], ...] = ()
     """Older names of tensors: an ending, and what stands for it today"""
     expert_tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..backends.operations import Backend
 from .encoder import EncoderConfig, EncoderNames, TextEncoder, build_encoder, read_encoder
+from .encoder_heads import ROBERTA_MASKED
 from .parameters import Names, Weights
 
 
@@ -24,13 +25,21 @@ def read_config(raw: Mapping[str, Any]) -> EncoderConfig:
 NAMES = Names(
     prefixes=("roberta.",),
     left_out=("embeddings.position_ids",),
-    heads=("lm_head.", "pooler.", "classifier."),
+    heads=("lm_head.", "pooler.", "classifier.", "qa_outputs."),
+    masked_head="lm_head.dense.weight",
     renamed=((".gamma", ".weight"), (".beta", ".bias")),
     embedding="embeddings.word_embeddings.weight",
 )
 """Tensors of checkpoints: encoder.layer.0.output.dense.weight or roberta.encoder..."""
 
+_PARTS = EncoderNames(
+    head_dense="classifier.dense",
+    head_out="classifier.out_proj",
+    masked=ROBERTA_MASKED,
+    masked_activation="gelu",
+)
+
 
 def build(config: EncoderConfig, weights: Weights, backend: Backend) -> TextEncoder:
     """Build the model."""
-    return build_encoder(config, weights, EncoderNames(head_dense="classifier.dense", head_out="classifier.out_proj"))
+    return build_encoder(config, weights, _PARTS)

@@ -13,11 +13,12 @@ from ..config import Fields, ModelConfig
 from ..errors import UnsupportedModelError
 from ..layers.block import PostNorm
 from ..layers.embedding import Embedding
-from ..layers.head import ClassificationHead, Head, NoHead
+from ..layers.head import ClassificationHead
 from ..layers.mlp import GatedMLP
 from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .encoder import TextEncoder
+from .encoder_heads import MaskedNames, encoder_head, masked_head, token_table
 from .parameters import Weights
 from .reading import read_activation, read_encoder_sizes, read_grouped_heads, refuse_other_layers
 from .rotary import KINDS, RotaryConfig, read_rotary, refuse_partial
@@ -50,6 +51,9 @@ class RotaryEncoderNames:
     gate: str
     down: str
     mlp_norm: str
+    masked: MaskedNames
+    masked_activation: str = ""
+    """Activation in the head of masked tokens; "": the layers' """
 
 
 def read_rotary_encoder(
@@ -109,23 +113,35 @@ def build_rotary_encoder(
     config: RotaryEncoderConfig, weights: Weights, names: RotaryEncoderNames, rotation: Rotation
 ) -> TextEncoder:
     """Build the model of a family."""
-    E, V = config.hidden_size, config.vocab_size
+    E = config.hidden_size
     types = "embeddings.token_type_embeddings"
+    tokens = token_table(config, weights, "embeddings.word_embeddings", E, names.masked.bias)
     embedding = Embedding(
-        weights.table("embeddings.word_embeddings", V, E, "vocabulary"),
+        tokens,
         types=weights.table(types, config.token_types, E, "positions") if config.token_types else None,
         norm=weights.layer_norm(names.embedding_norm, E, config.epsilon),
     )
     layers = tuple(
         _build_layer(config, weights.at(f"{names.layer}.{i}"), names, rotation, i) for i in range(config.num_layers)
     )
-    head: Head = NoHead()
-    if config.output == "labels":
-        head = ClassificationHead(
+    head = encoder_head(
+        config,
+        weights,
+        lambda: ClassificationHead(
             dense=weights.linear("pooler.dense", E, inputs=E, bias=True),
             activation="tanh",
             weight=weights.linear("classifier", len(config.labels), inputs=E, bias=True, role="labels"),
-        )
+        ),
+        lambda: masked_head(
+            config,
+            weights,
+            tokens,
+            names.masked,
+            width=E,
+            activation=names.masked_activation or config.activation,
+            norm=lambda name, width: weights.layer_norm(name, width, config.epsilon),
+        ),
+    )
     return TextEncoder(config.sharded(weights.ranks), embedding, layers, None, head)
 
 

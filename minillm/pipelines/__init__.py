@@ -1,8 +1,9 @@
 """Tasks by the names of transformers: `pipeline(task, model)`, called with a text or a list of texts.
 
 Results have the form of transformers' pipelines, the sampling and lengths that neither the call nor the checkpoint sets
-too. transformers 5 has no text2text-generation, translation and summarization; theirs is the form of transformers 4.57,
-with the parameters that config.json names for a task (T5's prefixes, beams and lengths) in `task_specific_params`.
+too. transformers 5 has no text2text-generation, translation, summarization and question-answering; theirs is the form
+of transformers 4.57, with the parameters that config.json names for a task (T5's prefixes, beams and lengths) in
+`task_specific_params`.
 
 Source: transformers 5.23, `transformers.pipelines`; transformers 4.57, `pipelines/text2text_generation.py`.
 
@@ -15,6 +16,10 @@ text2text.py             texts by an encoder-decoder; summaries
 translation.py           languages as prefixes or tokens
 text_classification.py   labels of texts
 feature_extraction.py    hidden states of texts
+token_classification.py  labels of tokens, entities
+question_answering.py    spans of a text that answer questions
+fill_mask.py             tokens in the place of masks
+zero_shot_classification.py  labels that a call names
 """
 
 import inspect
@@ -26,10 +31,14 @@ from ..engine.engine import Engine
 from ..errors import ParameterError, TaskError, listed, shown
 from .base import Pipeline
 from .feature_extraction import FeatureExtraction
+from .fill_mask import FillMask
+from .question_answering import QuestionAnswering
 from .text2text import Summarization, Text2Text
 from .text_classification import TextClassification
 from .text_generation import TextGeneration
+from .token_classification import TokenClassification
 from .translation import DIRECTION, Translation
+from .zero_shot_classification import ZeroShotClassification
 
 TASKS: dict[str, type[Pipeline]] = {
     "text-generation": TextGeneration,
@@ -38,6 +47,11 @@ TASKS: dict[str, type[Pipeline]] = {
     "summarization": Summarization,
     "text-classification": TextClassification,
     "sentiment-analysis": TextClassification,
+    "zero-shot-classification": ZeroShotClassification,
+    "token-classification": TokenClassification,
+    "ner": TokenClassification,
+    "question-answering": QuestionAnswering,
+    "fill-mask": FillMask,
     "feature-extraction": FeatureExtraction,
 }
 """Tasks by name; also translation_xx_to_yy."""
@@ -48,7 +62,8 @@ def pipeline(task: str, model: str | os.PathLike[str] | Engine | None = None, **
 
     Args:
         task: "text-generation"; "text2text-generation", "summarization", "translation" or "translation_en_to_fr" for an
-            encoder-decoder; "text-classification" (also "sentiment-analysis"); "feature-extraction"
+            encoder-decoder; "text-classification" (also "sentiment-analysis"), "zero-shot-classification",
+            "token-classification" (also "ner"), "question-answering", "fill-mask" or "feature-extraction"
         model: a checkpoint folder, a GGUF file or a hub id; or an engine, which several pipelines may share
         **options: arguments of `Engine`, unless `model` is one; and arguments of the pipeline's calls, for all of them
 

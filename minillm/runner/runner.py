@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..backends.low_rank import AdapterWeights, adapted
 from ..backends.observe import CheckingBackend
@@ -219,6 +220,20 @@ class Runner:
         """[R, E] -> [R, V], [R, W]"""
         hidden = self.model.states(head, hidden)  # [R, E] -> [R, W]
         return Output(self.model.logits(head, hidden), hidden)  # [R, W] -> [R, V]
+
+    def head_of(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Results of the head for hidden states that no pass has computed, such as means. [N, E] -> [N, W]
+
+        Raises:
+            NumericalError: they contain NaN or infinity.
+        """
+        backend = self.backend
+        with np.errstate(all="ignore"):
+            output = self._logits(backend, backend.xp.asarray(states, backend.memory.activations.dtype))
+        results = np.array(backend.sampler.to_host(output.logits), np.float32)  # a copy
+        if not np.isfinite(results).all():
+            raise NumericalError("NaN or infinity among the logits of the head")
+        return results
 
     def encode(self, backend: Backend, batch: Batch, views: Sequence[View] = ()) -> bool:
         """Run the encoder over a batch of sources, and whether its result is finite."""

@@ -1,7 +1,7 @@
 """/v1/embeddings, /api/embed and /api/embeddings: texts as vectors, in OpenAI's form and in Ollama's.
 
-Sources: OpenAI's API reference, "Create embeddings"; `normalize` and `truncate_prompt_tokens` are vLLM's; docs/api.md
-of the Ollama repository.
+Sources: OpenAI's API reference, "Create embeddings"; `normalize` and `truncate_prompt_tokens` are vLLM's,
+`output_dtype` Mistral's and Voyage's; docs/api.md of the Ollama repository.
 """
 
 import base64
@@ -12,6 +12,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..tasks.quantized_vectors import Precision, quantize_vectors
 from ..text.tokenizer import EncodedText
 from .http_json import ApiError, json_response
 from .text_requests import TextsRequest, TextsServerRequest, listed_texts, read_request
@@ -25,7 +26,9 @@ class EmbeddingsRequest(TextsRequest, kw_only=True):
     input: Any
     """A text, a list of texts, token ids, or a list of lists of token ids"""
     encoding_format: Literal["float", "base64"] = "float"
-    """base64: the numbers as little-endian float32"""
+    """base64: the numbers as little-endian float32, or bytes"""
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] = "float"
+    """Numbers of a vector: binary and ubinary have a bit of each, packed in bytes"""
     dimensions: int | None = None
     """Only so many leading numbers, for models trained for it"""
     normalize: bool | None = None
@@ -35,7 +38,15 @@ class EmbeddingsRequest(TextsRequest, kw_only=True):
 async def embeddings(http: Request) -> Response:
     """Answer POST /v1/embeddings."""
     asked, request = await read_request(http, EmbeddingsRequest, "embd", PATH)
+    if asked.output_dtype in ("int8", "uint8"):
+        raise ApiError(
+            f"output_dtype={asked.output_dtype}: it needs the range of each dimension, which a server does not know; "
+            "ask for float and pack the vectors by quantize_vectors",
+            param="output_dtype",
+        )
+    precision: Precision = "float32" if asked.output_dtype == "float" else asked.output_dtype
     vectors = await _vectors(request, asked.input, asked, normalize=asked.normalize, dimensions=asked.dimensions)
+    vectors = [quantize_vectors(vector, precision) for vector in vectors]
     in_base64 = asked.encoding_format == "base64"
     data = [
         {"object": "embedding", "index": i, "embedding": _in_base64(vector) if in_base64 else vector.tolist()}
@@ -61,7 +72,8 @@ async def _vectors(
 
 
 def _in_base64(vector: Any) -> str:
-    return base64.b64encode(vector.astype(np.dtype("<f4")).tobytes()).decode("ascii")
+    numbers = vector if vector.dtype.itemsize == 1 else vector.astype(np.dtype("<f4"))
+    return base64.b64encode(numbers.tobytes()).decode("ascii")
 
 
 # --- Ollama -----------------------------------------------------------------------------------------------------------

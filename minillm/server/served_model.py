@@ -95,7 +95,7 @@ class ServedModel:
         vectors: tuple[str, ...] = ("/v1/embeddings", "/score", "/rerank")
         if self.engine.embedding.late is not None:
             vectors = vectors[1:]
-        if config.output == "states":
+        if config.output != "tokens":
             return vectors
         texts = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
         if config.encoder_layers:

@@ -147,9 +147,8 @@ class TextPasses:
             encoded = EncodedText(ids, [0] * len(ids), len(ids) < len(text))
         if not encoded.token_ids:
             raise PromptError("the text is empty: give at least one token")
-        if encoded.truncated and not self._told:
-            self._told = True
-            logger.warning("a text was cut to %d tokens, the most that this model reads; told once", self.context)
+        if encoded.truncated:
+            self.note_cut(truncate=True)
         return encoded
 
     def _encoded(
@@ -307,7 +306,10 @@ class TextPasses:
         def logits_of(i: int, rows: NDArray[np.float32]) -> NDArray[np.float32]:
             return rows[0] if score is None else score(rows[0])  # [V] -> [1]
 
-        results = self._run(texts, True, self._judged, logits_of, "classifying", lora)
+        if self.config.labels_of_mean:
+            results = self._labels_of_mean(texts, lora)
+        else:
+            results = self._run(texts, True, self._judged, logits_of, "classifying", lora)
         classifications = []
         for text, logits in zip(texts, results, strict=True):
             scores = SCORES[chosen](logits)
@@ -315,6 +317,48 @@ class TextPasses:
             labels = [Label(names[i], float(scores[i]), i) for i in order]
             classifications.append(Classification(labels, logits, len(text.token_ids)))
         return classifications
+
+    def _labels_of_mean(self, texts: Sequence[EncodedText], lora: str | None) -> list[NDArray[np.float32]]:
+        """Logits of texts by a head that reads the mean of all tokens' hidden states. [labels] each"""
+        if lora is not None:
+            raise ParameterError("lora is not offered for labels of the mean of all tokens: merge the adapter")
+
+        def mean(i: int, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+            return np.asarray(rows.mean(axis=0))  # [T, E] -> [E]
+
+        means = self._run(texts, False, _every_position, mean, "classifying", lora)
+        if not means:
+            return []
+        with self._turn():
+            return list(self._runner.head_of(np.stack(means)))  # N x [E] -> [N, labels]
+
+    def token_logits(
+        self, texts: Sequence[EncodedText], *, places: range | None = None, lora: str | None = None
+    ) -> list[NDArray[np.float32]]:
+        """The results of the model's head for each token, or for those at some places of every text. [k, W] each
+
+        Raises:
+            NumericalError: they contain NaN or infinity.
+        """
+        if any(not text.token_ids for text in texts):
+            raise PromptError("the text is empty: give at least one token")
+
+        def positions_of(text: EncodedText) -> range:
+            return _every_position(text) if places is None else places
+
+        return self._run(texts, True, positions_of, lambda i, rows: rows, "reading", lora)
+
+    def note_cut(self, truncate: bool) -> None:
+        """Say once that a text was cut.
+
+        Raises:
+            PromptError: it was not to be.
+        """
+        if not truncate:
+            raise PromptError(f"the text has more than {self.context} tokens, the most that this model reads")
+        if not self._told:
+            self._told = True
+            logger.warning("a text was cut to %d tokens, the most that this model reads; told once", self.context)
 
     def _judged(self, text: EncodedText) -> range:
         """The position whose hidden state the head reads: an encoder's first, a decoder's last.

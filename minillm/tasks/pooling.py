@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..config import ScoreFunction
 from ..errors import ParameterError, UnsupportedModelError, listed, shown
+from ..reference.norm import layer_norm
 
 if TYPE_CHECKING:
     from .late_interaction import LateInteraction
@@ -55,6 +56,20 @@ class Dense:
         return y if activate is None else activate(y)
 
 
+@dataclass(frozen=True, eq=False)
+class VectorNorm:
+    """A layer norm of the pooled vector."""
+
+    weight: NDArray[np.float32]
+    """[W]"""
+    bias: NDArray[np.float32]
+    """[W]"""
+
+    def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[N, W] -> [N, W]"""
+        return np.asarray(layer_norm(x, self.weight, self.bias, 1e-5, np, np.empty_like(x)))
+
+
 @dataclass(frozen=True)
 class LogitScore:
     """The score of a text by a causal LM: the next token's logit of "yes" minus its logit of "no"."""
@@ -88,7 +103,8 @@ class EmbeddingSettings:
     """Several: their vectors one after another"""
     include_prompt: bool = True
     """Whether the prompt's tokens count in the mean"""
-    dense: tuple[Dense, ...] = ()
+    dense: tuple[Dense | VectorNorm, ...] = ()
+    """Projections and norms of the pooled vector, in order"""
     normalize: bool = False
     max_tokens: int | None = None
     """The longest text in tokens; None: the model's context"""

@@ -161,6 +161,18 @@ def test_every_pooling_is_as_there(mode: Any, include_prompt: bool, tmp_path: Pa
         close(engine.embed(TEXTS, prompt_name="query"), theirs.encode(TEXTS, prompt_name="query"))
 
 
+def test_a_norm_after_the_pooling_is_as_there(tmp_path: Path) -> None:
+    norm = parts.LayerNorm(32)
+    with torch.no_grad():
+        norm.norm.weight.normal_()
+        norm.norm.bias.normal_()
+    modules = [base.Transformer(str(encoder(tmp_path))), parts.Pooling(32), norm, parts.Dense(32, 12)]
+    theirs = sentence_transformers.SentenceTransformer(modules=modules, device="cpu")
+    theirs.save(str(tmp_path / "saved"))
+    with Engine(tmp_path / "saved") as engine:
+        close(engine.embed(TEXTS), theirs.encode(TEXTS))
+
+
 def test_flags_of_several_poolings_have_the_order_of_there(tmp_path: Path) -> None:
     made = [base.Transformer(str(encoder(tmp_path))), parts.Pooling(32)]
     sentence_transformers.SentenceTransformer(modules=made, device="cpu").save_pretrained(str(tmp_path / "saved"))

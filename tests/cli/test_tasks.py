@@ -14,12 +14,14 @@ from minillm import Engine, pipeline
 from minillm.cli import options
 from minillm.cli.main import run
 from minillm.progress import watching
+from minillm.tasks.quantized_vectors import quantize_vectors
 
 from ..task_models import BERT, ONE_LABEL, T5, THREE_LABELS, write_task_model
 from ..tiny import write_checkpoint
 
 TEXTS = ["the cat sat", "a dog ran on the road", "how are you ?"]
 MODELS = {"t5": T5, "vectors": BERT, "topics": BERT | THREE_LABELS, "reranker": BERT | ONE_LABEL}
+MODELS["entities"] = BERT | THREE_LABELS | {"architectures": ["BertForTokenClassification"]}
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +151,24 @@ def test_pairs_have_a_tab_between_their_texts(models: dict[str, str], tmp_path: 
     assert "should be two texts with a tab between, found 'the cat'" in refused(capsys, *command, "the cat")
 
 
+def test_entities_are_a_line_for_each_text(models: dict[str, str], lines: str, capsys: Any) -> None:
+    expected: Any = Engine(models["entities"]).classify_tokens(TEXTS, aggregation="average")
+    command = ["classify", "--model", models["entities"], "--file", lines, "--aggregation", "average"]
+    rows = printed(capsys, *command)
+    for row, text, entities in zip(rows, TEXTS, expected, strict=True):
+        assert row == "  ".join(f"{text[e.start : e.end]} {e.label} {e.score:.4f}" for e in entities)
+    records = [json.loads(line) for line in printed(capsys, *command, "--json")]
+    assert [record["text"] for record in records] == TEXTS
+    assert [len(record["entities"]) for record in records] == [len(entities) for entities in expected]
+    assert records[0]["entities"][0]["word"] == expected[0][0].word
+    assert refused(capsys, *command, "--top-k", "2") == (
+        "minillm: --top-k is for labels of texts, and this model labels tokens: leave it out"
+    )
+    assert "--aggregation is for models for token classification" in refused(
+        capsys, "classify", "--model", models["topics"], "--aggregation", "max", "a"
+    )
+
+
 def test_vectors_are_json_lines_or_an_array(models: dict[str, str], lines: str, tmp_path: Path, capsys: Any) -> None:
     with Engine(models["vectors"]) as engine:
         plain, short = engine.embed(TEXTS), engine.embed(TEXTS, normalize=True, dimensions=8)
@@ -161,6 +181,24 @@ def test_vectors_are_json_lines_or_an_array(models: dict[str, str], lines: str, 
     array = np.load(target)
     assert array.dtype == np.float32
     np.testing.assert_allclose(array, short, atol=1e-4)
+
+
+def test_vectors_in_few_bits_are_those_of_quantize_vectors(
+    models: dict[str, str], lines: str, tmp_path: Path, capsys: Any
+) -> None:
+    with Engine(models["vectors"]) as engine:
+        vectors = engine.embed(TEXTS)
+    command = ["embed", "--model", models["vectors"], "--file", lines, "--precision"]
+    target = tmp_path / "vectors.npy"
+    for precision in ("int8", "ubinary"):
+        expected = quantize_vectors(vectors, precision)  # type: ignore[arg-type]
+        rows = [json.loads(line)["embedding"] for line in printed(capsys, *command, precision)]
+        assert printed(capsys, *command, precision, "--output", str(target)) == []
+        assert (np.load(target).dtype, np.load(target).tolist()) == (expected.dtype, rows)
+        np.testing.assert_allclose(rows, expected, atol=1 if precision == "int8" else 0)  # a step, by rounding
+    assert "at least two vectors" in refused(
+        capsys, "embed", "--model", models["vectors"], "--precision", "int8", "the cat"
+    )
 
 
 def test_long_texts_are_refused_or_cut(models: dict[str, str], capsys: Any) -> None:

@@ -132,7 +132,7 @@ def test_dropping_the_head_leaves_the_hidden_states() -> None:
 
 def test_names_of_published_checkpoints() -> None:
     """A prefix, norms with gamma and beta, and heads that are not run."""
-    raw = CONFIGS["bert"] | {"architectures": ["BertForMaskedLM"]}
+    raw = CONFIGS["bert"] | {"architectures": ["BertForPreTraining"]}
     tensors, config = tiny_tensors(raw), config_of(raw)
     stored = {
         "bert." + name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): each
@@ -158,7 +158,8 @@ def test_names_of_published_checkpoints() -> None:
         ("bert", {"hidden_act": "mish"}, UnsupportedModelError, "hidden_act is 'mish'"),
         ("bert", {"hidden_size": 33}, CheckpointError, "33 should be a multiple of num_attention_heads 4"),
         ("bert", {"vocab_size": None}, CheckpointError, "vocab_size is missing"),
-        ("bert", {"architectures": ["BertForTokenClassification"]}, UnsupportedModelError, "'BertForTokenClassif"),
+        ("bert", {"architectures": ["BertForMultipleChoice"]}, UnsupportedModelError, "'BertForMultipleChoice'"),
+        ("bert", {"architectures": ["BertForQuestionAnswering"], "num_labels": 3}, CheckpointError, "found 3"),
         ("bert, pairs", {"id2label": {"0": "a", "2": "b"}}, CheckpointError, "should name the labels 0 to 1"),
         ("bert, pairs", {"problem_type": "ranking"}, UnsupportedModelError, "problem_type is 'ranking'"),
         ("bert, pairs", {"sbert_ce_default_activation_function": "Cube"}, UnsupportedModelError, "'Cube'"),
@@ -201,7 +202,11 @@ def test_labels_and_the_function_of_their_logits(
     ("name", "change", "message"),
     [
         ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets is 16; minillm runs 32"),
-        ("modernbert, labels", {"classifier_pooling": "mean"}, "classifier_pooling is 'mean'; minillm runs classif"),
+        (
+            "modernbert, labels",
+            {"classifier_pooling": "max"},
+            "classifier_pooling is 'max'; minillm runs 'cls', 'mean'",
+        ),
         ("modernbert", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
         (
             "gemma3_text",

@@ -73,6 +73,17 @@ def test_base64_dimensions_and_length_are_those_asked_for(app: Starlette, engine
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-4)
 
 
+@pytest.mark.parametrize(("dtype", "kind"), [("binary", np.int8), ("ubinary", np.uint8)])
+def test_vectors_of_bits_are_packed_in_bytes(dtype: Any, kind: Any, app: Starlette, engines: dict[str, Engine]) -> None:
+    expected = np.packbits(engines["vectors"].embed(TEXTS) > 0, axis=1)  # [N, 32] -> [N, 4]
+    expected = expected if dtype == "ubinary" else expected.astype(int) - 128
+    records = answered(app, "/v1/embeddings", input=TEXTS, output_dtype=dtype)["data"]
+    assert [record["embedding"] for record in records] == expected.tolist()
+    records = answered(app, "/v1/embeddings", input=TEXTS, output_dtype=dtype, encoding_format="base64")["data"]
+    packed = [np.frombuffer(base64.b64decode(record["embedding"]), kind) for record in records]
+    assert np.array(packed).tolist() == expected.tolist()
+
+
 def test_token_ids_are_taken_as_they_are(app: Starlette, engines: dict[str, Engine]) -> None:
     ids = [text.token_ids for text in engines["vectors"].encode(TEXTS)]
     one = answered(app, "/v1/embeddings", input=ids[0])["data"][0]["embedding"]
@@ -113,6 +124,7 @@ def test_openais_client_gets_vectors(engines: dict[str, Engine]) -> None:
         ("/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions", "expected a whole number of at least 1"),
         ("/v1/embeddings", {"input": "a", "dimensions": 33}, "dimensions", "at most 32, found 33"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format", "invalid enum value"),
+        ("/v1/embeddings", {"input": "a", "output_dtype": "int8"}, "output_dtype", "needs the range of each dimension"),
         ("/v1/embeddings", {"input": "a", "temperature": 1}, "temperature", "unknown field"),
         ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "expected -1"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1", "text_1 has 2 texts and text_2 1"),

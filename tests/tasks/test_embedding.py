@@ -185,6 +185,23 @@ def test_a_sentence_transformers_folder_is_followed(tmp_path: Path) -> None:
         Engine(folder)
 
 
+def test_a_norm_may_follow_the_pooling(tmp_path: Path) -> None:
+    folder = as_sentence_transformer(write_encoder(tmp_path), "Pooling", "LayerNorm")
+    rng = np.random.default_rng(0)
+    weight, bias = rng.normal(size=(2, 32)).astype(np.float32)
+    (folder / "2_LayerNorm").mkdir()
+    config = folder / "2_LayerNorm" / "config.json"
+    config.write_text(json.dumps({"dimension": 32}), encoding="utf-8")
+    save_file({"norm.weight": weight, "norm.bias": bias}, folder / "2_LayerNorm" / "model.safetensors")
+    with Engine(folder) as engine:
+        mean = engine.hidden_states("a good film").mean(axis=0)
+        expected = (mean - mean.mean()) / np.sqrt(mean.var() + 1e-5) * weight + bias
+        close(engine.embed("a good film"), expected)
+    config.write_text(json.dumps({"dimension": 31}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="dimension should be 32, the width before it"):
+        Engine(folder)
+
+
 def test_tokens_of_a_prompt_may_be_left_out_of_the_mean(tmp_path: Path) -> None:
     pooling = {"pooling_mode_mean_tokens": True, "include_prompt": False}
     with Engine(as_sentence_transformer(write_encoder(tmp_path), "Pooling", pooling=pooling)) as engine:
@@ -195,8 +212,8 @@ def test_tokens_of_a_prompt_may_be_left_out_of_the_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("modules", "pooling", "message"),
     [
-        (("WordWeights",), None, "the module 'WordWeights'; minillm runs Transformer, Pooling"),
-        (("Normalize",), None, "Transformer, Normalize; minillm runs Transformer, Pooling, then Dense, then Normalize"),
+        *(((name,), None, f"the module '{name}'; minillm runs Tr") for name in ("WordWeights", "CNN", "LSTM", "BoW")),
+        (("Normalize",), None, "Transformer, Normalize; minillm runs Transformer, Pooling, then Dense and Layer"),
         (("Pooling", "Normalize", "Pooling"), None, "Pooling, Normalize, Pooling; minillm runs"),
         (("Pooling",), {"pooling_mode": "median"}, "pooling by 'median'; minillm runs mean, cls"),
     ],

@@ -2,6 +2,7 @@
 
 encoding.py       Tokenizer, StreamDecoder: encoding, decoding, decoding token by token
 fitting.py        texts and pairs with token types, cut to a number of tokens
+aligned.py        the same with the place of each token, in windows
 settings.py       what stands beside a vocabulary: which keys count, and what they change
 added_tokens.py   the tokens that it adds
 turn_ends.py      which tokens end a turn of a conversation
