@@ -384,7 +384,7 @@ def run(args: argparse.Namespace) -> None:
             gguf = {plan.label: gguf_bytes(file) for plan in plans if plan.same_file}
         weights = {plan: weight_bytes(plan, config, gguf) for plan in plans}
         tables = {plan: unread_bytes(plan, config) for plan in plans}
-        results = Results(weights, tables, position_bytes(config))
+        results = Results(weights, tables, position_bytes(config), by_clock=not args.cpu_time)
         session = Session(args, config, environment, folder)
         measure_loaded(session, plans, results)
         measure_fresh(session, plans, results)

@@ -47,6 +47,8 @@ class Results:
     """Relative rms error of the logits, by the length of the prompt"""
     perplexities: dict[Plan, float] = field(default_factory=dict)
     """Of the first tokens of a text"""
+    by_clock: bool = True
+    """Seconds are the clock's, as those of the bandwidth's measurement"""
 
     def of(self, task: str, plan: Plan) -> list[Burst]:
         """The bursts of a task and an engine, by round."""
@@ -62,7 +64,9 @@ class Results:
         return [burst.speed / others[burst.number] for burst in self.of(task, plan) if burst.number in others]
 
     def shares(self, task: str, plan: Plan) -> list[float]:
-        """Bytes of weights read per second over the bandwidth measured right before, at batch 1."""
+        """Bytes of weights read per second over the bandwidth measured right before, at batch 1, by the clock."""
+        if not self.by_clock:
+            return []
         return [burst.speed * self.weights[plan] / 1e9 / burst.bandwidth for burst in self.of(task, plan)]
 
     def growths(self, plan: Plan) -> list[float]:
