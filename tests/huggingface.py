@@ -16,7 +16,7 @@ transformers.logging.disable_progress_bar()
 torch.set_num_threads(1)
 
 
-BIASES = ("final_logits_bias", "e_score_correction_bias", "layer_scalar")
+BIASES = ("final_logits_bias", "e_score_correction_bias", "expert_bias", "layer_scalar")
 """Endings of names of what is stored, though it is not trained"""
 
 

@@ -64,6 +64,7 @@ FAMILIES = (
     "minimax_m2",
     "ernie4_5_moe",
     "lfm2",
+    "lfm2_moe",
     "gpt_oss",
     "qwen3_next",
     "qwen3_5_text",

@@ -8,9 +8,9 @@ Attention is Llama's with norms of each query and key. A convolution keeps a sta
 and values (`layers/convolution.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
@@ -19,6 +19,7 @@ from ..layers.attention import HeadNorms
 from ..layers.block import PreNorm
 from ..layers.convolution import ConvolutionBlock, ShortConvolution
 from ..layers.embedding import Embedding
+from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
 from ..layers.mlp import GatedMLP
 from ..reference.rotary import Rotation
@@ -34,6 +35,8 @@ from .reading import (
     refuse_other_layers,
 )
 from .rotary import RotaryConfig, read_rotary, refuse_partial
+
+C = TypeVar("C", bound="Lfm2Config")
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 """Special tokens if config.json has none."""
@@ -71,14 +74,38 @@ def read_config(raw: Mapping[str, Any]) -> Lfm2Config:
     """LFM2's configuration from config.json.
 
     Raises:
-        CheckpointError: a field is missing or invalid.
-        UnsupportedModelError: an unsupported kind of layer or of rotary scaling.
+        As `read_kin`; UnsupportedModelError also for experts.
+    """
+    fields = read_fields(raw)
+    refuse_experts(fields)
+    return read_kin(fields, "lfm2", Lfm2Config, intermediate_size=_mlp_width(fields))
+
+
+def read_fields(raw: Mapping[str, Any]) -> Fields:
+    """The fields of config.json by their canonical names.
+
+    Raises:
+        CheckpointError: a field has two values.
     """
     merged = merge_names(raw, {"intermediate_size": "block_ff_dim"})
     if merged.get("tie_embedding") is not None:  # transformers lets it win
         merged["tie_word_embeddings"] = merged["tie_embedding"]
-    fields = Fields(TOKENS | merged)
-    refuse_experts(fields)
+    return Fields(TOKENS | merged)
+
+
+def read_kin(fields: Fields, model_type: str, kind: type[C], **others: Any) -> C:
+    """Read the fields that LFM2 and its mixture share.
+
+    Args:
+        fields: config.json
+        model_type: the family's name
+        kind: its configuration
+        **others: fields of `kind` that the family reads itself
+
+    Raises:
+        CheckpointError: a field is missing or invalid.
+        UnsupportedModelError: an unsupported kind of layer or of rotary scaling.
+    """
     refuse_partial(fields)
     refuse_other_layers(fields, kinds=KINDS)
     shared = read_grouped_heads(fields, kv_heads=8) | read_shared(fields, tied_head=True)
@@ -87,10 +114,9 @@ def read_config(raw: Mapping[str, Any]) -> Lfm2Config:
         raise CheckpointError(f"{fields.source}: conv_L_cache should be at least 2, found {taps}")
     positions = fields.size("max_position_embeddings", MAX_POSITIONS)
     rotary = read_rotary(fields, shared["head_dim"], positions, base=BASE)
-    return Lfm2Config(
-        model_type="lfm2",
+    return kind(
+        model_type=model_type,
         **shared,
-        intermediate_size=_mlp_width(fields),
         max_positions=rotary.longest,
         keys_follow_length=rotary.stretch is not None,
         mixed_layers=True,
@@ -101,6 +127,7 @@ def read_config(raw: Mapping[str, Any]) -> Lfm2Config:
         taps=taps,
         conv_bias=fields.get("conv_bias", False),
         pad_token_id=fields.token_id("pad_token_id"),
+        **others,
     )
 
 
@@ -138,18 +165,36 @@ NAMES = Names(prefixes=("model.",), left_out=("rotary_emb.inv_freq",))
 """Tensors of checkpoints: (model.)layers.0.conv.in_proj.weight."""
 
 
-def build(config: Lfm2Config, weights: Weights, backend: Backend) -> Decoder:
-    """Build the model."""
+def gated_mlp(config: Any, weights: Weights, i: int) -> GatedMLP:
+    """The MLP of layer i, from the weights of its `feed_forward`."""
+    E, F = config.hidden_size, config.intermediate_size
+    return GatedMLP(
+        weights.linear("gate_up", {"w1": F, "w3": F}, inputs=E, split="outputs"),
+        weights.linear("w2", E, inputs=F, split="inputs"),
+        "silu",
+    )
+
+
+def build(
+    config: Lfm2Config,
+    weights: Weights,
+    backend: Backend,
+    *,
+    mlp: Callable[[Any, Weights, int], GatedMLP | ExpertMLP] = gated_mlp,
+) -> Decoder:
+    """Build the model; `mlp` builds a layer's MLP from its weights and its number."""
     E, V, rotation = config.hidden_size, config.vocab_size, config.rotary.rotation(backend)
     embedding = Embedding(weights.table("embed_tokens", V, E, "vocabulary"))
     head = embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary")
-    layers = tuple(_build_layer(config, weights.at(f"layers.{i}"), rotation, i) for i in range(config.num_layers))
+    layers = tuple(_build_layer(config, weights.at(f"layers.{i}"), rotation, i, mlp) for i in range(config.num_layers))
     final_norm = weights.rms_norm("embedding_norm", E, config.epsilon)
     return Decoder(config.sharded(weights.ranks), embedding, layers, final_norm, LMHead(head))
 
 
-def _build_layer(config: Lfm2Config, weights: Weights, rotation: Rotation, i: int) -> PreNorm | ConvolutionBlock:
-    E, F, D, bias = config.hidden_size, config.intermediate_size, config.head_dim, config.conv_bias
+def _build_layer(
+    config: Lfm2Config, weights: Weights, rotation: Rotation, i: int, mlp: Callable[..., GatedMLP | ExpertMLP]
+) -> PreNorm | ConvolutionBlock:
+    E, D, bias = config.hidden_size, config.head_dim, config.conv_bias
     norm = weights.rms_norm("operator_norm", E, config.epsilon)
     if config.convolves[i]:
         convolution = ShortConvolution(
@@ -169,12 +214,7 @@ def _build_layer(config: Lfm2Config, weights: Weights, rotation: Rotation, i: in
             head_norms=HeadNorms(q, k, config.epsilon),
         )
     mlp_norm = weights.rms_norm("ffn_norm", E, config.epsilon)
-    gates = {"feed_forward.w1": F, "feed_forward.w3": F}
-    mlp = GatedMLP(
-        weights.linear("feed_forward.gate_up", gates, inputs=E, split="outputs"),
-        weights.linear("feed_forward.w2", E, inputs=F, split="inputs"),
-        "silu",
-    )
+    last = mlp(config, weights.at("feed_forward"), i)
     if config.convolves[i]:
-        return ConvolutionBlock(norm, convolution, mlp_norm, mlp)
-    return PreNorm(norm, attention, mlp_norm, mlp)
+        return ConvolutionBlock(norm, convolution, mlp_norm, last)
+    return PreNorm(norm, attention, mlp_norm, last)

@@ -79,6 +79,7 @@ CONFIGS["smollm3"] = {
     | {"model_type": "smollm3", "num_hidden_layers": 4, "tie_word_embeddings": True},
 }
 CONFIGS["lfm2"]["tied, wide"] = CONFIGS["lfm2"]["as it is"] | {"conv_L_cache": 5, "tie_word_embeddings": True}
+CONFIGS["lfm2_moe"]["tied"] = CONFIGS["lfm2_moe"]["three of six"] | {"tie_word_embeddings": True, "num_dense_layers": 0}
 CONFIGS["gpt_oss"]["plain"] = CONFIGS["gpt_oss"]["two of four"] | {"rope_parameters": {"rope_type": "default"}}
 CONFIGS["granite"]["llama3"] = CONFIGS["granite"]["factors"] | LLAMA3_FIELDS
 CONFIGS["qwen3_moe"]["tied"] = CONFIGS["qwen3_moe"]["three of six"] | {"tie_word_embeddings": True}
@@ -143,6 +144,8 @@ REFUSED = {
     ("starcoder2", "wide heads"): "with gelu_new alone, not gelu",
     ("gpt_oss", "no biases, no windows"): "with qkv_bias True alone",
     ("lfm2", "wide convolutions with biases, tied"): "with conv_bias False alone",
+    ("lfm2_moe", "scaled, not normalised, tied"): "with normalised True alone",
+    ("lfm2_moe", "wide convolutions with biases"): "with conv_bias False alone",
     ("olmo2", "with biases"): "with bias False alone",
     ("gemma", "untied, with biases"): "with bias False alone",
     ("gemma", "silu"): "with gelu_new alone, not silu",

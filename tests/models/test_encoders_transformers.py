@@ -24,7 +24,7 @@ pytestmark = pytest.mark.reference
 
 NO_CLASS = {"granite", "lfm2", "olmoe", "cohere", "cohere2", "dots1", "ernie4_5", "ernie4_5_moe", "glm4_moe"}
 NO_CLASS |= {"internlm3", "minimax_m2", "qwen3_5_moe_text", "gemma4_text", "glm4_moe_lite", "youtu"}
-NO_CLASS |= {"granitemoe", "granitemoeshared", "granitemoehybrid", "bamba", "nemotron_h", "falcon_h1"}
+NO_CLASS |= {"lfm2_moe", "granitemoe", "granitemoeshared", "granitemoehybrid", "bamba", "nemotron_h", "falcon_h1"}
 """Families of which transformers has no classifier"""
 
 

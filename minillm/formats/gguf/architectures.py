@@ -104,6 +104,9 @@ _CONVOLUTIONS = {
     "blk.N.ffn_up": "layers.N.feed_forward.w3",
     "blk.N.ffn_down": "layers.N.feed_forward.w2",
 }
+_CONVOLUTION_KEYS = {
+    key: name for key, name in _GROUPED.items() if not key.startswith(("expert", "attention.sliding"))
+} | {"attention.layer_norm_rms_epsilon": "norm_eps", "shortconv.l_cache": "conv_L_cache"}
 _SHARED = {
     "blk.N.ffn_gate_shexp": "layers.N.mlp.shared_experts.gate_proj",
     "blk.N.ffn_up_shexp": "layers.N.mlp.shared_experts.up_proj",
@@ -503,11 +506,31 @@ ARCHITECTURES = {
     ),
     "lfm2": Architecture(
         model_type="lfm2",
-        keys={key: name for key, name in _GROUPED.items() if not key.startswith(("expert", "attention.sliding"))}
-        | {"attention.layer_norm_rms_epsilon": "norm_eps", "shortconv.l_cache": "conv_L_cache"},
+        keys=_CONVOLUTION_KEYS,
         tensors=_CONVOLUTIONS,
         fields={"block_auto_adjust_ff_dim": False},
         needs={"conv_bias": False},
+        square=True,
+        convolves=True,
+    ),
+    "lfm2moe": Architecture(
+        model_type="lfm2_moe",
+        keys=_CONVOLUTION_KEYS
+        | {
+            "expert_count": "num_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "leading_dense_block_count": "num_dense_layers",
+        },
+        tensors=_CONVOLUTIONS
+        | {
+            "blk.N.ffn_gate_inp": "layers.N.feed_forward.gate",
+            "blk.N.ffn_gate_exps": "layers.N.feed_forward.experts.*.w1",
+            "blk.N.ffn_up_exps": "layers.N.feed_forward.experts.*.w3",
+            "blk.N.ffn_down_exps": "layers.N.feed_forward.experts.*.w2",
+            "blk.N.exp_probs_b": "layers.N.feed_forward.expert_bias",
+        },
+        needs={"conv_bias": False, "normalised": True, "corrected": True},
         square=True,
         convolves=True,
     ),

@@ -14,7 +14,7 @@ from ...config import ModelConfig
 from ...errors import CheckpointError
 from .architectures import Architecture
 
-BARE = {".self_attn.sinks": ".weight", ".e_score_correction_bias": ".bias"}
+BARE = {".self_attn.sinks": ".weight", ".e_score_correction_bias": ".bias", ".expert_bias": ".bias"}
 """End of the name of a vector in checkpoints -> what its name ends with in files"""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 

@@ -4,6 +4,7 @@ from .delta_nets import DeltaNetTranslation
 from .encoders import EncoderTranslation
 from .gemma4 import Gemma4Translation
 from .latent import DeepSeekTranslation, MiniCPM3Translation
+from .lfm2_moe import Lfm2MoeTranslation
 from .mamba import FalconTranslation, GraniteHybridTranslation, NemotronTranslation
 from .translation import Translation
 
@@ -13,6 +14,7 @@ TRANSLATIONS: dict[str, Translation] = {
     "falcon-h1": FalconTranslation(),
     "gemma4": Gemma4Translation(),
     "granitehybrid": GraniteHybridTranslation(),
+    "lfm2moe": Lfm2MoeTranslation(),
     "minicpm3": MiniCPM3Translation(),
     "nemotron_h": NemotronTranslation(),
     "nemotron_h_moe": NemotronTranslation(),

@@ -70,7 +70,15 @@ def _outlines() -> dict[str, Callable[[Any], Outline]]:
     llamas += ("granitemoe", "granitemoeshared", "granitemoehybrid", "bamba")  # the last two with Mamba-2
     latents = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3")
     nets = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-    others = {"opt": _opt, "t5": _t5, "mt5": _t5, "lfm2": _lfm2, "gemma4_text": _gemma4, "nemotron_h": _nemotron_h}
+    others = {
+        "opt": _opt,
+        "t5": _t5,
+        "mt5": _t5,
+        "lfm2": _lfm2,
+        "lfm2_moe": _lfm2,
+        "gemma4_text": _gemma4,
+        "nemotron_h": _nemotron_h,
+    }
     others["falcon_h1"] = _falcon_h1
     others |= dict.fromkeys(latents, _latent) | dict.fromkeys(nets, _qwen3_next)
     return others | dict.fromkeys(llamas, _llama)
@@ -340,13 +348,14 @@ def _lfm2(config: Any) -> Outline:
     E = config.hidden_size
     return Outline(
         before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
-        layers=tuple(_lfm2_layer(config, convolves) for convolves in config.convolves),
+        layers=tuple(_lfm2_layer(config, i) for i in range(config.num_layers)),
         after=(Norm(name="final_norm.weight", width=E, mean=False),),
         head=head(config, tied=config.tied_head),
     )
 
 
-def _lfm2_layer(config: Any, convolves: bool) -> tuple[Component, ...]:
+def _lfm2_layer(config: Any, i: int) -> tuple[Component, ...]:
+    convolves, sparse = config.convolves[i], bool(config.num_experts) and config.sparse[i]
     E, b, kind = config.hidden_size, config.conv_bias, "convolution" if convolves else "attention"
     operator: tuple[Component, ...] = (
         Linear(name="convolution.projection", inputs=E, outputs=3 * E, bias=b),
@@ -360,7 +369,7 @@ def _lfm2_layer(config: Any, convolves: bool) -> tuple[Component, ...]:
         Norm(name=f"{kind}_norm.weight", width=E, mean=False),
         *operator,
         Norm(name="mlp_norm.weight", width=E, mean=False),
-        *gated_mlp(config, "silu"),
+        *(_experts(config) if sparse else gated_mlp(config, "silu")),
     )
 
 
@@ -516,9 +525,10 @@ def _experts(config: Any) -> tuple[Component, ...]:
 
 def _shared(config: Any) -> tuple[Component, ...]:
     """The expert that all tokens share, if there is one."""
-    E, F, bias = config.hidden_size, config.shared_size, config.mlp_bias
+    E, F = config.hidden_size, config.shared_size
     if not F:
         return ()
+    bias = config.mlp_bias
     gate = (
         Linear(name="mlp.shared_gate", inputs=E, outputs=1),
         Sigmoids(name="gate", width=F, logits=1),
