@@ -1,8 +1,11 @@
 """The memory of a backend: results, the K/V cache, batches, and the recording of forward passes."""
 
 import contextlib
+import ctypes
+import gc
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,6 +112,14 @@ def free_memory() -> int:
     return 8 << 30
 
 
+def trim_heap() -> None:
+    """Give memory that nothing refers to any more back to the system; the C library would keep most of it."""
+    gc.collect()
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError, OSError):  # musl has no such function
+            ctypes.CDLL(None).malloc_trim(0)
+
+
 class MemoryUse(NamedTuple):
     """Bytes on a device."""
 
@@ -194,6 +205,11 @@ class Memory:
     def free_bytes(self) -> int:
         """Bytes that could still be reserved."""
         return free_memory()
+
+    def trim(self) -> None:
+        """Free the memory of results, between two passes: the next ones allocate it anew. On a device it is kept."""
+        if self.committed_late:
+            self.arena = Arena(self.xp, self.activations.dtype)
 
     def use(self) -> MemoryUse | None:
         """Memory in use on a device; None where it is the host's."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from .formats import FLOAT32, Format
 from .states import States
-from .stored_vectors import StoredVectors, reserve
+from .stored_vectors import StoredVectors, reserve, trim
 
 Shape = tuple[int, int, int, int, int]
 """[L, pages, K, P, D]"""
@@ -101,6 +101,11 @@ class Pages:
         """Copy some positions of a page to the same places of another, in all layers."""
         for array in self.arrays.values():
             array[:, target, :, positions] = array[:, source, :, positions]
+
+    def trim(self, pages: Sequence[int]) -> bool:
+        """Give the memory of pages that nobody uses back to the system; their numbers are lost. False: it keeps it."""
+        trimmed = [trim(array, pages) for array in self.arrays.values()]
+        return all(trimmed)
 
     def read(self, pages: Sequence[int]) -> dict[str, NDArray[Any]]:
         """Copies of some pages in host memory, as they are stored. [L, n, K, P, ...] each"""

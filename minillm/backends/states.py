@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .recording import touch
-from .stored_vectors import reserve
+from .stored_vectors import reserve, trim
 
 SLOTS_PER_SEQUENCE = 4
 """Slots that a sequence has at most, in a pass: two that it may go on from, and two that the pass writes"""
@@ -54,6 +54,11 @@ class States:
     def arrays(self) -> dict[str, Any]:
         """All arrays by name, [slots, ...] each."""
         return {f"states.{i}.{j}": array for i, arrays in self._layers.items() for j, array in enumerate(arrays)}
+
+    def trim(self, slots: Sequence[int]) -> None:
+        """Give the memory of slots that hold no state back to the system, as far as it can."""
+        for array in self.arrays.values():
+            trim(array[None], slots)
 
     def read(self, slot: int) -> dict[str, NDArray[Any]]:
         """Copies of one state in host memory."""

@@ -7,7 +7,9 @@ so that reading it gives NaN. So the reference operations work on every format; 
 
 import math
 import mmap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -82,6 +84,48 @@ def reserve(shape: tuple[int, ...], dtype: Any) -> Any:
         raise MemoryError(f"{size} bytes for a K/V cache: {error.strerror}") from None
     memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype).reshape(shape)
+
+
+def trim(array: Any, pages: Sequence[int]) -> bool:
+    """Give the memory of some pages of an array [L, pages, ...] back to the system.
+
+    It has pages of its own: those that lie in these pages, and in no others, read as zeros then, and are provided anew
+    when they are written to.
+
+    Returns:
+        False if the array keeps memory: `reserve` has not asked the system for it, or it is locked.
+    """
+    memory = _mapping_of(array)
+    if memory is None:
+        return not array.size
+    L, count = array.shape[:2]
+    size = len(memory) // (L * count)
+    for first, stop in _runs(sorted(pages)):
+        for start in range(first * size, L * count * size, count * size):
+            begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = (start + (stop - first) * size) // mmap.PAGESIZE * mmap.PAGESIZE
+            if begin < end:
+                try:
+                    memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+                except OSError:
+                    return False
+    return True
+
+
+def _mapping_of(array: Any) -> mmap.mmap | None:
+    """The memory that `reserve` has asked the system for, all of which an array has."""
+    base = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    memory = base.obj if isinstance(base, memoryview) else None
+    return memory if isinstance(memory, mmap.mmap) and len(memory) == array.nbytes else None
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first number and the one after the last of each run of successive ones."""
+    for _, run in groupby(enumerate(numbers), lambda numbered: numbered[1] - numbered[0]):
+        successive = [number for _, number in run]
+        yield successive[0], successive[-1] + 1
 
 
 def to_int8(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

@@ -68,8 +68,8 @@ class PagedCache:
         )
         self.copied_positions = 0
         """Positions copied so far, each in all layers."""
-        self._begun = 0
-        """Number of pages that have ever been used, the first ones: only these take memory"""
+        self._unbacked = list(range(num_pages - 1, -1, -1))
+        """Pages that take no memory, never used or trimmed; the last one is taken first"""
         self.clear()
 
     def clear(self) -> None:
@@ -77,8 +77,8 @@ class PagedCache:
         for window in self.windows:
             window.clear()
         self._references = [0] * self.num_pages
-        self._free = list(range(self._begun - 1, -1, -1))
-        """Pages that were used before; the one that was freed last is taken first"""
+        self._free = sorted({*range(self.num_pages)} - {*self._unbacked}, reverse=True)
+        """Pages that take memory and that nobody uses; the one that was freed last is taken first"""
 
     @property
     def num_states(self) -> int:
@@ -88,7 +88,7 @@ class PagedCache:
     @property
     def free_pages(self) -> int:
         """Number of pages that no sequence uses."""
-        return len(self._free) + self.num_pages - self._begun
+        return len(self._free) + len(self._unbacked)
 
     @property
     def cached_pages(self) -> int:
@@ -96,10 +96,15 @@ class PagedCache:
         return 0
 
     @property
-    def begun_bytes(self) -> int:
-        """Bytes of the pages that have ever been used; where memory is committed late, the others take none."""
-        parts = {id(window.storage): window.begun / window.num_parts for window in self.windows}
-        pages = self._begun / self.num_pages
+    def backed_pages(self) -> int:
+        """Number of pages that take memory."""
+        return self.num_pages - len(self._unbacked)
+
+    @property
+    def backed_bytes(self) -> int:
+        """Bytes of the pages that take memory, where it is committed late; elsewhere all do."""
+        parts = {id(window.storage): window.backed / window.num_parts for window in self.windows}
+        pages = self.backed_pages / self.num_pages
         stored = self.storage.groups or (self.storage,)
         return round(sum(memory.nbytes * parts.get(id(memory), pages) for memory in stored))
 
@@ -255,6 +260,17 @@ class PagedCache:
         """Free all pages of a failed text."""
         self.free(sequence)
 
+    def trim(self) -> None:
+        """Give the memory of pages that nobody uses back to the system. Pages that prompts may find keep theirs.
+
+        Where memory is not committed late, nothing is given back.
+        """
+        if self.storage.trim([*self._free, *self._unbacked]):  # together, as parts of the system's pages
+            self._unbacked += sorted(self._free, reverse=True)
+            self._free = []
+        for window in self.windows:
+            window.trim()
+
     # --- layers with a window -----------------------------------------------------------------------------------------
 
     def _is_known(self, page: int) -> bool:
@@ -302,10 +318,7 @@ class PagedCache:
             raise
 
     def _next_free(self) -> int:
-        if self._free:
-            return self._free.pop()
-        self._begun += 1
-        return self._begun - 1
+        return (self._free or self._unbacked).pop()
 
     def _own(self, page: int, used: int) -> int:
         """A page to write to after its first `used` positions: itself if it is not shared, else a copy of these."""

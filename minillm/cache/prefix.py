@@ -36,7 +36,7 @@ class PrefixCache(PagedCache):
         for window in self.windows:
             window.frugal = frugal
         self._most_used = 0
-        """The most pages that sequences have used at once"""
+        """The most pages that sequences have used at once since `trim`"""
 
     def clear(self) -> None:
         """Free all pages and forget what is in them. Existing sequences must not be used again."""
@@ -78,6 +78,19 @@ class PrefixCache(PagedCache):
         for page in reversed(own):
             if not self._references[page]:
                 self._forget_from(page, 0)
+
+    def trim(self) -> None:
+        """As `PagedCache.trim`; a frugal cache first loses what it would not keep if no more had run than runs now."""
+        self._most_used = self.num_pages - self.free_pages
+        while self._known.unused > self._kept_pages:
+            self._lose(self._known.evict())
+        super().trim()
+
+    def _lose(self, page: int) -> None:
+        """Free a page that prompts find no more."""
+        self._free.append(page)
+        for window in self.windows:
+            window.forget(page)
 
     # --- finding ---------------------------------------------------------------------------------------------------
 
@@ -221,11 +234,8 @@ class PrefixCache(PagedCache):
         """Forget the page if it is known by more than its first `used` positions, and all that follow it."""
         node = self._known.node(page)
         if node is not None and len(node.tokens) > used:
-            gone = self._known.remove(node)
-            self._free += gone
-            for window in self.windows:
-                for page in gone:
-                    window.forget(page)
+            for gone in self._known.remove(node):
+                self._lose(gone)
 
     def _is_known(self, page: int) -> bool:
         return self._known.node(page) is not None
@@ -234,11 +244,15 @@ class PrefixCache(PagedCache):
 
     def _next_free(self) -> int:
         unused = self._known.unused
-        self._most_used = max(self._most_used, self._begun - len(self._free) - unused + 1)
-        keeps = max(KEPT_TIMES * self._most_used, self.pages_for(KEPT_POSITIONS)) if self._frugal else self.num_pages
-        if unused and not self._free and (unused >= keeps or self._begun == self.num_pages):
+        self._most_used = max(self._most_used, self.num_pages - self.free_pages + 1)
+        if unused and not self._free and (unused >= self._kept_pages or not self._unbacked):
             return self._known.evict()
         return super()._next_free()
+
+    @property
+    def _kept_pages(self) -> int:
+        """Number of unused pages that are kept while there is memory for others."""
+        return max(KEPT_TIMES * self._most_used, self.pages_for(KEPT_POSITIONS)) if self._frugal else self.num_pages
 
     def _use(self, page: int) -> None:
         """Add a reference to a known page."""

@@ -63,6 +63,11 @@ class Slots:
         """Page -> slot of the state after its last position; the most recently used last"""
 
     @property
+    def free(self) -> Sequence[int]:
+        """The slots that hold none."""
+        return self._free
+
+    @property
     def in_use(self) -> int:
         """Number of slots that hold a state."""
         return self.count - len(self._free)
@@ -273,6 +278,13 @@ class StateCache(PagedCache):
         page = super()._next_free()
         self.slots.drop(page)
         return page
+
+    def trim(self) -> None:
+        """As the other class; snapshots of pages that are free go too, and the memory of free slots."""
+        super().trim()
+        for page in {*self._unbacked} & self.slots.of_page.keys():
+            self.slots.drop(page)
+        self.states.trim(self.slots.free)
 
     # --- restoring ----------------------------------------------------------------------------------------------------
 

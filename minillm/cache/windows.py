@@ -69,8 +69,8 @@ class WindowPages:
         """Parts for which memory is reserved"""
         self._num_pages, self._page_size = counts
         self._planned, self._known = planned, known
-        self._begun = 0
-        """Number of parts that have ever been used, the first ones: only these take memory"""
+        self._unbacked = list(range(self.num_parts - 1, -1, -1))
+        """Parts that take no memory, never used or trimmed; the last one is taken first"""
         self._most_used = 0
         self.clear()
 
@@ -80,19 +80,25 @@ class WindowPages:
         """The part of each page; -1: it has none"""
         self.users = [0] * self._num_pages
         """Number of sequences that need the part of each page"""
-        self._free = list(range(self._begun - 1, -1, -1))
+        self._free = sorted({*range(self.num_parts)} - {*self._unbacked}, reverse=True)
         self._left: OrderedDict[int, None] = OrderedDict()
         """Pages that prompts may find and whose parts have no users, the one that was left last at the end"""
 
     @property
     def free_parts(self) -> int:
         """Number of parts without users."""
-        return len(self._free) + self.num_parts - self._begun + len(self._left)
+        return len(self._free) + len(self._unbacked) + len(self._left)
 
     @property
-    def begun(self) -> int:
+    def backed(self) -> int:
         """Number of parts that take memory."""
-        return self._begun
+        return self.num_parts - len(self._unbacked)
+
+    def trim(self) -> None:
+        """Give the memory of parts that belong to no page back to the system."""
+        if self.storage.trim([*self._free, *self._unbacked]):  # together, as parts of the system's pages
+            self._unbacked += sorted(self._free, reverse=True)
+            self._free = []
 
     def table(self, sequence: TokenSequence) -> tuple[int, ...]:
         """A sequence's block table."""
@@ -154,15 +160,14 @@ class WindowPages:
             CacheFullError: all are in use.
         """
         self.forget(page)
-        used = self._begun - len(self._free) - len(self._left)
-        self._most_used = max(self._most_used, used + 1)
+        self._most_used = max(self._most_used, self.num_parts - self.free_parts + 1)
         if self._free:
             part = self._free.pop()
-        elif self._left and (self._begun >= self._planned or self._keeps_enough()):
+        elif self._left and (self.backed >= self._planned or self._keeps_enough()):
             oldest, _ = self._left.popitem(last=False)
             part, self.parts[oldest] = self.parts[oldest], -1
-        elif self._begun < self.num_parts:
-            part, self._begun = self._begun, self._begun + 1
+        elif self._unbacked:
+            part = self._unbacked.pop()
         else:
             raise CacheFullError(
                 f"the K/V cache's {self.num_parts} pages of layers with a window are all in use: "

@@ -197,6 +197,10 @@ class LeadingRunner(RankRunner):
         runner.backend = backend or self.backend
         return runner
 
+    def trim(self) -> None:
+        """Give memory of the cache back to the system, of this rank alone; the passes that all ranks repeat stay."""
+        self.cache.trim()
+
     def over_texts(self, pages: int, *, head: bool) -> "Runner":
         """A runner of whole texts, of all ranks."""
         config = self.part.model.config

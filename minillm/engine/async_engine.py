@@ -75,7 +75,8 @@ class AsyncEngine:
             ParameterError: a bound is not a positive whole number.
         """
         self.engine = engine
-        self._thread = EngineThread(engine._driver, read("max_waiting", max_waiting), read("max_unread", max_unread))
+        bounds = read("max_waiting", max_waiting), read("max_unread", max_unread)
+        self._thread = EngineThread(engine._driver, *bounds, engine.trim_memory)
         self._pool = ThreadPoolExecutor(WORKERS, "minillm-requests")
         self._names = map("request-{}".format, itertools.count(1))
         self._closed = False
@@ -321,6 +322,7 @@ class AsyncEngine:
             EngineStateError: the engine is closed.
         """
         self._thread.check_process()
+        self._thread.start()  # which gives memory back once nothing is computed any more
         try:
             future = asyncio.get_running_loop().run_in_executor(self._pool, self._run_here, function, *args)
         except RuntimeError:  # the pool is shut down

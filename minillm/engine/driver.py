@@ -31,12 +31,14 @@ class Driver:
     Attributes:
         loop: the requests
         closed: True after `close`
+        turns: number of calls so far that have computed
     """
 
     def __init__(self, loop: StepLoop, rank: int = 0) -> None:
         """Begin without requests. `rank`: this process's number; only rank 0 takes requests."""
         self.loop = loop
         self.closed = False
+        self.turns = 0
         self._rank = rank
         self._turns = Turns()
         self._mail: dict[int, Mailbox] = {}
@@ -65,6 +67,7 @@ class Driver:
         """As `turn`, for what is not interrupted: a second Ctrl-C waits, too. What came meanwhile is taken in."""
         with self._turns.take():
             self._check_open()
+            self.turns += 1
             try:
                 self._take_in()
                 yield

@@ -29,6 +29,10 @@ T = TypeVar("T")
 
 logger = logging.getLogger("minillm")
 
+IDLE_SECONDS = 10.0
+"""Interval at which a thread without requests looks whether the engine has been used. After one in which it was not,
+memory that nothing uses is given back to the system"""
+
 
 @dataclass(eq=False)
 class LiveRequest:
@@ -83,8 +87,12 @@ class EngineThread:
     Public methods may be called from any thread. It knows tasks only as readers to wake.
     """
 
-    def __init__(self, driver: Driver, max_waiting: int, max_unread: int) -> None:
+    def __init__(self, driver: Driver, max_waiting: int, max_unread: int, trim: Callable[[], None]) -> None:
+        """`trim` gives memory that nothing uses back to the system."""
         self._driver = driver
+        self._trim = trim
+        self._turns_seen = self._turns_trimmed = -1
+        """The driver's, when the thread was last idle, and when memory was last given back"""
         self._max_waiting = max_waiting
         self._max_unread = max_unread
         self._process = os.getpid()
@@ -117,11 +125,16 @@ class EngineThread:
         self.check_process()
         with self._lock:
             self._check()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="minillm-engine", daemon=True)
-                self._thread.start()
+            self.start()
             self._inbox.put(_Message(future, function, args))
         return future
+
+    def start(self) -> None:
+        """Start the thread, unless it was started, or ended before."""
+        with self._lock:
+            if self._thread is None and self._end is None:
+                self._thread = threading.Thread(target=self._run, name="minillm-engine", daemon=True)
+                self._thread.start()
 
     def claim(self, call: Submission) -> None:
         """Reserve a call's name and its places in the queue.
@@ -300,13 +313,24 @@ class EngineThread:
             self._wake_readers()  # for the last events of another thread's step
         while True:
             try:
-                message = self._inbox.get(block=wait)
+                message = self._inbox.get(block=wait, timeout=IDLE_SECONDS)
             except Empty:
-                return True
+                if not wait:
+                    return True
+                self._rest()
+                continue
             if message is None:
                 return False
             message.run()
             wait = False
+
+    def _rest(self) -> None:
+        """Give memory back to the system, if nobody has used the engine since the last call, and that is not done."""
+        turns = self._driver.turns
+        if turns == self._turns_seen != self._turns_trimmed:
+            self._trim()
+            turns = self._turns_trimmed = self._driver.turns
+        self._turns_seen = turns
 
     def _deliver(self, live: LiveRequest, event: Event) -> None:
         """Put an event into a request's mail; in the thread that runs the step."""

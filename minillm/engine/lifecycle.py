@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ..backends import compile_seconds, working_time
+from ..backends.memory import trim_heap
 from ..backends.operations import Backend
 from ..backends.placement import choose_backend
 from ..cache.prefix_store import PrefixStore
@@ -198,6 +199,27 @@ class EngineLifecycle:
 
         return footprints(self._driver.loop.runners.values())
 
+    def trim_memory(self) -> None:
+        """Give memory that nothing uses back to the system: free pages of the K/V cache, and space for results.
+
+        The next requests take as much of it as they need. Texts that ended stay in the prefix cache, unless they are
+        more than a new engine would keep (`PrefixCache`). On a GPU, and of other processes that share the model, all is
+        kept. An `AsyncEngine`, and so a server, does this when it has been idle for some 10 seconds.
+
+        Raises:
+            EngineStateError: the engine is closed, or this is called from inside a step.
+
+        Example:
+            >>> engine.trim_memory()
+        """
+        with self._driver.turn():
+            if not self._driver.loop.busy:
+                for runner in self._driver.loop.runners.values():
+                    runner.trim()
+                if self._text_passes is not None:
+                    self._text_passes.trim()
+        trim_heap()
+
     @cached_property
     def stored(self) -> "Stored":
         """The bytes of the model's files, their format, and the format of their numbers."""
@@ -232,7 +254,7 @@ class EngineLifecycle:
         if (runner := loop.runners.get("target")) is not None:  # of this rank, if several share the model
             facts["weight_bytes"] = sum(weight.nbytes for weight in weights_of(runner.model))
             facts["cached_tokens"] = runner.cache.num_pages * runner.cache.page_size
-            facts["cache_bytes"] = runner.cache.begun_bytes
+            facts["cache_bytes"] = runner.cache.backed_bytes
             facts["cached_states"] = runner.cache.num_states or None
             facts["backend"] = runner.backend.name
         return facts

@@ -108,6 +108,11 @@ class Runner:
             hooks=self.hooks,
         )
 
+    def trim(self) -> None:
+        """Between two passes, give memory that nothing uses back to the system: pages of the cache, and of results."""
+        self.cache.trim()
+        self.backend.memory.trim()
+
     def prefill(self, sequence: TokenSequence) -> Output:
         """Compute all pending tokens of one sequence; logits of the last, [1, V]."""
         return self.forward([sequence], [sequence.pending])

@@ -215,9 +215,7 @@ class Metrics(Collector):
         most = GaugeMetricFamily(
             f"{PREFIX}kv_cache_max_bytes", "Memory that the K/V cache may take.", labels=["model_name"]
         )
-        taken = GaugeMetricFamily(
-            f"{PREFIX}kv_cache_bytes", "Memory of the pages that were ever used.", labels=["model_name"]
-        )
+        taken = GaugeMetricFamily(f"{PREFIX}kv_cache_bytes", "Memory that the K/V cache takes.", labels=["model_name"])
         preemptions = CounterMetricFamily(
             f"{PREFIX}num_preemptions", "Requests that gave back their pages to others.", labels=["model_name"]
         )
@@ -234,7 +232,7 @@ class Metrics(Collector):
             preemptions.add_metric([model.name], load.preemptions)
             cache = model.engine.runner.cache
             most.add_metric([model.name], cache.max_bytes)
-            taken.add_metric([model.name], cache.begun_bytes)
+            taken.add_metric([model.name], cache.backed_bytes)
             form = model.engine.runner.backend.memory.cache.name
             made.add_metric([model.name, form, str(cache.page_size), str(cache.num_pages)], 1)
         yield from (running, waiting, usage, most, taken, made, preemptions)

@@ -4,20 +4,16 @@ A model with requests stays. Of the others the one that was used longest ago goe
 """
 
 import asyncio
-import contextlib
-import ctypes
-import gc
 import logging
 import math
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..backends.memory import free_memory
+from ..backends.memory import free_memory, trim_heap
 from ..errors import MinillmError, UsageError, listed, printable, shown
 from ..formats.search import bytes_of, checkpoints_in
 from .http_json import ApiError
@@ -246,16 +242,8 @@ async def _end(name: str, served: ServedModel) -> None:
     """Close a model and give its memory back to the system."""
     await served.aio.close()
     del served
-    await asyncio.to_thread(_give_back)
+    await asyncio.to_thread(trim_heap)
     logger.info("unloaded %s", printable(name))
-
-
-def _give_back() -> None:
-    """Give memory that nothing refers to any more back to the system; the C library would keep most of it."""
-    gc.collect()
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError, OSError):  # musl has no such function
-            ctypes.CDLL(None).malloc_trim(0)
 
 
 def keep_alive_seconds(value: Any) -> float:

@@ -408,6 +408,14 @@ class TextPasses:
                 progress.advance(len(pack))
         return results
 
+    def trim(self) -> None:
+        """In a turn: free the memory of texts, unless some are computed."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._runners.clear()
+            finally:
+                self._lock.release()
+
     def _packs(self, texts: Sequence[EncodedText], order: Sequence[int]) -> Iterator[list[int]]:
         """Texts that share a pass: as many as fit in the budget, at least one."""
         pack: list[int] = []

@@ -26,7 +26,7 @@ def check_books(cache: PrefixCache, owners: Iterable[TokenSequence]) -> None:
         check_parts(window, owners, set(known))
     unused = set(known) - set(owned)
     assert [owned[page] for page in range(cache.num_pages)] == cache._references
-    assert sorted([*cache._free, *unused, *owned]) == list(range(cache._begun)), "the others were never used"
+    assert sorted([*cache._free, *cache._unbacked, *unused, *owned]) == list(range(cache.num_pages))
     assert set(cache._known._unused) == unused
     assert (cache.cached_pages, cache.free_pages) == (len(unused), cache.num_pages - len(owned))
     for page, node in known.items():
@@ -46,7 +46,7 @@ def check_parts(window: WindowPages, owners: Sequence[TokenSequence], known: set
     assert left <= known and not left & set(used)
     owned = {page: part for page, part in enumerate(window.parts) if part >= 0}
     assert set(owned) == left | set(used)
-    assert sorted([*owned.values(), *window._free]) == list(range(window.begun))
+    assert sorted([*owned.values(), *window._free, *window._unbacked]) == list(range(window.num_parts))
     assert window.free_parts == window.num_parts - len(used)
     assert all(window.whole(owner) for owner in owners if owner.cached)
 

@@ -286,6 +286,14 @@ def test_every_strategy_has_the_tokens_of_a_run_alone_also_when_preempted(
     )
 
 
+def trim_sometimes(runner: Runner, rng: Random) -> None:
+    """Trim the cache; nobody may read what is free then."""
+    if rng.random() < 0.2:
+        runner.cache.trim()
+        for array in cache_of(runner).states.arrays.values():
+            array[[*cache_of(runner).slots.free]] = np.nan
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 33))])
 def test_random_forks_and_truncations_of_random_texts(seed: int) -> None:
     rng = Random(seed)
@@ -319,6 +327,7 @@ def test_random_forks_and_truncations_of_random_texts(seed: int) -> None:
             getattr(runner.cache, action)(sequence)
             live.remove(sequence)
         check(runner, live)
+        trim_sometimes(runner, rng)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from minillm.backends.operations import Backend
 from minillm.batch import TokenSequence
 from minillm.cache import Concurrency, PagedCache, new_cache
 from minillm.cache.prefix_files import PrefixPages, read_file, read_pages, to_file
+from minillm.cache.windows import WindowPages
 from minillm.engine.loading import affordable_pages
 from minillm.engine.prefixes import put
 from minillm.errors import CacheFullError
@@ -66,11 +67,18 @@ def whole(runner: Runner) -> Runner:
 
 
 def poison(cache: PagedCache) -> None:
-    """Write NaN to all that no query may read: parts that are free, and what precedes the windows."""
+    """Write NaN to all that no query may read: parts and pages that are free, and what precedes the windows."""
+    free = [*cache._free, *cache._unbacked]
+    cache.storage.keys[:, free] = cache.storage.values[:, free] = np.nan
     for window in cache.windows:
         taken = {part for part in window.parts if part >= 0}
         free = [part for part in range(window.num_parts) if part not in taken]
         window.storage.keys[:, free] = window.storage.values[:, free] = np.nan
+
+
+def limit_parts(window: WindowPages, count: int) -> None:
+    """Let a group of layers have so many parts, which are not used yet."""
+    window.num_parts, window._unbacked = count, window._unbacked[-count:]
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
@@ -91,7 +99,7 @@ def test_a_long_text_takes_the_pages_of_its_window(raw: dict[str, Any], layers: 
     np.testing.assert_allclose(
         runner.prefill(sequence).logits[0], logits_of(runner, sequence.token_ids)[-1], rtol=0, atol=1e-4
     )
-    assert (len(sequence.pages), window.begun) == (13, 3)
+    assert (len(sequence.pages), window.backed) == (13, 3)
     runner.cache.free(sequence)
     check_books(runner.cache, [])
 
@@ -116,7 +124,7 @@ def test_a_prompt_in_chunks_leaves_what_is_behind_it() -> None:
         rows.append(runner.forward([sequence], [10], rows=range(10)).logits.copy())
         poison(runner.cache)
     np.testing.assert_allclose(np.concatenate(rows), logits_of(runner, LINE[:50]), rtol=0, atol=1e-4)
-    assert runner.cache.windows[0].begun < 8
+    assert runner.cache.windows[0].backed < 8
 
 
 def test_the_same_bits_as_with_all_positions() -> None:
@@ -136,7 +144,7 @@ def test_the_same_bits_as_with_all_positions() -> None:
             results.append(np.concatenate(rows))
         np.testing.assert_array_equal(*results)
         assert all(step.complete for step in runner.backend.memory._steps[runner].values())
-        assert runner.cache.windows[0].begun < 12 <= len(sequence.pages)
+        assert runner.cache.windows[0].backed < 12 <= len(sequence.pages)
 
 
 # --- going back -------------------------------------------------------------------------------------------------------
@@ -187,7 +195,8 @@ def test_a_part_that_a_copy_needs_is_not_given_away_for_the_copy() -> None:
     """The prompt goes on in the middle of a page that nobody uses, when no other part is free."""
     runner = windowed(ALL, prefix_cache=True)
     window = runner.cache.windows[0]
-    window.num_parts = window._planned = 3
+    window._planned = 3
+    limit_parts(window, 3)
     text, other = TokenSequence(LINE[:7]), TokenSequence([3])
     runner.prefill(text)
     runner.cache.retire(text)
@@ -229,7 +238,7 @@ def test_a_prefix_in_a_file_has_its_last_window(raw: dict[str, Any], tmp_path: P
 def test_parts_run_out_after_pages() -> None:
     """A cache for two sequences, three that run: the third says what is full, and what there was goes on."""
     runner = runner_of(model_of(ALL, seed=3), pages=60, page_size=P, concurrency=Concurrency(2, 4))
-    runner.cache.windows[0].num_parts = 9  # as on a device, whose memory is reserved at once
+    limit_parts(runner.cache.windows[0], 9)  # as on a device, whose memory is reserved at once
     texts = [TokenSequence(LINE[:8]) for _ in range(4)]
     for text in texts:
         runner.prefill(text)
@@ -263,7 +272,7 @@ def affordable_bytes(config: Any, backend: Backend, pages: int) -> int:
 class Player:
     """Random texts that begin alike, forked, cut, freed and retired; every result as without a cache."""
 
-    ACTIONS = ("begin", "compute", "compute", "compute", "fork", "cut", "end", "end", "forget")
+    ACTIONS = ("begin", "compute", "compute", "compute", "fork", "cut", "end", "end", "forget", "trim")
 
     def __init__(self, runner: Runner, seed: int) -> None:
         self.rng, self.runner, self.cache = random.Random(seed), runner, runner.cache
@@ -313,6 +322,10 @@ class Player:
 
     def forget(self) -> None:
         self.cache.forget(self.rng.choice(self.live))
+
+    def trim(self) -> None:
+        self.cache.trim()
+        assert not self.cache._free
 
     def end(self) -> None:
         text = self.live.pop(self.rng.randrange(len(self.live)))

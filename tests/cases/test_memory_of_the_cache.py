@@ -67,7 +67,7 @@ def pages_begun(
     loop = StepLoop({"target": Runner(model, backend, cache)}, Limits(at_once, 2048, 2048))
     run(loop, [request_for([3 + i % 90, 3 + i // 90] * (length // 2), max_new_tokens=new) for i in range(texts)])
     check_loop(loop)
-    return cache._begun
+    return cache.backed_pages
 
 
 @pytest.fixture

@@ -71,10 +71,10 @@ def answer(engine: Engine) -> list[int]:
 def test_an_engine_keeps_the_windows_and_answers_the_same(folder: Path, whole: list[int]) -> None:
     with Engine(folder, backend="numpy", prefix_cache=False, max_batch_size=1, max_batched_tokens=8) as engine:
         assert answer(engine) == whole
-        [window], pages = engine.runner.cache.windows, engine.runner.cache._begun
-        assert window.begun < pages == 14
+        [window], pages = engine.runner.cache.windows, engine.runner.cache.backed_pages
+        assert window.backed < pages == 14
         group = engine.config.kv_groups[1]
-        of_window = window.begun * 4 * len(group.layers) * 8 * group.num_kv_heads * group.head_dim
+        of_window = window.backed * 4 * len(group.layers) * 8 * group.num_kv_heads * group.head_dim
         others = engine.config.kv_groups[0]
         of_others = pages * 4 * len(others.layers) * 8 * others.num_kv_heads * others.head_dim
         assert engine.summary()["cache_bytes"] == of_window + of_others

@@ -286,6 +286,13 @@ class CpuMemory(Memory):
     def _use(self, workspace: Workspace) -> None:
         self.workspace, self.arena = workspace, workspace.arena
 
+    def trim(self) -> None:
+        """As `Memory.trim`; recorded passes, whose results have fixed places, are recorded anew when they next run."""
+        self.likeliest = None
+        self._steps.clear()
+        self._plain = Workspace()
+        self._use(self._plain)
+
     def new_pages(self, shape: Shape, value_dim: int = 0) -> Pages:
         """Memory for a K/V cache [L, pages, K, P, D]; `value_dim` as of `Pages`."""
         return CpuPages(self.xp, shape, self.cache, value_dim)

@@ -50,4 +50,4 @@ def test_recorded_steps_and_steps_ahead_read_the_parts(
     for prompt, tokens, expected in zip(PROMPTS, ours, generate(reference, PROMPTS, max_new_tokens=30), strict=True):
         assert_same_tokens(tokens, expected, lambda said, p=prompt: logits_of(reference, p + said)[-1])
     assert device.records and len(launches) > 20
-    assert window.begun < runner.cache._begun
+    assert window.backed < runner.cache.backed_pages
