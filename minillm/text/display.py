@@ -11,6 +11,7 @@ in attributes, which only the style sheet draws.
 
 import codecs
 import math
+import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -121,11 +122,11 @@ def table_html(title: str, values: Mapping[str, object]) -> str:
 
 
 def grid_html(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
-    """A title, a table with a row of names above it, and a line below; cells that begin with a digit to the right."""
+    """A title, a table with a row of names above it, and a line below; numbers ("-1.5", "< 0.1 %") to the right."""
 
     def line(cells: Sequence[str], tag: str) -> str:
         kinds = [
-            f'{tag} class="line"' if "[" in cell else f'{tag} class="number"' if cell[:1].isdigit() else tag
+            f'{tag} class="line"' if "[" in cell else f'{tag} class="number"' if _NUMBER.match(cell) else tag
             for cell in cells
         ]
         parts = [f"<{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True)]
@@ -134,6 +135,9 @@ def grid_html(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], no
     body = "".join(line(row, "td") for row in rows)
     below = f'<div class="note">{escape(note)}</div>' if note else ""
     return _wrapped(f"<strong>{escape(title)}</strong><table>{line(head, 'th')}{body}</table>{below}")
+
+
+_NUMBER = re.compile(r"(< |-)?\d|-$")
 
 
 def picture_html(title: str, svg: str, note: str = "") -> str:

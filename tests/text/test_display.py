@@ -15,7 +15,7 @@ from minillm.distributed.communicator import Communicator
 from minillm.distributed.threads import run_ranks
 from minillm.errors import EngineStateError
 from minillm.parallel import Parallel
-from minillm.text.display import TokenView, percent, results_html
+from minillm.text.display import TokenView, grid_html, percent, results_html
 
 from ..server import chromium
 from ..tiny import write_checkpoint
@@ -251,3 +251,8 @@ def test_a_notebook_shows_the_fields_of_a_configuration_that_are_set() -> None:
     shown = Tokens(GenerationConfig(temperature=0.8, stop_strings=["<b>"], do_sample=False)._repr_html_())
     assert all(words in shown.text for words in ("temperature0.8", "stop strings['<b>']", "do sampleFalse"))
     assert "top k" not in shown.text and "b" not in shown.tags
+
+
+def test_numbers_of_a_table_stand_to_the_right() -> None:
+    html = grid_html("title", ["a", "b"], [["12", "one"], ["-16.7", "-x"], ["< 0.1 %", "-"]])
+    assert re.findall(r'<td class="number">(.*?)</td>', html) == ["12", "-16.7", "&lt; 0.1 %", "-"]

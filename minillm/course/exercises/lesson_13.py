@@ -27,6 +27,10 @@ def transposed(answer: Answer) -> str | None:
     source = answer()
     if source is None:
         return "It returns None: return the kernel's source."
+    if not isinstance(source, str):
+        return f"It should return a text, found {source!r}."
+    if "KERNEL" in source and "define KERNEL" not in source:
+        return "KERNEL is not defined: the source should begin with HEAD."
     W, x = np.random.default_rng(1).standard_normal((48, 200)), np.random.default_rng(2).standard_normal(48)
     try:
         run = run_gemv(source, W, x, size=200)
