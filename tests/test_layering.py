@@ -38,8 +38,8 @@ FOLDERS = {
     "minillm": "decoding engine pipelines",
     "course": "backends",
     "server": "text backends decoding formats tasks engine measure minillm",
-    "cli": "text backends decoding models measure/accounting formats distributed engine measure pipelines minillm"
-    " server course",
+    "cli": "text backends decoding models measure/accounting tasks formats distributed engine measure pipelines"
+    " minillm server course",
     "integrations": "text decoding tasks formats engine cli",
     "__main__": "cli",
 }

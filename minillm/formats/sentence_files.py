@@ -176,8 +176,8 @@ class _Reader:
         else:
             raise UnsupportedModelError(
                 f"{self.folder / 'modules.json'}: {', '.join(kinds)}; minillm runs Transformer, Pooling, then "
-                "Dense and LayerNorm, then Normalize; Transformer alone if it classifies texts; Transformer, LogitScore "
-                "if it generates them"
+                "Dense and LayerNorm, then Normalize; Transformer alone if it classifies texts; Transformer, "
+                "LogitScore if it generates them"
             )
         late = "late" in own
         settings = replace(settings, **self.model(task, late), **own)

@@ -11,6 +11,7 @@ from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..backends.weights import Weight
 from ..batch import Batch
+from .experts import ExpertMLP
 from .mlp import GatedMLP
 from .norm import RMSNorm
 
@@ -41,7 +42,7 @@ class ConvolutionBlock:
     convolution_norm: RMSNorm
     convolution: ShortConvolution
     mlp_norm: RMSNorm
-    mlp: GatedMLP
+    mlp: GatedMLP | ExpertMLP
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
         """x = x + convolution(norm(x));  x + mlp(norm(x)). [T, E] -> [T, E]"""
