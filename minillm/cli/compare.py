@@ -61,6 +61,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--strategies", metavar="NAME,...", help="compare these alone, by their names in the table")
     parser.add_argument(
         "--vary",
+        action="append",
         metavar="FIELD=VALUE,...",
         help="compare values of a generation field in place of strategies: temperature=0,0.7,1.5, num_beams=1,2,4",
     )
@@ -117,11 +118,14 @@ def _variants(args: argparse.Namespace) -> "Sequence[Variant]":
     if args.vary is not None:
         if args.strategies is not None:
             raise ParameterError("--strategies and --vary are given: leave one out")
-        name, _, values = args.vary.partition("=")
+        if len(args.vary) > 1:
+            raise ParameterError(f"--vary is given {len(args.vary)} times: vary one field at a time")
+        [given] = args.vary
+        name, _, values = given.partition("=")
         name = name.strip().replace("-", "_")
         if name not in FIELDS or FIELDS[name].read.many or not values:
             raise ParameterError(
-                f"--vary takes a generation field and its values, FIELD=VALUE,...; found {args.vary!r:.80}"
+                f"--vary takes a generation field and its values, FIELD=VALUE,...; found {given!r:.80}"
             )
         if getattr(args, name, None) is not None:
             raise ParameterError(f"--vary {name} and the flag of {name} are given: leave one out")

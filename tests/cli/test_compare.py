@@ -126,6 +126,7 @@ def test_the_page_stands_alone_and_shows_everything(tmp_path, capsys):
         (["--seed", "-1"], ["seed"]),
         (["--strategies", "beam search,greedy"], ["'greedy' is not known", "greedy search, sampling"]),
         (["--vary", "temperature=0,warm"], ["--vary temperature", "found 'warm'"]),
+        (["--vary", "top_k=1,5", "--vary", "top_p=0.5,0.9"], ["--vary is given 2 times", "one field at a time"]),
         (["--vary", "warmth=1"], ["FIELD=VALUE,...", "'warmth=1'"]),
         (["--vary", "temperature"], ["FIELD=VALUE,...", "'temperature'"]),
         (["--vary", "repetition_penalty=1,1.2", "--repetition-penalty", "1.1"], ["leave one out"]),
