@@ -29,7 +29,7 @@ IDS = [f"{family}-{name}".replace(" ", "-") for family, name in CASES]
 _SWITCHES = """
 ernie4_5 gemma glm glm4 helium hunyuan_v1_dense internlm3 ministral3 olmo3 seed_oss stablelm cohere qwen2_moe dots1
 minimax_m2 ernie4_5_moe gpt_oss qwen3_next qwen3_5_moe_text
-deepseek_v2 deepseek_v3 glm4_moe_lite minicpm3 granitemoe granitemoeshared bamba nemotron_h falcon_h1 lfm2_moe
+deepseek_v2 deepseek_v3 glm4_moe_lite minicpm3 granitemoe granitemoeshared bamba nemotron_h falcon_h1 lfm2_moe mistral4
 """
 _QUICK = {"opt": 3, "qwen3_moe": 0, "olmoe": 0} | dict.fromkeys(_SWITCHES.split(), 0)
 """The number of configurations that the ordinary tests run of a family, if it is not 1: the long tests run all. Those
@@ -41,7 +41,16 @@ def has_experts(raw: Mapping[str, Any]) -> bool:
     return bool({"num_experts_per_tok", "moe_k", "top_k_experts"} & raw.keys())
 
 
-_ONCE = ("granitemoe", "granitemoeshared", "granitemoehybrid", "bamba", "nemotron_h", "falcon_h1", "lfm2_moe")
+_ONCE = (
+    "granitemoe",
+    "granitemoeshared",
+    "granitemoehybrid",
+    "bamba",
+    "nemotron_h",
+    "falcon_h1",
+    "lfm2_moe",
+    "mistral4",
+)
 """Families of which the long tests run the first configuration; the others run before a release, but for transformers'
 logits."""
 

@@ -39,13 +39,19 @@ def build(variant: str = "pre-norm", seed: int = 0, **fields: Any) -> transforme
     return build_model(tiny_config(variant, **fields), seed)
 
 
+def class_of(raw: dict[str, Any]) -> Any:
+    """The class of a decoder with an LM head: the list of all, but of Mistral 4, which it lacks."""
+    return transformers.Mistral4ForCausalLM if raw["model_type"] == "mistral4" else transformers.AutoModelForCausalLM
+
+
 def build_model(raw: dict[str, Any], seed: int = 0) -> transformers.PreTrainedModel:
     """A model of any family, from its config.json, with random weights, biases and norms."""
     raw = copy.deepcopy(raw)  # transformers writes into nested tables
     config = transformers.AutoConfig.for_model(**raw)
-    kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else class_of(raw)
     kind = transformers.AutoModelForSpeechSeq2Seq if config.model_type == "whisper" else kind
-    model = kind.from_config(config, attn_implementation="eager").eval()
+    make = kind.from_config if hasattr(kind, "from_config") else kind._from_config
+    model = make(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(BIASES)]
     with torch.no_grad():

@@ -72,6 +72,7 @@ FAMILIES = (
     "gemma4_text",
     "deepseek_v2",
     "deepseek_v3",
+    "mistral4",
     "glm4_moe_lite",
     "youtu",
     "minicpm3",

@@ -43,7 +43,7 @@ MIXTURES += ["qwen3_next", "qwen3_5_moe_text"]
 TARGETS |= dict.fromkeys(MIXTURES, LLAMA[:4])
 TARGETS["lfm2_moe"] = TARGETS["lfm2"]
 LATENTS = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
-TARGETS |= dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3"), LATENTS)
+TARGETS |= dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3", "mistral4"), LATENTS)
 """Experts are no modules of transformers 5: PEFT names them in target_parameters"""
 
 

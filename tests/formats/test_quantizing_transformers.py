@@ -36,7 +36,7 @@ def test_the_same_logits(tmp_path: Path, case: tuple[str, str], dtype: str) -> N
     family, name = case
     source = huggingface.save(huggingface.build_model(CONFIGS[family][name], 3), tmp_path / "source")
     write_checkpoint(source, tmp_path / "out", dtype)
-    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+    theirs, report = huggingface.class_of(CONFIGS[family][name]).from_pretrained(
         tmp_path / "out", dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not report["missing_keys"] and not report["unexpected_keys"]

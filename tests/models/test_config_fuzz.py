@@ -140,6 +140,7 @@ def without(raw: dict[str, Any], field: str) -> dict[str, Any]:
 
 ROTARY = [family for family, configs in CONFIGS.items() if hasattr(read(next(iter(configs.values()))), "rotary")]
 ROTARY.remove("phi3")  # which has LongRoPE in place of these kinds
+ROTARY.remove("mistral4")  # which has YaRN alone
 ROTARY.remove("olmo3")  # which has a table for each kind of layers
 
 

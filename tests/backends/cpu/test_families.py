@@ -22,7 +22,7 @@ ROUNDING = 2e-5
 LOOKS_BACK = [("mistral", "window"), ("bloom", "four heads")]
 
 
-LIKE_OTHERS = ("deepseek_v3", "glm4_moe_lite", "minicpm3", *LIKE_GRANITES)
+LIKE_OTHERS = ("deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4", *LIKE_GRANITES)
 """Families whose operations are those of one that is run: DeepSeek-V2, GLM-4.5's router, and Granite 4's hybrids"""
 FIRST = [(family, next(iter(configs))) for family, configs in CONFIGS.items() if family not in LIKE_OTHERS]
 

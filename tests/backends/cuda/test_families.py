@@ -33,7 +33,7 @@ LONG = np.random.default_rng(5).integers(3, 96, 45).tolist()
 
 
 LIKE_OTHERS = ("deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3", "qwen3_next", "qwen3_5_moe_text")
-LIKE_OTHERS += (*LIKE_GRANITES, "lfm2_moe")
+LIKE_OTHERS += (*LIKE_GRANITES, "lfm2_moe", "mistral4")
 """Families whose operations are those of one that is run: DeepSeek-V2, Qwen3.5 and Qwen2-MoE, GLM-4.5's router, LFM2,
 and Granite 4's hybrids"""
 FIRST = {family: next(iter(configs)) for family, configs in CONFIGS.items() if family not in LIKE_OTHERS}

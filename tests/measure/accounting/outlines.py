@@ -68,7 +68,7 @@ def _outlines() -> dict[str, Callable[[Any], Outline]]:
     llamas = ("llama", "mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3", "smollm3", "granite", "phi3")
     llamas += ("qwen2_moe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe", "gpt_oss")
     llamas += ("granitemoe", "granitemoeshared", "granitemoehybrid", "bamba")  # the last two with Mamba-2
-    latents = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3")
+    latents = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3", "mistral4")
     nets = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
     others = {
         "opt": _opt,
