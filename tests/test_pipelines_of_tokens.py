@@ -54,6 +54,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "local_attention": 8, "classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True,
         "decoder_bias": True, "cls_token_id": 2, "sep_token_id": 3, "eos_token_id": 3, "bos_token_id": 2,
     }),
+    "deberta-v2": ("DebertaV2", SIZES | {
+        "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "type_vocab_size": 0,
+    }),
     "nomic_bert": ("NomicBert", SIZES),
     "gte": ("Gte", SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}),
 }
@@ -175,7 +178,7 @@ def test_heads_of_tokens_of_a_family_are_theirs(family: str, tmp_path: Path) -> 
 # --- masked tokens ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "deberta-v2"])
 def test_masked_tokens_of_a_family_are_theirs(family: str, tmp_path: Path) -> None:
     folder = write(tmp_path, family, "ForMaskedLM")
     theirs = transformers.pipeline("fill-mask", str(folder), device="cpu", dtype=torch.float32)

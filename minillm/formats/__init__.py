@@ -3,6 +3,7 @@
 load_model.py        open_model and the table of formats; a model on a backend, with LoRA adapters
 model_files.py       the interface of a format: configuration, tensors, tokenizer, chat template, defaults
 folder.py            a checkpoint folder; sentence_files.py: how its texts are embedded
+static_folder.py     a folder of sentence-transformers whose vectors are looked up
 gguf/                a GGUF file, read and written
 schemes/             matrices in 8 or 4 bits: minillm's own, GPTQ, AWQ, ...
 lora.py              adapters, merged into tensors or for single requests; lora_config.py: their configuration

@@ -10,8 +10,9 @@ from ..models.base import Model
 from .folder import Folder
 from .gguf.model import GGUFFile
 from .model_files import ModelFiles
+from .static_folder import StaticFolder
 
-FORMATS: list[type[ModelFiles]] = [GGUFFile, Folder]
+FORMATS: list[type[ModelFiles]] = [GGUFFile, StaticFolder, Folder]
 """The formats that are read, the first that `reads` a path. To add one, put its class in front."""
 
 

@@ -72,7 +72,11 @@ _WORDS: dict[str, Pooling] = {
 }
 _JOINED = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "last")
 """Order of the vectors of several flags"""
-_KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "LogitScore", "MultiVectorMask", "Dropout")
+_KINDS = (
+    *("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "LogitScore", "MultiVectorMask", "StaticEmbedding"),
+    "Dropout",
+)
+_STATIC_ORDER = re.compile("StaticEmbedding( Dense| LayerNorm)*( Normalize)*")
 _ORDER = re.compile("Transformer Pooling( Dense| LayerNorm)*( Normalize)*")
 """Modules in the order in which they are run. Dropout does nothing but in training"""
 _LATE = ("MultiVectorEncoder", "ColBERT")
@@ -120,7 +124,7 @@ def read_embedding_settings(
     longest = read_optional_json(folder / "tokenizer_config.json").get("model_max_length")
     settings = replace(settings, max_tokens=longest if isinstance(longest, int) and longest > 0 else None)
     try:
-        modules = _read_modules(folder)
+        modules = read_modules(folder)
         return _Reader(folder, config, template).settings(settings, modules) if modules else settings
     except UnsupportedModelError as error:
         if config.output != "tokens":
@@ -129,8 +133,11 @@ def read_embedding_settings(
         return replace(settings, refused=str(error))
 
 
-def _read_modules(folder: Path) -> list[tuple[str, Path]]:
-    """Kind and folder of each module in modules.json, in order; empty if there is no such file."""
+def read_modules(folder: Path, *, check: bool = True) -> list[tuple[str, Path]]:
+    """Kind and folder of each module in modules.json, in order; empty if there is no such file.
+
+    Without `check` a file that cannot be read gives none, and no kind is refused.
+    """
     path = folder / "modules.json"
     if not path.exists():
         return []
@@ -139,6 +146,8 @@ def _read_modules(folder: Path) -> list[tuple[str, Path]]:
         listed_modules = [(str(module["type"]).rpartition(".")[2], folder / str(module["path"])) for module in modules]
     except (ValueError, TypeError, KeyError, RecursionError):
         listed_modules = []
+    if not check:
+        return listed_modules
     if not listed_modules:
         raise CheckpointError(f"{path} should be a list of modules with type and path")
     for kind, _ in listed_modules:
@@ -171,13 +180,15 @@ class _Reader:
             task, own = "text-generation", {"logit_score": self.logit_score(modules[1][1])}
         elif self.is_late(kinds):
             task, own = "feature-extraction", {"strip": True, "late": self.late(modules)}
+        elif _STATIC_ORDER.fullmatch(" ".join(kinds)) and not self.config.num_layers:
+            task, own = "feature-extraction", self.steps(modules)
         elif _ORDER.fullmatch(" ".join(kinds)):
             task, own = "feature-extraction", {"strip": True} | self.steps(modules)
         else:
             raise UnsupportedModelError(
                 f"{self.folder / 'modules.json'}: {', '.join(kinds)}; minillm runs Transformer, Pooling, then "
-                "Dense and LayerNorm, then Normalize; Transformer alone if it classifies texts; Transformer, "
-                "LogitScore if it generates them"
+                "Dense and LayerNorm, then Normalize; StaticEmbedding in place of the first two; Transformer alone if "
+                "it classifies texts; Transformer, LogitScore if it generates them"
             )
         late = "late" in own
         settings = replace(settings, **self.model(task, late), **own)

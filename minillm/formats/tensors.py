@@ -37,6 +37,7 @@ _STORED: dict[str, np.dtype[Any]] = {
     "int32": np.dtype("<i4"),
     "uint32": np.dtype("<u4"),
     "int64": np.dtype("<i8"),
+    "float64": np.dtype("<f8"),
 }
 FLOATS = ("float32", "float16", "bfloat16")
 """Stored types of weights that need no scales."""

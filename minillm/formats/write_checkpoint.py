@@ -36,6 +36,7 @@ from .load_model import open_model
 from .model_files import ModelFiles
 from .safetensors import SHARD_BYTES, Entry, SafetensorsFile, index_of, spread
 from .schemes.minillm import METHOD, SCALE
+from .static_folder import StaticFolder
 from .tensors import FLOATS, StoredTensor
 
 DTYPES = ("int8", "int4", "bfloat16", "float16")
@@ -184,6 +185,8 @@ def write_checkpoint(
     """
     group = check_request(target, dtype, group)
     files = open_model(source)
+    if isinstance(files, StaticFolder):
+        raise UnsupportedModelError(f"{source} has a table of vectors and no matrices: it is not quantised")
     if not isinstance(files, Folder):
         raise UnsupportedModelError(f"{source} is a GGUF file, of which only another is made: DST should end in .gguf")
     as_built = bool(FORMATS[dtype].scale_bits)  # under the names and in the order in which the model is built

@@ -97,6 +97,9 @@ ENCODERS = (
 )
 """The same, of encoders, which generate no text."""
 
+TABLES = ("static_embedding",)
+"""The same, of models without layers, which formats read from other files than config.json."""
+
 OTHER_TYPES = {"new": "gte"}
 """A model_type of checkpoints with code of their own -> the family"""
 
@@ -107,7 +110,7 @@ def family_named(model_type: str) -> ModuleType:
     Raises:
         ParameterError: that of another package cannot be imported.
     """
-    if model_type.replace("-", "_") not in FAMILIES + ENCODER_DECODERS + SPEECH + ENCODERS:
+    if model_type.replace("-", "_") not in FAMILIES + ENCODER_DECODERS + SPEECH + ENCODERS + TABLES:
         return load("minillm.models", model_type)  # type: ignore[no-any-return]
     return import_module(f".{model_type.replace('-', '_')}", __package__)
 
@@ -121,7 +124,7 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
     family = text_config(raw).get("model_type")
     family = OTHER_TYPES.get(family, family) if isinstance(family, str) else family
     known = FAMILIES + ENCODER_DECODERS + SPEECH + ENCODERS
-    ours = isinstance(family, str) and family.replace("-", "_") in known
+    ours = isinstance(family, str) and family.replace("-", "_") in known + TABLES
     if not isinstance(family, str) or not (ours or family in plugins("minillm.models")):
         raise UnsupportedModelError(
             f"config.json: model_type is {family!r:.60}; minillm runs {', '.join(map(repr, known))}"

@@ -168,6 +168,9 @@ class TextPasses:
             encoded = settings.rerank_prompt.encode(tokenizer, query, document, prompt, self.context)
         elif settings.late is not None and role is not None:
             encoded = settings.late.encode(tokenizer, texts[0], role, self.context)
+        elif not settings.special_tokens and second is None:
+            ids = tokenizer.encode(texts[0], add_special_tokens=False)
+            encoded = EncodedText(ids[: self.context], [0] * min(len(ids), self.context), len(ids) > self.context)
         elif self._messages is not None:
             encoded = self._messages.encode(texts, prompt, self.context)
         else:

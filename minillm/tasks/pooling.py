@@ -109,6 +109,8 @@ class EmbeddingSettings:
     max_tokens: int | None = None
     """The longest text in tokens; None: the model's context"""
     lowercase: bool = False
+    special_tokens: bool = True
+    """Whether the tokenizer's special tokens stand around a text"""
     strip: bool = False
     """Remove white space around each text, as sentence-transformers does"""
     prompts: Mapping[str, str] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from safetensors.numpy import save_file
 
 pytest.importorskip("torch", reason="needs the reference extra")
 pytest.importorskip("transformers", reason="needs the reference extra")
@@ -171,6 +172,38 @@ def test_a_norm_after_the_pooling_is_as_there(tmp_path: Path) -> None:
     theirs.save(str(tmp_path / "saved"))
     with Engine(tmp_path / "saved") as engine:
         close(engine.embed(TEXTS), theirs.encode(TEXTS))
+
+
+def static_embedding() -> Any:
+    """A module with a random table."""
+    tokenizer = word_tokenizer("bert")
+    table = np.random.default_rng(0).normal(size=(tokenizer.get_vocab_size(), 16))
+    return parts.StaticEmbedding(tokenizer, embedding_weights=table.astype(np.float32))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_vectors_that_are_looked_up_are_as_there(normalize: bool, tmp_path: Path) -> None:
+    modules = [static_embedding(), parts.Dense(16, 12), *([parts.Normalize()] if normalize else [])]
+    theirs = sentence_transformers.SentenceTransformer(modules=modules, truncate_dim=8, device="cpu")
+    theirs.save_pretrained(str(tmp_path))
+    with Engine(tmp_path) as engine:
+        close(engine.embed([*TEXTS, TEXTS[1] * 300]), theirs.encode([*TEXTS, TEXTS[1] * 300]))
+        with pytest.raises(TaskError, match="has no head: it embeds texts"):
+            engine.generate(TEXTS[0])
+
+
+@pytest.mark.parametrize("factors", [False, True])
+def test_rows_and_factors_of_model2vec_are_folded_as_there(factors: bool, tmp_path: Path) -> None:
+    theirs = sentence_transformers.SentenceTransformer(modules=[static_embedding()], device="cpu")
+    theirs.save_pretrained(str(tmp_path))
+    rng, count = np.random.default_rng(1), word_tokenizer("bert").get_vocab_size()
+    tensors = {"embeddings": rng.normal(size=(9, 16)).astype(np.float32), "mapping": rng.integers(0, 9, count)}
+    if factors:
+        tensors["weights"] = rng.uniform(0, 2, count)
+    save_file(tensors, tmp_path / "model.safetensors")
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    with Engine(tmp_path) as engine:
+        close(engine.embed(TEXTS), theirs.encode(TEXTS).astype(np.float32))
 
 
 def test_flags_of_several_poolings_have_the_order_of_there(tmp_path: Path) -> None:

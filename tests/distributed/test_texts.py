@@ -70,6 +70,19 @@ def test_vectors_and_labels_of_every_encoder(name: str, parallel: Parallel) -> N
     assert_close(shared.result, vectors_and_labels(Engine(golden_encoder(name), backend="numpy")))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", DEGREES, ids=NAMES)
+def test_labels_of_tokens_are_those_of_one_process(parallel: Parallel, tmp_path: Path) -> None:
+    raw = BERT | THREE_LABELS | {"architectures": ["BertForTokenClassification"]}
+    folder = write_task_model(tmp_path / "m", raw)
+
+    def entities(engine: Engine) -> list[tuple[str, int]]:
+        texts: Any = engine.classify_tokens(["the cat sat on the mat", "a dog ran"])
+        return [(entity.label, entity.start) for text in texts for entity in text]
+
+    assert on_ranks(parallel, entities, folder).result == entities(Engine(folder, backend="numpy"))
+
+
 def test_pairs_have_token_types(tmp_path: Path) -> None:
     """Rank 0 alone adds them: the all-reduce would count them twice."""
     folder = write_task_model(tmp_path / "m", BERT | THREE_LABELS)

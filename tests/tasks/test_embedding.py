@@ -29,7 +29,7 @@ from minillm.tasks.embedding import Classification, TextPasses
 from minillm.text.tokenizer import EncodedText, Tokenizer
 
 from ..encoders import CONFIGS, texts
-from ..task_models import write_weights
+from ..task_models import word_tokenizer, write_weights
 from ..tiny import tiny_tensors, write_checkpoint
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "film", "good", "bad", "un", "##good", "##ly", "the", "."]
@@ -200,6 +200,26 @@ def test_a_norm_may_follow_the_pooling(tmp_path: Path) -> None:
     config.write_text(json.dumps({"dimension": 31}), encoding="utf-8")
     with pytest.raises(CheckpointError, match="dimension should be 32, the width before it"):
         Engine(folder)
+
+
+def test_a_table_of_vectors_has_the_mean_of_a_texts_tokens(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer("bert")
+    table = np.random.default_rng(0).normal(size=(tokenizer.get_vocab_size(), 16)).astype(np.float32)
+    module = tmp_path / "0_StaticEmbedding"
+    module.mkdir()
+    tokenizer.save(str(module / "tokenizer.json"))
+    save_file({"embedding.weight": table}, module / "model.safetensors")
+    modules = [{"type": "sentence_transformers.models.StaticEmbedding", "path": "0_StaticEmbedding"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    ids = tokenizer.encode("the cat sat", add_special_tokens=False).ids
+    with Engine(tmp_path) as engine:
+        close(engine.embed("the cat sat"), table[ids].mean(axis=0))
+        close(engine.embed("the cat sat", pooling="max"), table[ids].max(axis=0))
+    with pytest.raises(UnsupportedModelError, match="it is not quantised"):
+        write_checkpoint_in(tmp_path, tmp_path / "int8", "int8")
+    save_file({"table": table}, module / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"a static embedding has the tensor .*; found table"):
+        Engine(tmp_path)
 
 
 def test_tokens_of_a_prompt_may_be_left_out_of_the_mean(tmp_path: Path) -> None:
