@@ -168,7 +168,7 @@ def read_json(body: bytes) -> dict[str, Any]:
     """
     try:
         text = body.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+        value = _DECODER.decode(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -204,3 +204,6 @@ def _finite(text: str) -> float:
     if math.isinf(value):
         raise ValueError(f"the number {text:.40} is too large")
     return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)

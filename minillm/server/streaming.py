@@ -135,6 +135,8 @@ class StreamResponse(Response):
                     return
                 self._sent_at = request.seen_at
                 exchange.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))  # as uvicorn's `send`
+                if not request.has_more:
+                    return
             if events is not None:
                 handed.set_result((self._writer.end(), False))
         except ApiError as error:
