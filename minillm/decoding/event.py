@@ -1,8 +1,7 @@
 """Events: what a step adds to a text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import chain
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from ..text.display import brief
@@ -74,18 +73,17 @@ class Event:
 
     @classmethod
     def joined(cls, events: Sequence["Event"]) -> "Event":
-        """Successive events of one sequence as one."""
+        """Successive events of one sequence as one: the last, which takes over what the others have."""
         first, last = events[0], events[-1]
         if first is last:
             return last
-        return replace(
-            last,
-            text="".join(event.text for event in events),
-            token_ids=tuple(chain.from_iterable(event.token_ids for event in events)),
-            token_bytes=tuple(chain.from_iterable(event.token_bytes for event in events)),
-            logprobs=tuple(chain.from_iterable(event.logprobs for event in events)),
-            top_logprobs=tuple(chain.from_iterable(event.top_logprobs for event in events)),
-            prompt_logprobs=first.prompt_logprobs,
-            prompt_top_logprobs=first.prompt_top_logprobs,
-            watched=join_watched([event.watched for event in events if event.watched is not None]),
-        )
+        last.text = "".join([event.text for event in events])
+        last.token_ids = tuple([token for event in events for token in event.token_ids])
+        last.token_bytes = tuple([part for event in events for part in event.token_bytes])
+        last.logprobs = tuple([number for event in events for number in event.logprobs])
+        last.top_logprobs = tuple([top for event in events for top in event.top_logprobs])
+        last.prompt_logprobs = first.prompt_logprobs
+        last.prompt_top_logprobs = first.prompt_top_logprobs
+        if watched := [event.watched for event in events if event.watched is not None]:
+            last.watched = join_watched(watched)
+        return last

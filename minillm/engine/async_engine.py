@@ -520,6 +520,13 @@ def take_any(streams: Sequence[AsyncEventStream], *, merge: bool = True) -> list
     return None
 
 
+def has_more(streams: Sequence[AsyncEventStream]) -> bool:
+    """Whether `take_any` now has events, or a stream has ended."""
+    if len(streams) == 1:
+        return streams[0]._done or bool(streams[0]._live.unread)
+    return any(stream._done or stream._live.unread for stream in streams)
+
+
 def listen(streams: Sequence[AsyncEventStream], listener: Callable[[], None] | None) -> None:
     """Have a function called in the event loop whenever any of the streams has new events; None: no more.
 

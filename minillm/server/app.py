@@ -28,7 +28,7 @@ from .http_json import ApiError, json_response
 from .infill import infill
 from .inspection import inspection_routes
 from .limits import Limits
-from .middleware import Application, RequestMiddleware, refusal
+from .middleware import Answer, Application, RequestMiddleware, refusal
 from .model_pool import IDLE_TIMEOUT, ModelPool, StoredModel
 from .page import page_routes
 from .relevance import classify, rerank, score
@@ -105,7 +105,7 @@ def make_app(
                 await asyncio.to_thread(tracing.close)
 
     paths = {route.path for route in _routes() if isinstance(route, Route)}
-    middleware = [Middleware(RequestMiddleware, server=server, keys=keys, paths=paths, tracing=tracing)]
+    middleware = [Middleware(RequestMiddleware, server=server, keys=keys, paths=paths, tracing=tracing, direct=DIRECT)]
     if cors_origins:
         cors = Middleware(
             CORSMiddleware,
@@ -145,6 +145,10 @@ def _served(
         tuned = make(adapter, parent=name, lora=adapter)
         tuned.queue = base.queue
         yield tuned
+
+
+DIRECT: Mapping[str, Answer] = {"/v1/completions": completions, "/v1/chat/completions": chat_completions}
+"""Endpoints whose POST requests take the short way: of `RequestMiddleware`"""
 
 
 # --- endpoints --------------------------------------------------------------------------------------------------------

@@ -71,12 +71,6 @@ def shutting_down(message: str) -> ApiError:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def declared_length(request: Request) -> int:
-    """The length of a request's body, as its header says; 0 if it does not."""
-    length = request.headers.get("content-length", "")
-    return int(length) if length.isdecimal() and len(length) < 20 else 0
-
-
 async def read_body(request: Request, most: int, seconds: float) -> bytes:
     """The body of a request.
 
@@ -87,33 +81,35 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
             other types without asking its browser's permission, JSON not; curl says "form" where it is told nothing.)
             Or it is compressed otherwise, or no gzip.
     """
-    declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    headers = dict(reversed(request.scope["headers"]))  # of several with a name the first counts
+    declared = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
     form = "application/x-www-form-urlencoded"
-    from_browser = "origin" in request.headers or "sec-fetch-site" in request.headers
+    from_browser = b"origin" in headers or b"sec-fetch-site" in headers
     if declared != "application/json" and (from_browser or declared not in ("", form)):
         actual = f"found {declared!r}" if declared else "found none"
         raise ApiError(f"the header Content-Type should be application/json, {actual}", status=415)
-    too_large = ApiError(
-        f"the body is too large: this server allows {most} bytes",
-        status=413,
-        code="request_too_large",
-        headers={"Connection": "close"},  # the rest of it is not read
-    )
-    if declared_length(request) > most:
-        raise too_large
-    gzip = _gzip(request.headers.get("content-encoding", ""), most)
+    length = headers.get(b"content-length", b"").decode("latin-1")
+    if length.isdecimal() and len(length) < 20 and int(length) > most:
+        raise _too_large(most)
+    gzip = _gzip(headers.get(b"content-encoding", b"").decode("latin-1"), most)
     pieces, size = [], 0
     try:
         async with asyncio.timeout(seconds):
             async for piece in request.stream():
                 size += len(piece)
                 if size > most or (gzip is not None and not gzip.add(piece)):
-                    raise too_large
+                    raise _too_large(most)
                 pieces.append(piece)
     except TimeoutError:
         message = f"the body did not come within {seconds:g} seconds"
         raise ApiError(message, status=408, code="request_timeout", headers={"Connection": "close"}) from None
     return b"".join(pieces) if gzip is None else gzip.body()
+
+
+def _too_large(most: int) -> ApiError:
+    message = f"the body is too large: this server allows {most} bytes"
+    headers = {"Connection": "close"}  # the rest of it is not read
+    return ApiError(message, status=413, code="request_too_large", headers=headers)
 
 
 def _gzip(encoding: str, most: int) -> "_Gzip | None":
@@ -168,7 +164,7 @@ def read_json(body: bytes) -> dict[str, Any]:
     """
     try:
         text = body.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+        value = _DECODER.decode(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -204,3 +200,6 @@ def _finite(text: str) -> float:
     if math.isinf(value):
         raise ValueError(f"the number {text:.40} is too large")
     return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)

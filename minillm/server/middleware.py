@@ -3,11 +3,11 @@
 import logging
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,6 +27,10 @@ PROBES = ("/health", "/metrics")
 CLIENT_LEFT = 499
 """nginx's status in a log, for an answer that nobody waited for."""
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+
+
+Answer = Callable[[Request], Awaitable[Response]]
+"""An endpoint"""
 
 
 class Counted(Protocol):
@@ -60,7 +64,13 @@ class RequestMiddleware:
     """Runs around every request: its id, the key, failures that nothing else has caught, the log."""
 
     def __init__(
-        self, app: ASGIApp, server: Server, keys: Sequence[str], paths: Collection[str], tracing: Tracing | None = None
+        self,
+        app: ASGIApp,
+        server: Server,
+        keys: Sequence[str],
+        paths: Collection[str],
+        tracing: Tracing | None = None,
+        direct: Mapping[str, Answer] | None = None,
     ) -> None:
         """Args:
         app: answers the requests
@@ -68,7 +78,9 @@ class RequestMiddleware:
         keys: API keys; a request needs one
         paths: paths of the routes, which metrics tell apart
         tracing: takes a span of each request
+        direct: endpoints by their paths, whose POST requests do not pass through starlette's routes and handlers
         """
+        self._direct = direct or {}
         self._app, self._server, self._keys, self._paths, self._tracing = app, server, keys, paths, tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,7 +100,9 @@ class RequestMiddleware:
 
         try:
             check_key(scope, self._keys)
-            await self._app(scope, receive, sending)
+            answer = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
+            app = self._app if answer is None else await answer(Request(scope, receive, sending))
+            await app(scope, receive, sending)
         except ClientDisconnect:
             status = CLIENT_LEFT
         except ApiError as error:

@@ -18,7 +18,7 @@ from ..decoding.event import Event
 from ..decoding.settings import GenerationConfig
 from ..decoding.strategy import Request as EngineRequest
 from ..decoding.thinking import markers_of
-from ..engine.async_engine import AsyncEventStream, listen, take_any
+from ..engine.async_engine import AsyncEventStream, has_more, listen, take_any
 from ..engine.results import Generation
 from ..errors import MinillmError, QueueFullError, listed, shown
 from ..text.chat import AnswerParser
@@ -92,7 +92,7 @@ class ServerRequest(Generic[R]):
         Raises:
             ApiError: the model generates no text.
         """
-        model.need("/v1/completions", http.url.path)
+        model.need("/v1/completions", http.scope["path"])
         self.limits = server.limits
         self.model, self.asked = model, asked
         self.prompts: list[list[int]] = []
@@ -317,6 +317,11 @@ class ServerRequest(Generic[R]):
             self._count_thoughts(events, self._thoughts)
         return events
 
+    @property
+    def has_more(self) -> bool:
+        """Whether `take` now has something to say: events, or their end."""
+        return self._first_calls is not None or has_more(self._streams)
+
     def _count_thoughts(self, events: Sequence[tuple[int, Event]], thoughts: Thoughts) -> None:
         for i, event in events:
             place = (i, event.index)
@@ -411,7 +416,7 @@ class ServerRequest(Generic[R]):
 
     def stop_reason(self, reason: str | int | None) -> str | int | None:
         """The reason of a text's end as vLLM tells it: the stop string or token that the request named, else None."""
-        return None if reason in self._end_ids() else reason
+        return None if reason is None or reason in self._end_ids() else reason
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T], late: "asyncio.Future[None] | None" = None) -> T:
@@ -434,9 +439,10 @@ async def until_gone(receive: Receive, work: Coroutine[Any, Any, T], late: "asyn
             raise ClientDisconnect
         return task.result()
     finally:
-        task.cancel()
         gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:

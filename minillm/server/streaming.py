@@ -29,6 +29,10 @@ UVICORN_PARTS = ("chunked_encoding", "disconnected", "flow", "transport")
 """Attributes of that class that are used here"""
 
 
+STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+"""Neither caches nor proxies may collect a stream"""
+
+
 class AnswerWriter(ABC):
     """The body of one streamed answer, in bytes that are sent as they come."""
 
@@ -70,8 +74,8 @@ class StreamResponse(Response):
         writer: writes the body
         media_type: the body's
         """
-        super().__init__(None, media_type=media_type, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
+        self.status_code, self.background = 200, None
+        self.raw_headers = [(b"content-type", media_type.encode("latin-1")), *STREAM_HEADERS]
         self._request, self._writer = request, writer
         self._handed: asyncio.Future[tuple[bytes, bool]] | None = None
         """While the stream waits for events: takes a piece that its task should send, and whether more follow"""
@@ -135,6 +139,8 @@ class StreamResponse(Response):
                     return
                 self._sent_at = request.seen_at
                 exchange.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))  # as uvicorn's `send`
+                if not request.has_more:
+                    return
             if events is not None:
                 handed.set_result((self._writer.end(), False))
         except ApiError as error:

@@ -13,8 +13,10 @@ import pytest
 from minillm import Engine
 from minillm.backends.cpu.memory import CpuMemory
 from minillm.errors import EngineStateError
+from minillm.parallel import Parallel
 
 from ..async_engines import running, until
+from ..distributed.ranks import on_ranks
 from ..task_models import BERT, write_task_model
 from ..tiny import write_checkpoint
 
@@ -154,3 +156,19 @@ def test_whatever_runs_beside_it_answers_the_same(
     finally:
         ended.set()
         thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [Parallel(tensor=2), Parallel(pipeline=2)], ids=["tensor", "pipeline"])
+def test_rank_0_of_several_gives_pages_back_and_all_go_on(tmp_path: Path, parallel: Parallel) -> None:
+    folder = write_checkpoint(tmp_path / "opt", num_hidden_layers=4, max_position_embeddings=512)
+
+    def call(engine: Engine) -> None:
+        expected = tokens_of(engine)
+        for kept in (18, 0):
+            engine.trim_memory()
+            assert engine.runner.cache.backed_pages == kept
+            assert tokens_of(engine) == expected
+            engine.runner.cache.clear()
+
+    on_ranks(parallel, call, folder, backend="cpu", threads=1, max_batch_size=6)
