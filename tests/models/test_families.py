@@ -141,4 +141,4 @@ def test_published_shapes_have_their_number_of_parameters(shape: str) -> None:
 def test_published_shapes_can_be_read(shape: str) -> None:
     config = published_config(shape)
     assert config.num_heads % config.num_kv_heads == 0
-    assert config.max_positions >= 512
+    assert config.max_positions >= 448

@@ -97,7 +97,7 @@ def _architecture_for(config: ModelConfig, where: str) -> str:
             names.setdefault(kin, name)
     if config.model_type not in names:
         raise UnsupportedModelError(
-            f"{where}: llama.cpp does not run {config.model_type!r}; GGUF files are written of "
+            f"{where}: no GGUF file is written of {config.model_type!r}, but of "
             f"{', '.join(sorted(names))}"
         )
     name = names[config.model_type]
