@@ -77,22 +77,25 @@ def declared_length(request: Request) -> int:
     return int(length) if length.isdecimal() and len(length) < 20 else 0
 
 
-async def read_body(request: Request, most: int, seconds: float) -> bytes:
+async def read_body(request: Request, most: int, seconds: float, *, kind: str = "application/json") -> bytes:
     """The body of a request.
 
     One compressed by gzip is decompressed; the limit of `most` bytes counts both sizes. It comes within `seconds`.
 
     Raises:
-        ApiError: it is too large or too slow, or a browser's and not declared as JSON. (A page of another site can send
+        ApiError: it is too large or too slow, is of another kind than JSON that was asked for, or a browser's and not
+            declared as JSON. (A page of another site can send
             other types without asking its browser's permission, JSON not; curl says "form" where it is told nothing.)
             Or it is compressed otherwise, or no gzip.
     """
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     form = "application/x-www-form-urlencoded"
     from_browser = "origin" in request.headers or "sec-fetch-site" in request.headers
-    if declared != "application/json" and (from_browser or declared not in ("", form)):
+    of_browser = from_browser and declared != "application/json"
+    if of_browser or (declared != kind and (kind != "application/json" or declared not in ("", form))):
         actual = f"found {declared!r}" if declared else "found none"
-        raise ApiError(f"the header Content-Type should be application/json, {actual}", status=415)
+        actual += ", of a browser" if declared == kind else ""
+        raise ApiError(f"the header Content-Type should be {kind}, {actual}", status=415)
     too_large = ApiError(
         f"the body is too large: this server allows {most} bytes",
         status=413,
