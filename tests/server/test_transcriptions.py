@@ -11,6 +11,7 @@ import pytest
 from starlette.applications import Starlette
 
 from minillm import Engine
+from minillm.cli.serve import _example
 from minillm.server import Limits, make_app
 from minillm.server.transcriptions import read_form
 from minillm.tasks.sound_files import read_wav
@@ -117,3 +118,8 @@ def test_a_folder_of_speech_is_served(tmp_path: Path) -> None:
     folder = write_speech(tmp_path / "m", speech_tensors())
     app = make_app({"m": Engine(folder, progress=False)})
     assert sent(app).json()["text"]
+
+
+def test_serve_shows_a_form_to_try() -> None:
+    line = _example("http://localhost:8000", PATH, "my model", keyed=False, tls=False)
+    assert line == f"try: curl http://localhost:8000{PATH} -F file=@sound.wav -F model='my model'"
