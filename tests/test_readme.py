@@ -23,6 +23,7 @@ from .adapters import write_adapter
 from .pages import PAGES, ROOT, block, blocks, page
 from .task_models import BERT, ONE_LABEL, write_task_model
 from .tiny import write_checkpoint
+from .whisper import speech_tensors, tone, wav_of, write_speech
 
 SETUP, TEST, _ = re.findall(r"^\$ (pip install .*)$", page("README.md"), re.MULTILINE)
 
@@ -33,6 +34,7 @@ EXAMPLES = {
     ("minillm/engine/README.md", "messages = ["): "tests/engine/test_chat_engine.py",
     ("minillm/engine/README.md", "from minillm.text.chat import"): "tests/text/chat/test_call_grammar.py",
     ("minillm/engine/README.md", 'with Engine("sentence-transformers'): "tests/test_readme.py",
+    ("minillm/engine/README.md", "from minillm import Engine\nfrom minillm.tasks.sound_files"): "tests/test_readme.py",
     ("minillm/formats/README.md", 'Engine("facebook/opt-1.3b", adapter='): "tests/test_readme.py",
     ("minillm/formats/README.md", 'engine = Engine("facebook/opt-1.3b", adapters='): "tests/test_readme.py",
     ("minillm/formats/README.md", "class Arrays(ModelFiles)"): "tests/formats/test_open_model.py",
@@ -139,6 +141,15 @@ def test_the_vectors_and_labels_example_runs(tmp_path):
     assert names["vectors"].shape == (2, 32)
     assert names["scores"].shape == (2,)
     assert ((names["scores"] > 0) & (names["scores"] < 1)).all()
+
+
+def test_the_sound_example_runs(tmp_path, capsys):
+    """On a tiny model in place of the hub's."""
+    (tmp_path / "talk.wav").write_bytes(wav_of(tone(0.3, seed=1)))
+    code = block("minillm/engine/README.md", "python", "from minillm import Engine\nfrom minillm.tasks.sound_files")
+    code = code.replace("openai/whisper-base", str(write_speech(tmp_path / "m", speech_tensors())))
+    exec(code.replace("talk.wav", str(tmp_path / "talk.wav")), {})
+    assert capsys.readouterr().out.startswith("0.")
 
 
 def test_the_adapter_examples_run(tmp_path):

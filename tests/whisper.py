@@ -84,13 +84,15 @@ FIELDS: dict[str, Any] = {
     "max_initial_timestamp_index": 5,
     "suppress_tokens": [7, 8, *range(START, NO_TIMESTAMPS)],
     "begin_suppress_tokens": [9, EOS],
-    "max_length": 64,
+    "max_length": 24,
 }
 """generation_config.json of a tiny model of speech"""
 
-SPEECH: dict[str, Any] = CONFIGS["base"] | {
-    name: FIELDS[name] for name in ("decoder_start_token_id", "eos_token_id", "bos_token_id", "pad_token_id")
-}
+SPEECH: dict[str, Any] = (
+    CONFIGS["base"]
+    | {"max_target_positions": 24}
+    | {name: FIELDS[name] for name in ("decoder_start_token_id", "eos_token_id", "bos_token_id", "pad_token_id")}
+)
 """config.json of one; its times are of 0.02 seconds up to 0.4, and then 5 tokens that are no times"""
 
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "compare": "one prompt under 13 decoding strategies",
     "translate": "translate texts",
     "summarize": "summarize texts",
+    "transcribe": "write down what is said in WAV files",
     "classify": "label texts",
     "embed": "texts as vectors",
     "strategies": "decoding strategies, and what other packages add",

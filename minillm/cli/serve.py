@@ -5,6 +5,7 @@ import dataclasses
 import json
 import logging
 import math
+import shlex
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -364,6 +365,10 @@ def _about(name: str, engine: "Engine") -> str:
 def _example(url: str, endpoint: str, model: str, *, keyed: bool, tls: bool) -> str:
     """A command to try; `model`: the name that it has to give, or ""."""
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""
+    options = f"{' -k' if tls else ''} {url}{endpoint}"
+    if endpoint not in EXAMPLES:  # a form with a sound
+        named = f" -F model={shlex.quote(model)}" if model else ""
+        return f"try: curl{options}{key} -F file=@sound.wav{named}"
     body = EXAMPLES[endpoint]
     body = body if not model else f'{{"model": {json.dumps(model)}, {body[1:]}'
-    return f"try: curl{' -k' if tls else ''} {url}{endpoint} -H 'Content-Type: application/json'{key} -d '{body}'"
+    return f"try: curl{options} -H 'Content-Type: application/json'{key} -d '{body}'"

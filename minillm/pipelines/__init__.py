@@ -20,6 +20,7 @@ token_classification.py  labels of tokens, entities
 question_answering.py    spans of a text that answer questions
 fill_mask.py             tokens in the place of masks
 zero_shot_classification.py  labels that a call names
+speech.py                transcripts of sounds
 """
 
 import inspect
@@ -33,6 +34,7 @@ from .base import Pipeline
 from .feature_extraction import FeatureExtraction
 from .fill_mask import FillMask
 from .question_answering import QuestionAnswering
+from .speech import SpeechRecognition
 from .text2text import Summarization, Text2Text
 from .text_classification import TextClassification
 from .text_generation import TextGeneration
@@ -53,6 +55,7 @@ TASKS: dict[str, type[Pipeline]] = {
     "question-answering": QuestionAnswering,
     "fill-mask": FillMask,
     "feature-extraction": FeatureExtraction,
+    "automatic-speech-recognition": SpeechRecognition,
 }
 """Tasks by name; also translation_xx_to_yy."""
 
@@ -63,7 +66,8 @@ def pipeline(task: str, model: str | os.PathLike[str] | Engine | None = None, **
     Args:
         task: "text-generation"; "text2text-generation", "summarization", "translation" or "translation_en_to_fr" for an
             encoder-decoder; "text-classification" (also "sentiment-analysis"), "zero-shot-classification",
-            "token-classification" (also "ner"), "question-answering", "fill-mask" or "feature-extraction"
+            "token-classification" (also "ner"), "question-answering", "fill-mask", "feature-extraction"
+            or "automatic-speech-recognition"
         model: a checkpoint folder, a GGUF file or a hub id; or an engine, which several pipelines may share
         **options: arguments of `Engine`, unless `model` is one; and arguments of the pipeline's calls, for all of them
 

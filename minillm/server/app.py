@@ -38,6 +38,7 @@ from .state import Server
 from .text_generation import chat_completions, completions
 from .tokenization import detokenize, tokenize, tokenizer_info
 from .tracing import Tracing
+from .transcriptions import transcriptions, translations
 
 
 def make_app(
@@ -166,6 +167,8 @@ def _routes() -> list[BaseRoute]:
         *ollama.routes(),
         Route("/infill", infill, methods=["POST"]),
         Route("/v1/embeddings", embeddings, methods=["POST"]),
+        Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]),
+        Route("/v1/audio/translations", translations, methods=["POST"]),
         Route("/classify", classify, methods=["POST"]),
         *(Route(f"{version}/score", score, methods=["POST"]) for version in ("", "/v1")),
         *(Route(f"{version}/rerank", rerank, methods=["POST"]) for version in ("", "/v1", "/v2")),

@@ -71,23 +71,25 @@ def shutting_down(message: str) -> ApiError:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-async def read_body(request: Request, most: int, seconds: float) -> bytes:
+async def read_body(request: Request, most: int, seconds: float, *, kind: str = "application/json") -> bytes:
     """The body of a request.
 
     One compressed by gzip is decompressed; the limit of `most` bytes counts both sizes. It comes within `seconds`.
 
     Raises:
-        ApiError: it is too large or too slow, or a browser's and not declared as JSON. (A page of another site can send
-            other types without asking its browser's permission, JSON not; curl says "form" where it is told nothing.)
-            Or it is compressed otherwise, or no gzip.
+        ApiError: it is too large or too slow, or of another kind than `kind`; a browser's is not declared as JSON. (A
+            page of another site can send other types without asking its browser's permission, JSON not; curl says
+            "form" where it is told nothing.) Or it is compressed otherwise, or no gzip.
     """
     headers = dict(reversed(request.scope["headers"]))  # of several with a name the first counts
     declared = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
     form = "application/x-www-form-urlencoded"
     from_browser = b"origin" in headers or b"sec-fetch-site" in headers
-    if declared != "application/json" and (from_browser or declared not in ("", form)):
+    of_browser = from_browser and declared != "application/json"
+    if of_browser or (declared != kind and (kind != "application/json" or declared not in ("", form))):
         actual = f"found {declared!r}" if declared else "found none"
-        raise ApiError(f"the header Content-Type should be application/json, {actual}", status=415)
+        actual += ", of a browser" if declared == kind else ""
+        raise ApiError(f"the header Content-Type should be {kind}, {actual}", status=415)
     length = headers.get(b"content-length", b"").decode("latin-1")
     if length.isdecimal() and len(length) < 20 and int(length) > most:
         raise _too_large(most)

@@ -70,6 +70,7 @@ class ServedModel:
         self._reasoning_format = reasoning_format
         self.created = int(time.time())
         self.queue = TextQueue(aio)
+        self.transcribing = 0  # requests
         self.texts = TokenTexts(self.engine.tokenizer)
 
     @property
@@ -98,6 +99,8 @@ class ServedModel:
         if config.output != "tokens":
             return vectors
         texts = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+        if config.frame_width:
+            return ("/v1/audio/transcriptions",)
         if config.encoder_layers:
             return texts[:1]
         if labels:

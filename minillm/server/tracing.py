@@ -23,6 +23,8 @@ OPERATIONS = {
     "/api/generate": "text_completion",
     "/infill": "text_completion",
     "/v1/embeddings": "embeddings",
+    "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/translations": "transcription",
     "/api/embed": "embeddings",
     "/api/embeddings": "embeddings",
 }

@@ -1,0 +1,87 @@
+"""automatic-speech-recognition: transcripts of sounds."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..decoding.settings import refuse_unknown
+from ..engine.engine import Engine
+from ..errors import ParameterError, PromptError, shown
+from ..tasks.log_mel import SAMPLING_RATE
+from ..tasks.sound_files import ADVICE, read_wav
+from .base import Pipeline
+
+ARGUMENTS = ("language", "task", "prompt")
+"""Arguments of `Engine.transcribe` that a call takes among `generate_kwargs`"""
+
+
+class SpeechRecognition(Pipeline):
+    """automatic-speech-recognition: {"text": ...}, with `return_timestamps=True` also "chunks" with their times.
+
+    A sound is a path or the bytes of a WAV file, an array of samples, or a dict of "array" (or "raw") and
+    "sampling_rate", which should be 16,000. One longer than the model reads at once is read in windows one after the
+    other, as transformers does it without `chunk_length_s`.
+
+    Arguments of a call: return_timestamps, generate_kwargs (language, task, and generation fields).
+    """
+
+    OPTIONS = frozenset({"return_timestamps", "generate_kwargs", "chunk_length_s"})
+
+    @classmethod
+    def fits(cls, engine: Engine) -> bool:
+        """Models whose encoder reads sound do."""
+        return engine.config.frame_width > 0
+
+    def __call__(self, inputs: Any, *, progress: bool = True, **options: Any) -> Any:
+        """The transcript of one sound, or of each of a list.
+
+        Raises:
+            ParameterError: an option is unknown, impossible or not offered.
+            PromptError: an input is no sound, or has another sampling rate.
+        """
+        self.check(options)
+        options = self.options | options
+        timestamps = options.get("return_timestamps")
+        if not isinstance(timestamps, bool | None):
+            raise ParameterError(f"return_timestamps should be True or False, of segments, found {shown(timestamps)}")
+        if options.get("chunk_length_s"):
+            raise ParameterError("chunk_length_s is not offered: long sounds are read in windows one after the other")
+        fields = dict(options.get("generate_kwargs") or {})
+        arguments = {name: fields.pop(name) for name in ARGUMENTS if name in fields}
+        refuse_unknown(fields)
+        sounds = inputs if isinstance(inputs, list | tuple) else [inputs]
+        outputs = []
+        for sound in [samples_of(sound) for sound in sounds]:
+            transcript = self.engine.transcribe(sound, timestamps=timestamps or None, **arguments, **fields)
+            record: dict[str, Any] = {"text": transcript.text}
+            if timestamps:
+                record["chunks"] = [
+                    {"timestamp": (round(segment.start, 2), round(segment.end, 2)), "text": segment.text}
+                    for segment in transcript.segments
+                ]
+            outputs.append(record)
+        return outputs if isinstance(inputs, list | tuple) else outputs[0]
+
+
+def samples_of(sound: Any) -> NDArray[np.float32]:
+    """The samples of an input.
+
+    Raises:
+        PromptError: it is no sound, or has another sampling rate.
+    """
+    if isinstance(sound, str | bytes | os.PathLike):
+        return read_wav(sound)
+    if isinstance(sound, Mapping):
+        samples = sound.get("array", sound.get("raw"))
+        if samples is None or sound.get("sampling_rate") != SAMPLING_RATE:
+            raise PromptError(
+                f'a dict should have "array" and a "sampling_rate" of {SAMPLING_RATE}, found '
+                f"{shown(sound.get('sampling_rate'))}; {ADVICE}"
+            )
+        return np.asarray(samples)
+    if isinstance(sound, np.ndarray):
+        return sound
+    raise PromptError(f"a sound should be a path, bytes, an array or a dict, found {shown(sound)}")
