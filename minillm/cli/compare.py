@@ -113,31 +113,12 @@ def _variants(args: argparse.Namespace) -> "Sequence[Variant]":
     Raises:
         ParameterError: a name is not known, or a value is not one of the field's.
     """
-    from ..measure.comparison import STRATEGIES, Variant
+    from ..measure.comparison import STRATEGIES
 
     if args.vary is not None:
         if args.strategies is not None:
             raise ParameterError("--strategies and --vary are given: leave one out")
-        if len(args.vary) > 1:
-            raise ParameterError(f"--vary is given {len(args.vary)} times: vary one field at a time")
-        [given] = args.vary
-        name, _, values = given.partition("=")
-        name = name.strip().replace("-", "_")
-        if name not in FIELDS or FIELDS[name].read.many or not values:
-            raise ParameterError(
-                f"--vary takes a generation field and its values, FIELD=VALUE,...; found {given!r:.80}"
-            )
-        if getattr(args, name, None) is not None:
-            raise ParameterError(f"--vary {name} and the flag of {name} are given: leave one out")
-        varied = []
-        for word in values.split(","):
-            try:
-                value = FIELDS[name].read.word(word.strip())
-            except (ValueError, argparse.ArgumentTypeError):
-                expected = FIELDS[name].read.expected
-                raise ParameterError(f"--vary {name}: expected {expected}, found {word.strip()!r:.60}") from None
-            varied.append(Variant(f"{name} {word.strip()}", generation_fields(argparse.Namespace(**{name: value}))))
-        return varied
+        return _varied(args)
     if args.strategies is None:
         return STRATEGIES
     known = {variant.name: variant for variant in STRATEGIES}
@@ -146,6 +127,34 @@ def _variants(args: argparse.Namespace) -> "Sequence[Variant]":
         if name not in known:
             raise ParameterError(f"--strategies: {name!r:.60} is not known: expected some of {', '.join(known)}")
     return [known[name] for name in names]
+
+
+def _varied(args: argparse.Namespace) -> "list[Variant]":
+    """A variant for each value of the field that --vary names.
+
+    Raises:
+        ParameterError: it names none, or several; or a value is not one of the field's.
+    """
+    from ..measure.comparison import Variant
+
+    if len(args.vary) > 1:
+        raise ParameterError(f"--vary is given {len(args.vary)} times: vary one field at a time")
+    [given] = args.vary
+    name, _, values = given.partition("=")
+    name = name.strip().replace("-", "_")
+    if name not in FIELDS or FIELDS[name].read.many or not values:
+        raise ParameterError(f"--vary takes a generation field and its values, FIELD=VALUE,...; found {given!r:.80}")
+    if getattr(args, name, None) is not None:
+        raise ParameterError(f"--vary {name} and the flag of {name} are given: leave one out")
+    varied = []
+    for word in values.split(","):
+        try:
+            value = FIELDS[name].read.word(word.strip())
+        except (ValueError, argparse.ArgumentTypeError):
+            expected = FIELDS[name].read.expected
+            raise ParameterError(f"--vary {name}: expected {expected}, found {word.strip()!r:.60}") from None
+        varied.append(Variant(f"{name} {word.strip()}", generation_fields(argparse.Namespace(**{name: value}))))
+    return varied
 
 
 def _as_dict(outcome: "Outcome", tokenizer: "Tokenizer") -> dict[str, Any]:

@@ -97,8 +97,7 @@ def _architecture_for(config: ModelConfig, where: str) -> str:
             names.setdefault(kin, name)
     if config.model_type not in names:
         raise UnsupportedModelError(
-            f"{where}: no GGUF file is written of {config.model_type!r}, but of "
-            f"{', '.join(sorted(names))}"
+            f"{where}: no GGUF file is written of {config.model_type!r}, but of {', '.join(sorted(names))}"
         )
     name = names[config.model_type]
     return ARCHITECTURES[name].with_experts or name if config.num_experts else name
