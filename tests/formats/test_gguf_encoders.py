@@ -16,7 +16,7 @@ from minillm.formats.gguf.file import read_gguf
 from minillm.formats.gguf.read_metadata import read_gguf_config
 from minillm.formats.load_model import load_model
 
-from ..gguf_files import arrays, finish
+from ..gguf_files import arrays, byte_tokens, finish
 from .test_fuzz import damage
 
 SIZES = {
@@ -32,8 +32,32 @@ RAWS: dict[str, dict[str, Any]] = {
     "bert": SIZES | {"model_type": "bert", "hidden_act": "gelu"},
     "bert, one type": SIZES | {"model_type": "bert", "type_vocab_size": 1, "layer_norm_eps": 1e-5},
     "nomic-bert": SIZES | {"model_type": "nomic_bert", "rope_parameters": {"rope_theta": 1000.0}},
+    "modern-bert": SIZES
+    | {"model_type": "modernbert", "num_hidden_layers": 4, "norm_eps": 1e-12, "local_attention": 8}
+    | {"global_rope_theta": 500.0, "local_rope_theta": 100.0},
+    "modern-bert, all global": SIZES
+    | {"model_type": "modernbert", "norm_eps": 1e-12, "hidden_activation": "silu", "global_attn_every_n_layers": 1},
+    "gemma-embedding": SIZES
+    | {"model_type": "gemma3_text", "use_bidirectional_attention": True, "num_key_value_heads": 2, "head_dim": 16}
+    | {"sliding_window": 6, "query_pre_attn_scalar": 16, "sliding_window_pattern": 2, "rms_norm_eps": 1e-6}
+    | {"rope_theta": 500.0, "rope_local_base_freq": 100.0, "num_hidden_layers": 4},
 }
 """Name, of which the architecture comes first -> config.json"""
+FURTHER = {
+    "local_attention": ("u", "attention.sliding_window"),
+    "sliding_window": ("u", "attention.sliding_window"),
+    "sliding_window_pattern": ("u", "attention.sliding_window_pattern"),
+    "global_attn_every_n_layers": ("u", "attention.sliding_window_pattern"),
+    "hidden_activation": ("s", "hidden_activation"),
+    "global_rope_theta": ("f", "rope.freq_base"),
+    "local_rope_theta": ("f", "rope.freq_base_swa"),
+    "rope_theta": ("f", "rope.freq_base"),
+    "rope_local_base_freq": ("f", "rope.freq_base_swa"),
+    "num_key_value_heads": ("u", "attention.head_count_kv"),
+    "head_dim": ("u", "attention.key_length"),
+    "rms_norm_eps": ("f", "attention.layer_norm_rms_epsilon"),
+}
+"""Field of some of them -> the kind of its entry, and its key"""
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijrun!,", "run", "été", "ete", "你"]
 WORDS += ["##a", "##b", "##ing", "##n", "##run", "[unused]"]
 TEXTS = ["a run, running!", "Running ÉTÉ  a!", "你好 a", "b c d\te f", "x", "anab ab [MASK] b", "ete" * 9]
@@ -46,7 +70,14 @@ def phantom(word: str) -> str:
     return word[2:] if word.startswith("##") else f"\u2581{word}"
 
 
-def write(path: Path, name: str, pooling: int = 1, tokenizer: dict[str, Any] | None = None, **entries: Any) -> Path:
+def write(
+    path: Path,
+    name: str,
+    pooling: int = 1,
+    tokenizer: dict[str, Any] | None = None,
+    dense: dict[str, np.ndarray] | None = None,
+    **entries: Any,
+) -> Path:
     """A file of random numbers; the tensors' names are those of the package `gguf`."""
     architecture, raw = name.partition(",")[0], RAWS[name]
     words = tokenizer["tokens"] if tokenizer else [phantom(word) for word in WORDS]
@@ -57,10 +88,16 @@ def write(path: Path, name: str, pooling: int = 1, tokenizer: dict[str, Any] | N
     writer.add_block_count(raw["num_hidden_layers"])
     writer.add_head_count(raw["num_attention_heads"])
     writer.add_layer_norm_eps(raw["layer_norm_eps"])
-    writer.add_causal_attention(False)
+    if architecture != "gemma-embedding":
+        writer.add_causal_attention(False)
     writer.add_pooling_type(gguf.PoolingType(pooling))
     if "rope_parameters" in raw:
         writer.add_rope_freq_base(raw["rope_parameters"]["rope_theta"])
+    for field, (kind, key) in FURTHER.items():
+        if field in raw:
+            {"u": writer.add_uint32, "f": writer.add_float32, "s": writer.add_string}[kind](
+                f"{architecture}.{key}", raw[field]
+            )
     ids = {"bos": 2, "eos": 3, "unknown": 1, "seperator": 3, "padding": 0, "cls": 2, "mask": 4}
     usual: dict[str, Any] = {"model": "bert", "token_type_count": raw["type_vocab_size"], "tokens": words}
     usual |= {"token_type": [3 if i < 5 else 1 for i in range(len(words))]}
@@ -76,9 +113,13 @@ def write(path: Path, name: str, pooling: int = 1, tokenizer: dict[str, Any] | N
         stem, _, kind = ours.rpartition(".")
         if "qkv" in stem and stem.endswith(("query", "key", "value")):
             stem = stem.replace("qkv.", "")
-        published = names.get_name(stem)
+        published = names.get_name(f"model.{stem}" if architecture == "gemma-embedding" else stem)
         assert published is not None, ours
         writer.add_tensor(f"{published}.{kind}", values)
+    for name, values in (dense or {}).items():
+        writer.add_tensor(f"{name}.weight", values)
+        writer.add_uint32(f"{architecture}.{name}_feat_in", values.shape[1])
+        writer.add_uint32(f"{architecture}.{name}_feat_out", values.shape[0])
     finish(writer)
     return path
 
@@ -126,6 +167,20 @@ UNIGRAM = {
 """Entries of a file of XLM-RoBERTa"""
 
 
+def test_projections_of_embeddinggemma_are_llama_cpps(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"dense_2": (96, 64), "dense_3": (64, 96)}
+    dense = {name: rng.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
+    path = write(tmp_path / "m.gguf", "gemma-embedding", dense=dense)
+    llama = llama_of(path)
+    with Engine(path, backend="numpy") as engine:
+        ours, theirs = engine.embed(["a run"], normalize=False)[0], np.array(llama.embed("a run"))
+        assert np.abs(ours - theirs).max() < 0.01 * np.abs(theirs).max()
+    bare = write(tmp_path / "bare.gguf", "gemma-embedding", dense={"dense_2": dense["dense_3"]})
+    with pytest.raises(CheckpointError, match=r"tensor dense_2.weight should have 64 columns, found \(64, 96\)"):
+        Engine(bare, backend="numpy")
+
+
 def test_pieces_with_scores_are_llama_cpps(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", "bert, one type", tokenizer=UNIGRAM)
     llama = llama_of(path)
@@ -137,11 +192,30 @@ def test_pieces_with_scores_are_llama_cpps(tmp_path: Path) -> None:
         assert np.abs(ours - theirs).max() < 0.01 * np.abs(theirs).max()
 
 
+def test_bytes_between_cls_and_sep_are_llama_cpps(tmp_path: Path) -> None:
+    """ModernBERT's tokenizer: byte-level BPE."""
+    symbols = byte_tokens(257)
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *symbols]
+    entries = {"model": "gpt2", "pre": "modern-bert", "tokens": tokens, "merges": [" ".join(symbols[:2])]}
+    entries |= {"token_type": [3] * 5 + [1] * len(symbols)}
+    entries |= {f"add_{role}_token": True for role in ("bos", "eos", "sep")}
+    path = write(tmp_path / "m.gguf", "modern-bert", tokenizer=entries)
+    llama = llama_of(path)
+    with Engine(path, backend="numpy") as engine:
+        assert engine.tokenizer is not None
+        for text in TEXTS[:4]:
+            assert engine.tokenizer.encode(text) == llama.tokenize(text.encode(), special=True), text
+        ours, theirs = engine.embed(["a run, runn!"], normalize=False)[0], np.array(llama.embed("a run, runn!"))
+        assert np.abs(ours - theirs).max() < 0.01 * np.abs(theirs).max()
+
+
 @pytest.mark.parametrize("name", RAWS)
 def test_configuration_and_tokens_are_as_written(name: str, tmp_path: Path) -> None:
     path, raw = write(tmp_path / "m.gguf", name), RAWS[name]
     stored = read_gguf_config(read_gguf(path))
-    assert {field: stored[field] for field in SIZES} == {field: raw[field] for field in SIZES}
+    fields = [field for field in raw if field in stored and field != "type_vocab_size"]
+    assert {field: stored[field] for field in fields} == {field: raw[field] for field in fields}
+    assert set(SIZES) - {"type_vocab_size", "layer_norm_eps"} <= set(fields)
     model = load_model(path, NumpyBackend())
     assert model.config.output == "states"
     with Engine(path, backend="numpy") as engine:
@@ -155,6 +229,7 @@ def test_configuration_and_tokens_are_as_written(name: str, tmp_path: Path) -> N
     [
         ({"attention.causal": True}, UnsupportedModelError, r"bert.attention.causal is True; in this .* runs False"),
         ({"expert_count": 8}, UnsupportedModelError, r"bert.expert_count is 8"),
+        ({"attention.max_alibi_bias": 8.0}, UnsupportedModelError, r"bert.attention.max_alibi_bias is 8"),
     ],
 )
 def test_what_would_change_the_results_is_refused(

@@ -188,12 +188,15 @@ class GGUFFile(ModelFiles):
         Raises:
             UnsupportedModelError: another pooling, such as a head's that scores pairs of texts.
         """
+        from .encoders import projections
+
         key = f"{self.header.get('general.architecture', str)}.pooling_type"
         code, settings = self.header.get(key, int, 0), super().embedding_settings(config)
         if code not in POOLINGS:
             known = ", ".join(map(str, POOLINGS))
             raise UnsupportedModelError(f"{self.header.path}: {key} is {code}; minillm runs {known}")
-        return replace(settings, pooling=POOLINGS[code] or settings.pooling)
+        dense = projections(self._model[2], config.hidden_size, str(self.header.path)) if config.bidirectional else ()
+        return replace(settings, pooling=POOLINGS[code] or settings.pooling, dense=dense)
 
 
 def _as_written(value: float) -> float:
