@@ -1,5 +1,6 @@
 """GGUF files of encoders, as llama.cpp's converter writes them: vectors and tokens against llama.cpp's; damage."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -8,17 +9,24 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGUFWriter
+from safetensors.numpy import save_file
 
 from minillm import Engine
 from minillm.backends.numpy import NumpyBackend
 from minillm.errors import CheckpointError, MinillmError, UnsupportedModelError
+from minillm.formats.gguf.encoders import embedding_entries
 from minillm.formats.gguf.file import read_gguf
 from minillm.formats.gguf.read_metadata import read_gguf_config
+from minillm.formats.gguf.write import write_gguf
+from minillm.formats.gguf.write_metadata import gguf_fields
 from minillm.formats.load_model import load_model
+from minillm.models import config_of
+from minillm.tasks.pooling import Dense, EmbeddingSettings
 
 from ..gguf_files import arrays, byte_tokens, finish
 from .test_fuzz import damage
 
+NO_ACTIVATION = "torch.nn.modules.linear.Identity"
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -250,6 +258,103 @@ def test_a_table_of_positions_of_another_length_is_refused(tmp_path: Path) -> No
     changed = rewritten(path, tmp_path / "changed.gguf", {"context_length": 80}, lambda tensors: tensors)
     with pytest.raises(CheckpointError, match=r"position_embd.weight should have context_length 80 rows, found 64"):
         read_gguf_config(read_gguf(changed))
+
+
+def write_source(folder: Path, name: str) -> Path:
+    """A checkpoint folder of an encoder with a tokenizer, and for EmbeddingGemma projections of a text's vector."""
+    raw = RAWS[name] | {"vocab_size": len(WORDS), "pad_token_id": 0}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    tensors = arrays(raw)
+    if name == "gemma-embedding":  # whose checkpoints have gains less 1
+        tensors = {key: values - np.float32(values.ndim == 1) for key, values in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}', encoding="utf-8")
+    kinds = ["Transformer", "Pooling", *(["Dense", "Dense"] if name == "gemma-embedding" else [])]
+    modules = []
+    for i, kind in enumerate(kinds):
+        path = f"{i}_{kind}" if i else ""
+        modules.append({"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"})
+        (folder / path).mkdir(exist_ok=True)
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    pooling = {"word_embedding_dimension": 64, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
+    for i, (inputs, outputs) in enumerate([(64, 96), (96, 64)][: len(kinds) - 2]):
+        own = {"in_features": inputs, "out_features": outputs, "bias": False}
+        own["activation_function"] = "torch.nn.modules.linear.Identity"
+        (folder / f"{2 + i}_Dense" / "config.json").write_text(json.dumps(own), encoding="utf-8")
+        weight = np.random.default_rng(i).normal(0, 0.2, (outputs, inputs)).astype(np.float32)
+        save_file({"linear.weight": weight}, folder / f"{2 + i}_Dense" / "model.safetensors")
+    return folder
+
+
+WRITTEN = [name for name in RAWS if name != "modern-bert, all global"]  # whose gate is SiLU
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_written_is_read_as_it_was_and_llama_cpp_agrees(name: str, tmp_path: Path) -> None:
+    source = write_source(tmp_path / "source", name)
+    with Engine(source, backend="numpy") as engine:
+        vectors = engine.embed(TEXTS, normalize=False)
+    for dtype, tolerance in (("float32", 0.0), ("float16", 0.01), ("int8", 0.2)):
+        write_gguf(source, tmp_path / f"{dtype}.gguf", dtype, progress=False)
+        with Engine(tmp_path / f"{dtype}.gguf", backend="numpy") as engine:
+            ours = engine.embed(TEXTS, normalize=False)
+            assert engine.tokenizer is not None
+            ids = [engine.tokenizer.encode(text) for text in TEXTS]
+        assert distance(ours, vectors) <= tolerance
+        llama = llama_of(tmp_path / f"{dtype}.gguf")
+        for i, text in enumerate(TEXTS):
+            assert ids[i] == llama.tokenize(text.encode(), special=True), text
+            if "[MASK]" not in text:  # llama.cpp's embed takes it for text
+                assert distance(ours[i], np.array(llama.embed(text))) <= max(tolerance, 0.01), text
+
+
+def test_a_file_written_from_a_file_is_the_same(tmp_path: Path) -> None:
+    first, again = tmp_path / "first.gguf", tmp_path / "again.gguf"
+    write_gguf(write_source(tmp_path / "source", "gemma-embedding"), first, "float32", progress=False)
+    write_gguf(first, again, "float32", progress=False)
+    a, b = gguf.GGUFReader(first), gguf.GGUFReader(again)
+    assert {t.name: t.data.tobytes() for t in a.tensors} == {t.name: t.data.tobytes() for t in b.tensors}
+    assert {k: f.contents() for k, f in a.fields.items()} == {k: f.contents() for k, f in b.fields.items()}
+
+
+def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """The norm of the difference of vectors over that of the latter; 8 bits are rounded further by llama.cpp."""
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("bert", {"hidden_act": "gelu_new"}, "with gelu alone, not gelu_new"),
+        ("bert", {"architectures": ["BertForSequenceClassification"]}, "written without a head of labels"),
+        ("modern-bert", {"norm_bias": True}, "with norm_bias False alone"),
+        ("modern-bert", {"hidden_activation": "silu"}, "with gelu alone, not silu"),
+        ("modern-bert", {"layer_types": ["sliding_attention"] * 4}, "with windows in all but each n-th layer alone"),
+        ("nomic-bert", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "without dynamic rotary scaling"),
+    ],
+)
+def test_what_llama_cpp_would_compute_otherwise_is_not_written(name: str, change: dict[str, Any], message: str) -> None:
+    raw = RAWS[name] | {"vocab_size": 40} | change
+    with pytest.raises(UnsupportedModelError, match=message):
+        gguf_fields(raw, config_of(raw), "m")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pooling": "max"}, "GGUF files have no pooling 'max'; expected one of mean, cls, last"),
+        (
+            {"dense": (Dense(np.eye(2, dtype=np.float32), None, NO_ACTIVATION),)},
+            "projections .* in EmbeddingGemma alone",
+        ),
+    ],
+)
+def test_poolings_that_files_do_not_have_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        embedding_entries(EmbeddingSettings(**settings), "bert", "m")
 
 
 def use(path: Path) -> None:

@@ -289,6 +289,7 @@ ARCHITECTURES = {
             "blk.N.ffn_down": "layers.N.mlp.Wo",
         },
         activation="gelu",
+        needs={"attention_bias": False, "mlp_bias": False, "norm_bias": False},
         square=True,
         bidirectional=True,
     ),
