@@ -366,8 +366,12 @@ def use(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_damaged_headers_are_refused_in_one_line_or_work(tmp_path: Path) -> None:
-    whole, generator, refused = write(tmp_path / "whole.gguf", "bert").read_bytes(), random.Random(1), 0
+@pytest.mark.parametrize(
+    "name", ["bert", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("modern-bert", "gemma-embedding"))]
+)
+def test_damaged_headers_are_refused_in_one_line_or_work(name: str, tmp_path: Path) -> None:
+    dense = {"dense_2": np.ones((8, 64), np.float32)} if name == "gemma-embedding" else None
+    whole, generator, refused = write(tmp_path / "whole.gguf", name, dense=dense).read_bytes(), random.Random(1), 0
     start, path = len(whole) - sum(array.nbytes for array in read_arrays(tmp_path / "whole.gguf")), tmp_path / "m.gguf"
     for _ in range(1000):
         path.write_bytes(damage(whole[:start], generator) + whole[start:])
