@@ -320,6 +320,16 @@ def test_a_file_written_from_a_file_is_the_same(tmp_path: Path) -> None:
     assert {k: f.contents() for k, f in a.fields.items()} == {k: f.contents() for k, f in b.fields.items()}
 
 
+def test_a_head_of_masked_tokens_is_left_out(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "source", "bert")
+    raw = json.loads((source / "config.json").read_text(encoding="utf-8")) | {"architectures": ["BertForMaskedLM"]}
+    (source / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    save_file(arrays(raw), source / "model.safetensors")
+    write_gguf(source, tmp_path / "m.gguf", "float32", progress=False)
+    with Engine(source, backend="numpy") as engine, Engine(tmp_path / "m.gguf", backend="numpy") as written:
+        np.testing.assert_array_equal(engine.embed(TEXTS), written.embed(TEXTS))
+
+
 def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
     """The norm of the difference of vectors over that of the latter; 8 bits are rounded further by llama.cpp."""
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
