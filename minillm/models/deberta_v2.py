@@ -112,8 +112,8 @@ def build(config: DebertaV2Config, weights: Weights, backend: Backend) -> TextEn
     convolution = NeighbourConvolution(
         encoder.convolution("conv.conv", E, config.kernel, inputs=E), config.kernel, config.kernel_activation
     )
-    norm = encoder.layer_norm("conv.LayerNorm", E, config.epsilon)
+    after = encoder.layer_norm("conv.LayerNorm", E, config.epsilon)
     first, *others = model.layers
     assert isinstance(first, PostNorm)
-    convolved = ConvolvedPostNorm(**vars(first), convolution=convolution, convolution_norm=norm)
+    convolved = ConvolvedPostNorm(**vars(first), convolution=convolution, convolution_norm=after)
     return replace(model, layers=(convolved, *others))
