@@ -76,6 +76,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gte, labels": BERT
     | {"model_type": "gte", "num_hidden_layers": 2, "type_vocab_size": 0, "num_labels": 1}
     | {"architectures": ["GteForSequenceClassification"], "hidden_act": "silu"},
+    "deberta": DEBERTA | {"model_type": "deberta", "position_biased_input": False, "max_relative_positions": 12},
+    "deberta, labels": DEBERTA
+    | {"model_type": "deberta", "pos_att_type": "p2c", "type_vocab_size": 2, "num_labels": 3}
+    | {"architectures": ["DebertaForSequenceClassification"], "pooler_hidden_act": "relu"},
     "deberta-v2": DEBERTA | V3,
     "deberta-v2, labels": DEBERTA
     | V3

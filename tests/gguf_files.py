@@ -11,7 +11,7 @@ from gguf import GGUFWriter
 from gguf.quants import quantize
 
 from minillm.backends.cpu.selftest import random_blocks
-from minillm.models import family_of, tensor_shapes
+from minillm.models import config_of, tensor_shapes
 from minillm.reference.blocks import BLOCK_FORMATS
 
 from .tiny import std_of
@@ -54,7 +54,7 @@ def to_gguf_order(weight: np.ndarray, heads: int) -> np.ndarray:
 
 def arrays(raw: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     """A checkpoint's tensors, float32, by the names in minillm."""
-    shapes = tensor_shapes(family_of(raw).read_config(raw))
+    shapes = tensor_shapes(config_of(raw))
     rng = np.random.default_rng(seed)
     values = {name: rng.normal(0, std_of(name, raw), shape).astype(np.float32) for name, shape in shapes.items()}
     return {n: v + np.float32(v.ndim == 1 and n.endswith(".weight")) for n, v in values.items()}

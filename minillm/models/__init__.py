@@ -93,7 +93,7 @@ SPEECH = ("whisper",)
 
 ENCODERS = (
     *("bert", "distilbert", "roberta", "xlm_roberta", "camembert", "mpnet", "modernbert", "electra"),
-    *("nomic_bert", "gte", "deberta_v2"),
+    *("nomic_bert", "gte", "deberta", "deberta_v2"),
 )
 """The same, of encoders, which generate no text."""
 

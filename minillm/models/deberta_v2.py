@@ -22,7 +22,7 @@ from ..layers.neighbours import ConvolvedPostNorm, NeighbourConvolution
 from ..reference.activation import LINEAR_ACTIVATIONS
 from ..reference.attention import AttentionSpec
 from .disentangled import DisentangledConfig, read_disentangled, relative_positions
-from .encoder import EncoderNames, TextEncoder, build_encoder
+from .encoder import EncoderNames, TextEncoder, build_encoder, encoder_qkv
 from .parameters import Names, Weights
 
 
@@ -87,15 +87,15 @@ def build(config: DebertaV2Config, weights: Weights, backend: Backend) -> TextEn
     norm = encoder.layer_norm("LayerNorm", E, config.epsilon) if config.normed else None
     place: dict[str, Any] = {"inputs": E, "bias": True, "split": "outputs"}
 
-    def scores(layer: Weights, qkv: Weight) -> AttentionSpec:
-        spec = AttentionSpec(config.score_scale, causal=False)
+    def attention(layer: Weights) -> tuple[Weight, AttentionSpec]:
+        qkv, spec = encoder_qkv(config, layer, _PARTS), AttentionSpec(config.score_scale, causal=False)
         if table is None:
-            return spec
+            return qkv, spec
         own: dict[str, Weight] = {}
         if not config.shared:
             own = {term: layer.linear(_PROJECTIONS[term], E, **place) for term in config.terms}
         if qkv.data is None or not config.terms:  # None: another rank's layer
-            return spec
+            return qkv, spec
 
         def project(x: Any) -> dict[str, Any]:
             if not config.shared:
@@ -104,16 +104,16 @@ def build(config: DebertaV2Config, weights: Weights, backend: Backend) -> TextEn
             return {term: {"c2p": k, "p2c": q}[term] for term in config.terms}
 
         parts = table, norm, project, qkv.name, tuple(own.values())
-        return replace(spec, relative=relative_positions(config, *parts, backend))
+        return qkv, replace(spec, relative=relative_positions(config, *parts, backend))
 
-    model = build_encoder(config, weights, replace(_PARTS, head_activation=config.head_activation), scores)
+    model = build_encoder(config, weights, replace(_PARTS, head_activation=config.head_activation), attention)
     if not config.kernel:
         return model
     convolution = NeighbourConvolution(
         encoder.convolution("conv.conv", E, config.kernel, inputs=E), config.kernel, config.kernel_activation
     )
-    norm = encoder.layer_norm("conv.LayerNorm", E, config.epsilon)
+    after = encoder.layer_norm("conv.LayerNorm", E, config.epsilon)
     first, *others = model.layers
     assert isinstance(first, PostNorm)
-    convolved = ConvolvedPostNorm(**vars(first), convolution=convolution, convolution_norm=norm)
+    convolved = ConvolvedPostNorm(**vars(first), convolution=convolution, convolution_norm=after)
     return replace(model, layers=(convolved, *others))

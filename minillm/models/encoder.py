@@ -115,9 +115,9 @@ def build_encoder(
     config: EncoderConfig,
     weights: Weights,
     names: EncoderNames,
-    scores: Callable[[Weights, Weight], AttentionSpec] | None = None,
+    attention: Callable[[Weights], tuple[Weight, AttentionSpec]] | None = None,
 ) -> TextEncoder:
-    """Build the model of a family; `scores` gives a layer's variant of attention, from its parameters and Q, K, V."""
+    """Build the model of a family; `attention` gives a layer's Q, K, V and variant, from its parameters."""
     E = config.hidden_size
     W, positions = config.embedding_width or E, None
     if config.has_position_table:
@@ -131,7 +131,7 @@ def build_encoder(
         project_normed=None if W == E else weights.linear(names.embedding_projection, E, inputs=W, bias=True),
     )
     layers = tuple(
-        _build_layer(config, weights.at(f"{names.layer}.{i}"), names, i, scores) for i in range(config.num_layers)
+        _build_layer(config, weights.at(f"{names.layer}.{i}"), names, i, attention) for i in range(config.num_layers)
     )
     head = encoder_head(
         config,
@@ -154,17 +154,24 @@ def build_encoder(
     return TextEncoder(config.sharded(weights.ranks), embedding, layers, None, head)
 
 
+def encoder_qkv(config: EncoderConfig, weights: Weights, names: EncoderNames) -> Weight:
+    """Queries, keys and values of a layer, which checkpoints have apart. [3 H D, E]"""
+    projections = dict.fromkeys((names.query, names.key, names.value), config.hidden_size)
+    return weights.linear("attention.qkv", projections, inputs=config.hidden_size, bias=True, split="outputs")
+
+
 def _build_layer(
     config: EncoderConfig,
     weights: Weights,
     names: EncoderNames,
     i: int,
-    scores: Callable[[Weights, Weight], AttentionSpec] | None,
+    attention: Callable[[Weights], tuple[Weight, AttentionSpec]] | None,
 ) -> PostNorm:
     E, F = config.hidden_size, config.intermediate_size
-    projections = dict.fromkeys((names.query, names.key, names.value), E)
-    qkv = weights.linear("attention.qkv", projections, inputs=E, bias=True, split="outputs")
-    spec = AttentionSpec(config.head_dim**-0.5, causal=False) if scores is None else scores(weights, qkv)
+    if attention is None:
+        qkv, spec = encoder_qkv(config, weights, names), AttentionSpec(config.head_dim**-0.5, causal=False)
+    else:
+        qkv, spec = attention(weights)
     return PostNorm(
         weights.layer_norm(names.attention_norm, E, config.epsilon),
         weights.attention(

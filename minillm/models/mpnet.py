@@ -15,7 +15,7 @@ from ..config import Fields
 from ..errors import UnsupportedModelError
 from ..reference.attention import AttentionSpec
 from .distance_bias import bias_by_distance
-from .encoder import EncoderConfig, EncoderNames, TextEncoder, build_encoder, read_encoder
+from .encoder import EncoderConfig, EncoderNames, TextEncoder, build_encoder, encoder_qkv, read_encoder
 from .encoder_heads import ROBERTA_MASKED
 from .parameters import Names, Weights
 
@@ -68,4 +68,4 @@ def build(config: EncoderConfig, weights: Weights, backend: Backend) -> TextEnco
     """Build the model."""
     bias = bias_by_distance(weights.at("encoder"), backend, config.num_heads, BUCKETS, MAX_DISTANCE, both=True)
     spec = AttentionSpec(config.head_dim**-0.5, causal=False, bias=bias)
-    return build_encoder(config, weights, _PARTS, lambda weights, qkv: spec)
+    return build_encoder(config, weights, _PARTS, lambda layer: (encoder_qkv(config, layer, _PARTS), spec))

@@ -22,7 +22,7 @@ from .test_traffic import analysis_of
 
 ENCODERS = sorted(path.name for path in (Path(__file__).parents[1] / "golden_encoders").iterdir())
 SLOW = [pytest.mark.slow]
-FURTHER = ("deberta-v2-apart", "deberta-v2-labels")
+FURTHER = ("deberta", "deberta-labels", "deberta-v2-apart", "deberta-v2-labels")
 """Encoders whose layers another one's test shares too"""
 
 

@@ -1,5 +1,6 @@
 """GGUF files of encoders, as llama.cpp's converter writes them: vectors and tokens against llama.cpp's; damage."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -8,17 +9,24 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGUFWriter
+from safetensors.numpy import save_file
 
 from minillm import Engine
 from minillm.backends.numpy import NumpyBackend
 from minillm.errors import CheckpointError, MinillmError, UnsupportedModelError
+from minillm.formats.gguf.encoders import embedding_entries
 from minillm.formats.gguf.file import read_gguf
 from minillm.formats.gguf.read_metadata import read_gguf_config
+from minillm.formats.gguf.write import write_gguf
+from minillm.formats.gguf.write_metadata import gguf_fields
 from minillm.formats.load_model import load_model
+from minillm.models import config_of
+from minillm.tasks.pooling import Dense, EmbeddingSettings
 
-from ..gguf_files import arrays, finish
+from ..gguf_files import arrays, byte_tokens, finish
 from .test_fuzz import damage
 
+NO_ACTIVATION = "torch.nn.modules.linear.Identity"
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -32,8 +40,32 @@ RAWS: dict[str, dict[str, Any]] = {
     "bert": SIZES | {"model_type": "bert", "hidden_act": "gelu"},
     "bert, one type": SIZES | {"model_type": "bert", "type_vocab_size": 1, "layer_norm_eps": 1e-5},
     "nomic-bert": SIZES | {"model_type": "nomic_bert", "rope_parameters": {"rope_theta": 1000.0}},
+    "modern-bert": SIZES
+    | {"model_type": "modernbert", "num_hidden_layers": 4, "norm_eps": 1e-12, "local_attention": 8}
+    | {"global_rope_theta": 500.0, "local_rope_theta": 100.0},
+    "modern-bert, all global": SIZES
+    | {"model_type": "modernbert", "norm_eps": 1e-12, "hidden_activation": "silu", "global_attn_every_n_layers": 1},
+    "gemma-embedding": SIZES
+    | {"model_type": "gemma3_text", "use_bidirectional_attention": True, "num_key_value_heads": 2, "head_dim": 16}
+    | {"sliding_window": 6, "query_pre_attn_scalar": 16, "sliding_window_pattern": 2, "rms_norm_eps": 1e-6}
+    | {"rope_theta": 500.0, "rope_local_base_freq": 100.0, "num_hidden_layers": 4},
 }
 """Name, of which the architecture comes first -> config.json"""
+FURTHER = {
+    "local_attention": ("u", "attention.sliding_window"),
+    "sliding_window": ("u", "attention.sliding_window"),
+    "sliding_window_pattern": ("u", "attention.sliding_window_pattern"),
+    "global_attn_every_n_layers": ("u", "attention.sliding_window_pattern"),
+    "hidden_activation": ("s", "hidden_activation"),
+    "global_rope_theta": ("f", "rope.freq_base"),
+    "local_rope_theta": ("f", "rope.freq_base_swa"),
+    "rope_theta": ("f", "rope.freq_base"),
+    "rope_local_base_freq": ("f", "rope.freq_base_swa"),
+    "num_key_value_heads": ("u", "attention.head_count_kv"),
+    "head_dim": ("u", "attention.key_length"),
+    "rms_norm_eps": ("f", "attention.layer_norm_rms_epsilon"),
+}
+"""Field of some of them -> the kind of its entry, and its key"""
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijrun!,", "run", "été", "ete", "你"]
 WORDS += ["##a", "##b", "##ing", "##n", "##run", "[unused]"]
 TEXTS = ["a run, running!", "Running ÉTÉ  a!", "你好 a", "b c d\te f", "x", "anab ab [MASK] b", "ete" * 9]
@@ -46,7 +78,14 @@ def phantom(word: str) -> str:
     return word[2:] if word.startswith("##") else f"\u2581{word}"
 
 
-def write(path: Path, name: str, pooling: int = 1, tokenizer: dict[str, Any] | None = None, **entries: Any) -> Path:
+def write(
+    path: Path,
+    name: str,
+    pooling: int = 1,
+    tokenizer: dict[str, Any] | None = None,
+    dense: dict[str, np.ndarray] | None = None,
+    **entries: Any,
+) -> Path:
     """A file of random numbers; the tensors' names are those of the package `gguf`."""
     architecture, raw = name.partition(",")[0], RAWS[name]
     words = tokenizer["tokens"] if tokenizer else [phantom(word) for word in WORDS]
@@ -57,10 +96,16 @@ def write(path: Path, name: str, pooling: int = 1, tokenizer: dict[str, Any] | N
     writer.add_block_count(raw["num_hidden_layers"])
     writer.add_head_count(raw["num_attention_heads"])
     writer.add_layer_norm_eps(raw["layer_norm_eps"])
-    writer.add_causal_attention(False)
+    if architecture != "gemma-embedding":
+        writer.add_causal_attention(False)
     writer.add_pooling_type(gguf.PoolingType(pooling))
     if "rope_parameters" in raw:
         writer.add_rope_freq_base(raw["rope_parameters"]["rope_theta"])
+    for field, (kind, key) in FURTHER.items():
+        if field in raw:
+            {"u": writer.add_uint32, "f": writer.add_float32, "s": writer.add_string}[kind](
+                f"{architecture}.{key}", raw[field]
+            )
     ids = {"bos": 2, "eos": 3, "unknown": 1, "seperator": 3, "padding": 0, "cls": 2, "mask": 4}
     usual: dict[str, Any] = {"model": "bert", "token_type_count": raw["type_vocab_size"], "tokens": words}
     usual |= {"token_type": [3 if i < 5 else 1 for i in range(len(words))]}
@@ -76,9 +121,13 @@ def write(path: Path, name: str, pooling: int = 1, tokenizer: dict[str, Any] | N
         stem, _, kind = ours.rpartition(".")
         if "qkv" in stem and stem.endswith(("query", "key", "value")):
             stem = stem.replace("qkv.", "")
-        published = names.get_name(stem)
+        published = names.get_name(f"model.{stem}" if architecture == "gemma-embedding" else stem)
         assert published is not None, ours
         writer.add_tensor(f"{published}.{kind}", values)
+    for name, values in (dense or {}).items():
+        writer.add_tensor(f"{name}.weight", values)
+        writer.add_uint32(f"{architecture}.{name}_feat_in", values.shape[1])
+        writer.add_uint32(f"{architecture}.{name}_feat_out", values.shape[0])
     finish(writer)
     return path
 
@@ -126,6 +175,20 @@ UNIGRAM = {
 """Entries of a file of XLM-RoBERTa"""
 
 
+def test_projections_of_embeddinggemma_are_llama_cpps(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"dense_2": (96, 64), "dense_3": (64, 96)}
+    dense = {name: rng.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
+    path = write(tmp_path / "m.gguf", "gemma-embedding", dense=dense)
+    llama = llama_of(path)
+    with Engine(path, backend="numpy") as engine:
+        ours, theirs = engine.embed(["a run"], normalize=False)[0], np.array(llama.embed("a run"))
+        assert np.abs(ours - theirs).max() < 0.01 * np.abs(theirs).max()
+    bare = write(tmp_path / "bare.gguf", "gemma-embedding", dense={"dense_2": dense["dense_3"]})
+    with pytest.raises(CheckpointError, match=r"tensor dense_2.weight should have 64 columns, found \(64, 96\)"):
+        Engine(bare, backend="numpy")
+
+
 def test_pieces_with_scores_are_llama_cpps(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", "bert, one type", tokenizer=UNIGRAM)
     llama = llama_of(path)
@@ -137,11 +200,30 @@ def test_pieces_with_scores_are_llama_cpps(tmp_path: Path) -> None:
         assert np.abs(ours - theirs).max() < 0.01 * np.abs(theirs).max()
 
 
+def test_bytes_between_cls_and_sep_are_llama_cpps(tmp_path: Path) -> None:
+    """ModernBERT's tokenizer: byte-level BPE."""
+    symbols = byte_tokens(257)
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *symbols]
+    entries = {"model": "gpt2", "pre": "modern-bert", "tokens": tokens, "merges": [" ".join(symbols[:2])]}
+    entries |= {"token_type": [3] * 5 + [1] * len(symbols)}
+    entries |= {f"add_{role}_token": True for role in ("bos", "eos", "sep")}
+    path = write(tmp_path / "m.gguf", "modern-bert", tokenizer=entries)
+    llama = llama_of(path)
+    with Engine(path, backend="numpy") as engine:
+        assert engine.tokenizer is not None
+        for text in TEXTS[:4]:
+            assert engine.tokenizer.encode(text) == llama.tokenize(text.encode(), special=True), text
+        ours, theirs = engine.embed(["a run, runn!"], normalize=False)[0], np.array(llama.embed("a run, runn!"))
+        assert np.abs(ours - theirs).max() < 0.01 * np.abs(theirs).max()
+
+
 @pytest.mark.parametrize("name", RAWS)
 def test_configuration_and_tokens_are_as_written(name: str, tmp_path: Path) -> None:
     path, raw = write(tmp_path / "m.gguf", name), RAWS[name]
     stored = read_gguf_config(read_gguf(path))
-    assert {field: stored[field] for field in SIZES} == {field: raw[field] for field in SIZES}
+    fields = [field for field in raw if field in stored and field != "type_vocab_size"]
+    assert {field: stored[field] for field in fields} == {field: raw[field] for field in fields}
+    assert set(SIZES) - {"type_vocab_size", "layer_norm_eps"} <= set(fields)
     model = load_model(path, NumpyBackend())
     assert model.config.output == "states"
     with Engine(path, backend="numpy") as engine:
@@ -155,6 +237,7 @@ def test_configuration_and_tokens_are_as_written(name: str, tmp_path: Path) -> N
     [
         ({"attention.causal": True}, UnsupportedModelError, r"bert.attention.causal is True; in this .* runs False"),
         ({"expert_count": 8}, UnsupportedModelError, r"bert.expert_count is 8"),
+        ({"attention.max_alibi_bias": 8.0}, UnsupportedModelError, r"bert.attention.max_alibi_bias is 8"),
     ],
 )
 def test_what_would_change_the_results_is_refused(
@@ -177,6 +260,113 @@ def test_a_table_of_positions_of_another_length_is_refused(tmp_path: Path) -> No
         read_gguf_config(read_gguf(changed))
 
 
+def write_source(folder: Path, name: str) -> Path:
+    """A checkpoint folder of an encoder with a tokenizer, and for EmbeddingGemma projections of a text's vector."""
+    raw = RAWS[name] | {"vocab_size": len(WORDS), "pad_token_id": 0}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    tensors = arrays(raw)
+    if name == "gemma-embedding":  # whose checkpoints have gains less 1
+        tensors = {key: values - np.float32(values.ndim == 1) for key, values in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}', encoding="utf-8")
+    kinds = ["Transformer", "Pooling", *(["Dense", "Dense"] if name == "gemma-embedding" else [])]
+    modules = []
+    for i, kind in enumerate(kinds):
+        path = f"{i}_{kind}" if i else ""
+        modules.append({"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"})
+        (folder / path).mkdir(exist_ok=True)
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    pooling = {"word_embedding_dimension": 64, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
+    for i, (inputs, outputs) in enumerate([(64, 96), (96, 64)][: len(kinds) - 2]):
+        own = {"in_features": inputs, "out_features": outputs, "bias": False}
+        own["activation_function"] = "torch.nn.modules.linear.Identity"
+        (folder / f"{2 + i}_Dense" / "config.json").write_text(json.dumps(own), encoding="utf-8")
+        weight = np.random.default_rng(i).normal(0, 0.2, (outputs, inputs)).astype(np.float32)
+        save_file({"linear.weight": weight}, folder / f"{2 + i}_Dense" / "model.safetensors")
+    return folder
+
+
+WRITTEN = [name for name in RAWS if name != "modern-bert, all global"]  # whose gate is SiLU
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_written_is_read_as_it_was_and_llama_cpp_agrees(name: str, tmp_path: Path) -> None:
+    source = write_source(tmp_path / "source", name)
+    with Engine(source, backend="numpy") as engine:
+        vectors = engine.embed(TEXTS, normalize=False)
+    for dtype, tolerance in (("float32", 0.0), ("float16", 0.01), ("int8", 0.2)):
+        write_gguf(source, tmp_path / f"{dtype}.gguf", dtype, progress=False)
+        with Engine(tmp_path / f"{dtype}.gguf", backend="numpy") as engine:
+            ours = engine.embed(TEXTS, normalize=False)
+            assert engine.tokenizer is not None
+            ids = [engine.tokenizer.encode(text) for text in TEXTS]
+        assert distance(ours, vectors) <= tolerance
+        llama = llama_of(tmp_path / f"{dtype}.gguf")
+        for i, text in enumerate(TEXTS):
+            assert ids[i] == llama.tokenize(text.encode(), special=True), text
+            if "[MASK]" not in text:  # llama.cpp's embed takes it for text
+                assert distance(ours[i], np.array(llama.embed(text))) <= max(tolerance, 0.01), text
+
+
+def test_a_file_written_from_a_file_is_the_same(tmp_path: Path) -> None:
+    first, again = tmp_path / "first.gguf", tmp_path / "again.gguf"
+    write_gguf(write_source(tmp_path / "source", "gemma-embedding"), first, "float32", progress=False)
+    write_gguf(first, again, "float32", progress=False)
+    a, b = gguf.GGUFReader(first), gguf.GGUFReader(again)
+    assert {t.name: t.data.tobytes() for t in a.tensors} == {t.name: t.data.tobytes() for t in b.tensors}
+    assert {k: f.contents() for k, f in a.fields.items()} == {k: f.contents() for k, f in b.fields.items()}
+
+
+def test_a_head_of_masked_tokens_is_left_out(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "source", "bert")
+    raw = json.loads((source / "config.json").read_text(encoding="utf-8")) | {"architectures": ["BertForMaskedLM"]}
+    (source / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    save_file(arrays(raw), source / "model.safetensors")
+    write_gguf(source, tmp_path / "m.gguf", "float32", progress=False)
+    with Engine(source, backend="numpy") as engine, Engine(tmp_path / "m.gguf", backend="numpy") as written:
+        np.testing.assert_array_equal(engine.embed(TEXTS), written.embed(TEXTS))
+
+
+def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """The norm of the difference of vectors over that of the latter; 8 bits are rounded further by llama.cpp."""
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("bert", {"hidden_act": "gelu_new"}, "with gelu alone, not gelu_new"),
+        ("bert", {"architectures": ["BertForSequenceClassification"]}, "written without a head of labels"),
+        ("modern-bert", {"norm_bias": True}, "with norm_bias False alone"),
+        ("modern-bert", {"hidden_activation": "silu"}, "with gelu alone, not silu"),
+        ("modern-bert", {"layer_types": ["sliding_attention"] * 4}, "with windows in all but each n-th layer alone"),
+        ("nomic-bert", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "without dynamic rotary scaling"),
+    ],
+)
+def test_what_llama_cpp_would_compute_otherwise_is_not_written(name: str, change: dict[str, Any], message: str) -> None:
+    raw = RAWS[name] | {"vocab_size": 40} | change
+    with pytest.raises(UnsupportedModelError, match=message):
+        gguf_fields(raw, config_of(raw), "m")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pooling": "max"}, "GGUF files have no pooling 'max'; expected one of mean, cls, last"),
+        (
+            {"dense": (Dense(np.eye(2, dtype=np.float32), None, NO_ACTIVATION),)},
+            "projections .* in EmbeddingGemma alone",
+        ),
+    ],
+)
+def test_poolings_that_files_do_not_have_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        embedding_entries(EmbeddingSettings(**settings), "bert", "m")
+
+
 def use(path: Path) -> None:
     """Load a file and embed a text with it."""
     with Engine(path, backend="numpy", max_batch_size=1) as engine:
@@ -186,8 +376,12 @@ def use(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_damaged_headers_are_refused_in_one_line_or_work(tmp_path: Path) -> None:
-    whole, generator, refused = write(tmp_path / "whole.gguf", "bert").read_bytes(), random.Random(1), 0
+@pytest.mark.parametrize(
+    "name", ["bert", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("modern-bert", "gemma-embedding"))]
+)
+def test_damaged_headers_are_refused_in_one_line_or_work(name: str, tmp_path: Path) -> None:
+    dense = {"dense_2": np.ones((8, 64), np.float32)} if name == "gemma-embedding" else None
+    whole, generator, refused = write(tmp_path / "whole.gguf", name, dense=dense).read_bytes(), random.Random(1), 0
     start, path = len(whole) - sum(array.nbytes for array in read_arrays(tmp_path / "whole.gguf")), tmp_path / "m.gguf"
     for _ in range(1000):
         path.write_bytes(damage(whole[:start], generator) + whole[start:])

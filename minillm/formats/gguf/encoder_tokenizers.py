@@ -77,6 +77,11 @@ def _piece(token: str) -> str:
     return token[1:] if token.startswith(SPACE) and len(token) > 1 else f"##{token}"
 
 
+def phantom(token: str) -> str:
+    """A token of a vocab.txt as in a file."""
+    return token.removeprefix("##") if token.startswith("##") and len(token) > 2 else f"{SPACE}{token}"
+
+
 def unigram(gguf: GGUF, tokens: list[str], scores: NDArray[Any] | None, unknown: int) -> "tokenizers.Tokenizer":
     """A Unigram tokenizer, without tokens around a text.
 

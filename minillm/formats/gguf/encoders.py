@@ -2,20 +2,34 @@
 
 The number of token types is that of the rows of their table. Positions are those of the table, from its first row on:
 of RoBERTa's and XLM-RoBERTa's the converter has left out the rows that no token has, so that such a file is a BERT's.
+EmbeddingGemma's projections of a text's vector are tensors of the file, and none of the model's.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import CheckpointError
+import numpy as np
+from numpy.typing import NDArray
+
+from ...backends.loader import Tensor
+from ...config import Fields
+from ...errors import CheckpointError, UnsupportedModelError
+from ...tasks.pooling import ACTIVATIONS, Dense, EmbeddingSettings, Pooling
 from .file import GGUF
-from .translation import Translation
+from .translation import Translation, Written, unrounded
+
+logger = logging.getLogger("minillm")
+
+POOLINGS: dict[int, Pooling | None] = {0: None, 1: "mean", 2: "cls", 3: "last"}
+"""`pooling_type` -> pooling; None: the model's usual one"""
 
 _TYPES, _POSITIONS = "token_types.weight", "position_embd.weight"
+_TABLES = {"embeddings.token_type_embeddings": _TYPES, "embeddings.position_embeddings": _POSITIONS}
 
 
 class EncoderTranslation(Translation):
-    """BERT's and nomic-bert's tables of types and positions."""
+    """BERT's and nomic-bert's tables of types and positions, which are float32 in every file."""
 
     def fields(self, gguf: GGUF, raw: Mapping[str, Any]) -> dict[str, Any]:
         """The number of token types, of the rows of their table.
@@ -32,3 +46,128 @@ class EncoderTranslation(Translation):
                 f"rows, found {positions.shape[0]}"
             )
         return {"type_vocab_size": 0 if types is None else types.shape[0]}
+
+    def entries(self, config: Any, table: Fields, where: str) -> dict[str, Any]:
+        """Attention both ways."""
+        return {"attention.causal": False}
+
+    def written(self, name: str, tensors: Mapping[str, Written], config: Any) -> dict[str, Written] | None:
+        """The tables as they are."""
+        for published, ours in _TABLES.items():
+            if name == f"{published}.weight":
+                return {ours: unrounded(tensors[name].parts[0])}
+        return None
+
+
+class ModernBertTranslation(Translation):
+    """ModernBERT's windows and bases, whose defaults are llama.cpp's and not the family's."""
+
+    own_rotary = True
+
+    def fields(self, gguf: GGUF, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The bases of rotary embedding, if the file has none; without a window, all layers see the whole text."""
+        bases = {name: raw.get(name, 10_000.0) for name in ("global_rope_theta", "local_rope_theta")}
+        return bases if raw.get("local_attention") else bases | {"global_attn_every_n_layers": 1}
+
+    def refusals(self, config: Any, table: Fields) -> dict[str, bool]:
+        """Rotary scaling, and layers without a window that are not each n-th one from the first on."""
+        return {
+            "without rotary scaling": table.raw.get("rope_type", table.raw.get("type", "default")) != "default",
+            "with windows in all but each n-th layer alone": _period(config) is None,
+        }
+
+    def entries(self, config: Any, table: Fields, where: str) -> dict[str, Any]:
+        """Attention both ways, the window, and every which layer has none."""
+        entries = {"attention.causal": False, "rope.scaling.type": "none"}
+        return entries | {
+            "attention.sliding_window": _window(config),
+            "attention.sliding_window_pattern": _period(config),
+        }
+
+
+def _window(config: Any) -> int | None:
+    """The window as in config.json, whose half is on either side of a token; None: there is none."""
+    windows = [window for window in config.windows if window is not None]
+    return 2 * (windows[0] - 1) if windows else None
+
+
+def _period(config: Any) -> int | None:
+    """Every which layer has no window, from the first on; None if there is no such number."""
+    whole = [window is None for window in config.windows]
+    return next((n for n in range(1, len(whole) + 1) if whole == [i % n == 0 for i in range(len(whole))]), None)
+
+
+DENSE = ("dense_2", "dense_3")
+"""Names of the projections of a text's vector, in their order"""
+
+
+class EmbeddingGemmaTranslation(Translation):
+    """EmbeddingGemma's projections of a text's vector, which `projections` reads."""
+
+    keys = frozenset(f"{name}_feat_{end}" for name in DENSE for end in ("in", "out"))
+
+    def read(self, name: str, tensor: Any, raw: Mapping[str, Any], where: str) -> dict[str, Tensor] | None:
+        """No tensor of the model."""
+        return {} if name.startswith(DENSE) else None
+
+    def entries(self, config: Any, table: Fields, where: str) -> dict[str, Any]:
+        """The window, whose half is on either side of a token."""
+        return {"attention.sliding_window": _window(config)}
+
+
+def projections(stored: Mapping[str, Any], width: int, where: str) -> tuple[Dense, ...]:
+    """The projections of a text's vector that a file has.
+
+    Args:
+        stored: the file's tensors by their names there
+        width: E
+        where: the file, for error messages
+
+    Raises:
+        CheckpointError: one does not take what the one before gives.
+    """
+    layers: list[Dense] = []
+    for name in DENSE:
+        if f"{name}.weight" not in stored:
+            continue
+        weight = stored[f"{name}.weight"].load()
+        bias = stored[f"{name}.bias"].load() if f"{name}.bias" in stored else None
+        if weight.ndim != 2 or weight.shape[1] != width:
+            raise CheckpointError(f"{where}: tensor {name}.weight should have {width} columns, found {weight.shape}")
+        width = len(weight)
+        layers.append(Dense(weight, bias, "torch.nn.modules.linear.Identity"))
+    return tuple(layers)
+
+
+def embedding_entries(
+    settings: EmbeddingSettings, architecture: str, where: str
+) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
+    """Entries of the pooling of a text's vector, and tensors of its projections.
+
+    Raises:
+        UnsupportedModelError: files have no such pooling, or not these projections.
+    """
+    codes = {pooling: code for code, pooling in POOLINGS.items()}
+    if settings.refused or settings.late or settings.pooling not in codes:
+        raise UnsupportedModelError(
+            f"{where}: GGUF files have no pooling {settings.pooling!r:.60}; expected one of "
+            f"{', '.join(pooling for pooling in codes if pooling)}"
+        )
+    dense = [
+        layer
+        for layer in settings.dense
+        if isinstance(layer, Dense) and layer.bias is None and ACTIVATIONS[layer.activation] is None
+    ]
+    if settings.dense and not (architecture == "gemma-embedding" and len(dense) == len(settings.dense) == len(DENSE)):
+        raise UnsupportedModelError(
+            f"{where}: GGUF files have projections of a text's vector in EmbeddingGemma alone, two without biases"
+        )
+    if settings.prompts:
+        logger.warning("%s: left out: prompts that go before texts, which GGUF files do not name", where)
+    entries: dict[str, Any] = {f"{architecture}.pooling_type": codes[settings.pooling]}
+    tensors: dict[str, NDArray[np.float32]] = {}
+    for name, layer in zip(DENSE, dense, strict=False):
+        outputs, inputs = layer.weight.shape
+        entries |= {f"{architecture}.{name}_feat_in": inputs, f"{architecture}.{name}_feat_out": outputs}
+        tensors[f"{name}.weight"] = np.ascontiguousarray(layer.weight, np.float32)
+    return entries, tensors

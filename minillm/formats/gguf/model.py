@@ -14,7 +14,7 @@ from ...backends.loader import Tensor
 from ...config import ModelConfig
 from ...errors import CheckpointError, UnsupportedModelError
 from ...models import config_of
-from ...tasks.pooling import EmbeddingSettings, Pooling
+from ...tasks.pooling import EmbeddingSettings
 from ...text.chat import ChatTemplate
 from ...text.tokenizer import Tokenizer
 from ..model_files import ModelFiles
@@ -32,8 +32,6 @@ SAMPLING = {
     "penalty_repeat": "repetition_penalty",
 }
 """Key, after "general.sampling." -> field of generation_config.json"""
-POOLINGS: dict[int, Pooling | None] = {0: None, 1: "mean", 2: "cls", 3: "last"}
-"""`pooling_type` -> pooling; None: the model's usual one"""
 
 
 class GGUFFile(ModelFiles):
@@ -188,12 +186,15 @@ class GGUFFile(ModelFiles):
         Raises:
             UnsupportedModelError: another pooling, such as a head's that scores pairs of texts.
         """
+        from .encoders import POOLINGS, projections
+
         key = f"{self.header.get('general.architecture', str)}.pooling_type"
         code, settings = self.header.get(key, int, 0), super().embedding_settings(config)
         if code not in POOLINGS:
             known = ", ".join(map(str, POOLINGS))
             raise UnsupportedModelError(f"{self.header.path}: {key} is {code}; minillm runs {known}")
-        return replace(settings, pooling=POOLINGS[code] or settings.pooling)
+        dense = projections(self._model[2], config.hidden_size, str(self.header.path)) if config.bidirectional else ()
+        return replace(settings, pooling=POOLINGS[code] or settings.pooling, dense=dense)
 
 
 def _as_written(value: float) -> float:

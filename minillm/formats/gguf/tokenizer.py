@@ -114,16 +114,15 @@ model pre tokens token_type scores merges add_bos_token add_eos_token add_space_
 bos_token_id eos_token_id eot_token_id eom_token_id unknown_token_id padding_token_id
 """
 _WITHOUT_EFFECT = """
-token_type_count remove_extra_whitespaces precompiled_charsmap seperator_token_id cls_token_id mask_token_id
+token_type_count add_sep_token remove_extra_whitespaces precompiled_charsmap
+seperator_token_id cls_token_id mask_token_id
 fim_pre_token_id fim_suf_token_id fim_mid_token_id fim_pad_token_id fim_rep_token_id fim_sep_token_id
 prefix_token_id suffix_token_id middle_token_id
 """
 _KEYS = frozenset(f"tokenizer.ggml.{name}" for name in (_HONOURED + _WITHOUT_EFFECT).split())
 """The entries that are read, and those without effect on the kinds of tokenizers that are read: names of tokens of no
-use here, and what llama.cpp reads for Unigram and WordPiece models"""
-_SWITCHES = frozenset(
-    f"tokenizer.ggml.{name}" for name in ("add_sep_token", "normalizer.lowercase", "normalizer.strip_accents")
-)
+use here, and what llama.cpp reads for pairs of texts, and for Unigram and WordPiece models"""
+_SWITCHES = frozenset(f"tokenizer.ggml.{name}" for name in ("normalizer.lowercase", "normalizer.strip_accents"))
 """Entries that change something where they are true"""
 
 

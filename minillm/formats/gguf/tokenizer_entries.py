@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...text.tokenizer import Tokenizer
+from .encoder_tokenizers import phantom
 from .file import GGUF
 from .tokenizer import BYTE, CONTROL, NORMAL, RULES, UNKNOWN, UNUSED, USER_DEFINED, read_backend, split_by
 
@@ -56,14 +57,14 @@ def gguf_entries(tokenizer: Tokenizer, vocab_size: int, where: Path) -> dict[str
     """
     described = json.loads(tokenizer.to_json())
     model = described["model"]
-    if model["type"] != "BPE":
+    if model["type"] not in ("BPE", "WordPiece"):
         raise UnsupportedModelError(
-            f"{where}: the tokenizer is of type {model['type']}; GGUF files are written with BPE"
+            f"{where}: the tokenizer is of type {model['type']}; GGUF files are written with BPE and WordPiece"
         )
+    if model["type"] == "WordPiece":
+        return _wordpiece_entries(tokenizer, described, vocab_size, where)
     byte_level = _holds(described.get("decoder"), "ByteLevel")
-    tokens, types = _tokens(described, vocab_size, byte_level=byte_level)
-    if len(tokens) > vocab_size:
-        raise CheckpointError(f"{where}: the tokenizer has {len(tokens)} tokens, the model {vocab_size} rows")
+    tokens, types = _tokens(described, vocab_size, where, byte_level=byte_level)
     merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
     entries: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
     ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
@@ -105,8 +106,52 @@ def _same(tokenizer: Tokenizer, written: "tokenizers.Tokenizer") -> bool:
     return all(written.encode(text).ids == tokenizer.encode(text) for text in probes)
 
 
-def _tokens(described: Mapping[str, Any], vocab_size: int, *, byte_level: bool) -> tuple[list[str], list[int]]:
-    """Text and type of every token of a tokenizer.json."""
+def _wordpiece_entries(
+    tokenizer: Tokenizer, described: Mapping[str, Any], vocab_size: int, where: Path
+) -> dict[str, Any]:
+    """The entries of a WordPiece tokenizer with one token before a text and one after it.
+
+    Raises:
+        UnsupportedModelError: llama.cpp would split texts otherwise.
+    """
+    tokens, types = _tokens(described, vocab_size, where, byte_level=True)
+    unknown = described["model"]["unk_token"]
+    framed = tokenizer.encode("")
+    roles = {"unknown": tokens.index(unknown) if unknown in tokens else None, "mask": tokenizer.mask_token_id}
+    if len(framed) == 2:
+        roles |= {"bos": framed[0], "cls": framed[0], "eos": framed[1], "seperator": framed[1]}
+    roles["padding"] = next((i for i, token in enumerate(tokens) if token == "[PAD]" and types[i] == CONTROL), None)
+    ids = {f"tokenizer.ggml.{role}_token_id": i for role, i in roles.items() if i is not None}
+    normalizer = described.get("normalizer") or {}
+    lower = bool(normalizer.get("lowercase", False))
+    strips = normalizer.get("strip_accents")
+    pieces = [phantom(token) if types[i] not in (CONTROL, UNUSED) else token for i, token in enumerate(tokens)]
+    entries = {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.normalizer.lowercase": lower,
+        "tokenizer.ggml.normalizer.strip_accents": lower if strips is None else bool(strips),
+        **ids,
+    }
+    written = read_backend(Entries(where, entries, {}))
+    if written is None or len(framed) != 2 or not _same(tokenizer, written[0]):
+        raise UnsupportedModelError(
+            f"{where}: llama.cpp would split texts otherwise than this WordPiece tokenizer does: it cannot be written "
+            "to a GGUF file"
+        )
+    return entries
+
+
+def _tokens(
+    described: Mapping[str, Any], vocab_size: int, where: Path, *, byte_level: bool
+) -> tuple[list[str], list[int]]:
+    """Text and type of every token of a tokenizer.json.
+
+    Raises:
+        CheckpointError: the tokenizer has more than the model.
+    """
     vocab = {i: token for token, i in described["model"]["vocab"].items()}
     added = {token["id"]: token for token in described.get("added_tokens", [])}
     vocab |= {i: token["content"] for i, token in added.items()}
@@ -121,6 +166,8 @@ def _tokens(described: Mapping[str, Any], vocab_size: int, *, byte_level: bool) 
         else:
             is_byte = not byte_level and len(vocab[i]) == 6 and vocab[i].startswith("<0x") and vocab[i].endswith(">")
             types.append(BYTE if is_byte else NORMAL)
+    if len(tokens) > vocab_size:
+        raise CheckpointError(f"{where}: the tokenizer has {len(tokens)} tokens, the model {vocab_size} rows")
     return tokens, types
 
 

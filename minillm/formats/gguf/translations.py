@@ -1,7 +1,7 @@
 """The `Translation` of each architecture that has one; loaded with the first file that is read or written."""
 
 from .delta_nets import DeltaNetTranslation
-from .encoders import EncoderTranslation
+from .encoders import EmbeddingGemmaTranslation, EncoderTranslation, ModernBertTranslation
 from .gemma4 import Gemma4Translation
 from .latent import DeepSeekTranslation, MiniCPM3Translation
 from .lfm2_moe import Lfm2MoeTranslation
@@ -12,12 +12,14 @@ TRANSLATIONS: dict[str, Translation] = {
     "bert": EncoderTranslation(),
     "deepseek2": DeepSeekTranslation(),
     "falcon-h1": FalconTranslation(),
+    "gemma-embedding": EmbeddingGemmaTranslation(),
     "gemma4": Gemma4Translation(),
     "granitehybrid": GraniteHybridTranslation(),
     "lfm2moe": Lfm2MoeTranslation(),
     "minicpm3": MiniCPM3Translation(),
     "nemotron_h": NemotronTranslation(),
     "nemotron_h_moe": NemotronTranslation(),
+    "modern-bert": ModernBertTranslation(),
     "nomic-bert": EncoderTranslation(),
     "qwen3next": DeltaNetTranslation(in_turn=False),
     "qwen35": DeltaNetTranslation(in_turn=True),

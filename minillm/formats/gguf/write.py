@@ -24,6 +24,7 @@ from ...backends.loader import Tensor, gather
 from ...backends.weights import expand
 from ...config import ModelConfig
 from ...errors import ParameterError, UnsupportedModelError, install
+from ...models import family_named
 from ...output_files import check_absent, new_file
 from ...progress import showing, tick, work
 from ...reference.block_quantize import quantize_blocks
@@ -33,6 +34,7 @@ from ..load_model import open_model
 from ..model_files import ModelFiles
 from ..write_checkpoint import Part, Rounding, plan
 from .architectures import ARCHITECTURES
+from .encoders import embedding_entries
 from .file import Type
 from .mixtures import FILE_TYPE_OF, MIXTURES, TYPE_OF, Mixture
 from .names import gguf_name, in_file_order, is_convolution
@@ -106,6 +108,7 @@ def write_gguf(
     architecture, entries = gguf_fields(raw, config, str(source))
     entries |= _general(files.name, dtype)
     entries |= _tokenizer_entries(files) if tokenizer else {"tokenizer.ggml.model": "no_vocab"}
+    entries |= {"tokenizer.ggml.token_type_count": config.token_types} if config.token_types else {}
     table = ARCHITECTURES[architecture]
     tensors = _in_file(planned, architecture, config)
     if table.needs_output and "output.weight" not in tensors:
@@ -113,6 +116,9 @@ def write_gguf(
     mixture = Mixture(dtype, config, architecture, "output.weight" not in tensors) if dtype in MIXTURES else None
     kinds = {name: _type(name, whole.parts[0].shape, whole.format, mixture) for name, whole in tensors.items()}
     factors = rotary_factors(raw, config) | translation_of(architecture).factors(config)
+    if config.bidirectional:
+        pooling, projections = embedding_entries(files.embedding_settings(config), architecture, str(source))
+        entries, factors = entries | pooling, factors | projections
     total, rounded = sum(_count(whole) for whole in tensors.values()), list[Rounding]()
     with (
         showing(progress),
@@ -145,7 +151,10 @@ def _in_file(planned: list[list[Part]], architecture: str, config: ModelConfig) 
     table, own = ARCHITECTURES[architecture], translation_of(architecture)
     built = {part.name: Written([part.tensor], part.format) for fused in planned for part in fused}
     tensors: dict[str, Written] = {}
+    heads = family_named(config.model_type).NAMES.heads if config.bidirectional else ()  # which are not of the file
     for ours, whole in built.items():
+        if ours.startswith(heads):
+            continue
         rewritten = own.written(ours, built, config)
         if rewritten is not None:
             tensors |= rewritten

@@ -86,11 +86,9 @@ def _architecture_for(config: ModelConfig, where: str) -> str:
     Raises:
         UnsupportedModelError: there is none, or none that is written.
     """
-    if config.bidirectional:
-        raise UnsupportedModelError(
-            f"{where}: {config.model_type!r} is an encoder; GGUF files of encoders are read, not written"
-        )
-    written = {name: table for name, table in ARCHITECTURES.items() if not table.bidirectional}
+    if config.bidirectional and config.output != "states":
+        raise UnsupportedModelError(f"{where}: GGUF files of encoders are written without a head of labels")
+    written = {name: table for name, table in ARCHITECTURES.items() if table.bidirectional == config.bidirectional}
     names = dict[str, str]()
     for name, table in written.items():
         for kin in (table.model_type, *table.kin):

@@ -21,6 +21,7 @@ from ...encoder_input import FRAMES_PER_POSITION
 from ...models import shape_model
 from ...models.base import Model, weight_paths
 from ...models.encoder_decoder import EncoderDecoder
+from ...reference.disentangled import positions_flops
 from .schedule import Step
 from .storage import Storage
 
@@ -165,6 +166,8 @@ class RowBackend(CountingBackend):
             (_, H, V), spec = result.shape, arguments["spec"]
             batch = arguments["batch"].over_sources if spec.cross else arguments["batch"]
             products = H * (arguments["q"].shape[2] + V) * batch.visible_pairs(spec.window, causal=spec.causal)
+            if spec.relative is not None:
+                products += positions_flops(spec.relative, batch.num_tokens, batch.reach()) // 2
         other = 0 if self.conventions.products_only else cost.flops - 2 * products
         flops = self.conventions.multiply_add * products + other
         places = [operation] if weight is None else self._places[id(weight)]

@@ -14,6 +14,7 @@ from tests.tiny import model_of
 from .recording import RecordingDevice
 
 FURTHER = ("electra, labels", "nomic_bert, labels", "gte, labels", "deberta-v2, labels", "deberta-v2, apart")
+FURTHER += ("deberta", "deberta, labels")
 """Configurations whose layers another one's test runs too"""
 
 
