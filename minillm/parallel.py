@@ -65,7 +65,7 @@ class Parallel:
             ParameterError: there are more stages than layers; or several, and an encoder beside the decoder, or
                 embeddings of single layers.
         """
-        if self.pipeline > layers:
+        if self.pipeline > max(layers, 1):  # static embeddings have no layers
             raise ParameterError(f"pipeline_parallel {self.pipeline} is more than the model's num_layers {layers}")
         if encoder_layers and self.pipeline > 1:
             raise ParameterError(
