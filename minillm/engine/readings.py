@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +22,7 @@ from ..tasks.pooling import Pooling
 from ..tasks.transcription import Transcript
 from ..text.tokenizer import EncodedText
 from .arguments import read, refuse_task
+from .arrays import handed_over, on_device
 from .inspect import Score, all_logits, last_attention, score_tokens
 from .token_readings import EngineTokenReadings
 
@@ -319,18 +320,50 @@ class EngineReadings(EngineTokenReadings):
 
     # --- logits, scores, attention -------------------------------------------------------------------------------
 
+    @overload
     def forward(
-        self, prompt: Prompt, *, source: Prompt | None = None, lora: str | None = None, progress: bool = True
-    ) -> NDArray[np.float32]:
+        self,
+        prompt: Prompt,
+        *,
+        source: Prompt | None = None,
+        lora: str | None = None,
+        like: Literal["numpy"] = "numpy",
+        progress: bool = True,
+    ) -> NDArray[np.float32]: ...
+
+    @overload
+    def forward(
+        self,
+        prompt: Prompt,
+        *,
+        source: Prompt | None = None,
+        lora: str | None = None,
+        like: Literal["torch", "cupy"],
+        progress: bool = True,
+    ) -> Any: ...
+
+    def forward(
+        self,
+        prompt: Prompt,
+        *,
+        source: Prompt | None = None,
+        lora: str | None = None,
+        like: str = "numpy",
+        progress: bool = True,
+    ) -> Any:
         """The logits of every position. [T] -> [T, V] float32
 
         Row i holds the next-token logits after tokens 0 to i. Text is encoded as in `generate`. Of an encoder-decoder
         `source` is what the encoder reads, and the prompt the decoder's text; its start token precedes it, so there
         is a row more. `lora` names one of the engine's adapters; `progress` shows a bar on a terminal or in a notebook.
 
+        `like` is the library of the result: a NumPy array on the host, a tensor of "torch", or an array of "cupy". The
+        last two stay where the engine computes, the GPU or the host, and share their memory by DLPack: no copy is made.
+
         Raises:
             PromptError: the prompt is empty, too long, not a single prompt, or has ids outside the vocabulary.
-            ParameterError: there is no adapter of this name; or a source without an encoder, or none with one.
+            ParameterError: there is no adapter of this name; or a source without an encoder, or none with one; `like`
+                is another library, "cupy" on a CPU, or not installed.
             NumericalError: the logits contain NaN or infinity.
 
         Example:
@@ -341,8 +374,11 @@ class EngineReadings(EngineTokenReadings):
         refuse_task(self.config, "tokens", "forward")
         ids, encoder_input = self._maker.text_and_source(prompt, source)
         check_lora(lora, self._maker.adapters)
+        runner = self._open_runner
+        stays = on_device(like, runner.backend.xp)
         with showing(read("progress", progress)):
-            return all_logits(self._open_runner, ids, self._driver.turn, lora, encoder_input)
+            logits = all_logits(runner, ids, self._driver.turn, lora, encoder_input, host=not stays)
+        return handed_over(logits, like)
 
     def score(
         self, prompt: Prompt, *, source: Prompt | None = None, lora: str | None = None, progress: bool = True

@@ -230,7 +230,12 @@ def test_log_probabilities_of_prompts_out_of_the_batch(
 
 def test_logits_scores_and_attention_maps(runner: Runner) -> None:
     line, plain = PROMPTS[0] + PROMPTS[1], tiny_runner(seed=2)
-    np.testing.assert_allclose(all_logits(runner, line), all_logits(plain, line), atol=1e-4)
+    logits = all_logits(runner, line)
+    np.testing.assert_allclose(logits, all_logits(plain, line), atol=1e-4)
+    stays = all_logits(runner, line, host=False)
+    assert isinstance(stays, runner.backend.xp.ndarray) and np.array_equal(
+        runner.backend.sampler.to_host(stays), logits
+    )
     np.testing.assert_allclose(score_tokens(runner, line)[1:], score_tokens(plain, line)[1:], atol=1e-4)
     np.testing.assert_allclose(attention_maps(runner, line, 1), attention_maps(plain, line, 1), atol=1e-5)
     ours, theirs = next_tokens(runner, line, 2), next_tokens(plain, line, 2)
