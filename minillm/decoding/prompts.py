@@ -1,10 +1,10 @@
 """Prompts: text or token ids, checked against the model and converted to token ids."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +13,7 @@ from ..config import ModelConfig
 from ..encoder_input import AudioFeatures
 from ..errors import PromptError, shown
 from ..text.tokenizer import LAYOUTS, Tokenizer
-
-
-class Array(Protocol):
-    """An array of another library, such as a tensor of PyTorch's on any device, by DLPack."""
-
-    def __dlpack__(self, **options: Any) -> Any: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Any]: ...
-
+from .arrays import Array, as_numpy
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | Array | AudioFeatures
 """Text; or token ids: a list, range or other sequence of integers, or a 1-d array; or frames of sound"""
@@ -115,23 +106,6 @@ def _is_series(value: Any) -> bool:
 def _is_foreign(value: Any) -> bool:
     """True for an array of another library; NumPy's own numbers are none."""
     return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
-
-
-def as_numpy(value: Any) -> NDArray[Any]:
-    """An array of another library as NumPy has it: the same memory if it is on the host, else a copy.
-
-    Raises:
-        ValueError: NumPy has no such numbers, or cannot take them.
-    """
-    try:
-        return np.from_dlpack(value, device="cpu")
-    except (BufferError, RuntimeError, TypeError, ValueError):  # such as a tensor that needs gradients
-        pass
-    try:
-        value = value.detach().cpu() if hasattr(value, "detach") else value
-        return np.asarray(value)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(str(error)) from None
 
 
 def _length(value: Any) -> int:

@@ -243,6 +243,19 @@ def test_logits_scores_and_attention_maps(runner: Runner) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("storage", ["float32", pytest.param("bfloat16", marks=pytest.mark.exhaustive)])
+def test_vectors_stand_in_the_place_of_tokens(storage: str, device: RecordingDevice) -> None:
+    pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
+    runner, plain = runner_on(CudaBackend(device, device.recorder, storage, max_batch_size=4)), tiny_runner(seed=2)
+    width = plain.model.embedding.tokens.shape[1]
+    rows = np.random.default_rng(1).standard_normal((7, width)).astype(np.float32)
+    expected = all_logits(plain, [0] * 7, embeddings=rows)
+    assert np.abs(expected - all_logits(plain, [0] * 7)).max() > 0.1
+    most = 1e-4 if storage == "float32" else 0.15 * expected.std()
+    np.testing.assert_allclose(all_logits(runner, [0] * 7, embeddings=rows), expected, rtol=0, atol=most)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("storage", "most"), [("float16", 0.02), ("bfloat16", 0.15)])
 def test_sixteen_bits_stay_near_the_reference(storage: str, most: float, device: RecordingDevice) -> None:
     pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
