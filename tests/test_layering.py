@@ -27,7 +27,7 @@ FOLDERS = {
     "layers": "reference backends",
     "models": "reference backends layers",
     "measure/accounting": "reference backends cache models",
-    "runner": "reference backends cache decoding models",
+    "runner": "reference backends cache decoding layers models",
     "tasks": "reference text decoding runner",
     "formats": "reference text backends decoding models tasks",
     "distributed": "reference backends cache decoding models runner formats",

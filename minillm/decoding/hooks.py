@@ -37,6 +37,8 @@ class Hooks:
     """Names of points whose rows come with the result"""
     functions: Mapping[str, tuple[Hook, ...]] = field(default_factory=dict)
     """Name of a point -> the functions that change its rows, in their order"""
+    embeddings: "NDArray[np.float32] | None" = None
+    """Vectors in the place of the embeddings of its first tokens, [t, E]"""
 
 
 def join_watched(chunks: Sequence[Watched]) -> Watched | None:

@@ -20,6 +20,7 @@ class RequestFields(GenerationFields, total=False):
     watch: Sequence[str] | None
     hooks: Mapping[str, Hook] | None
     thoughts: Thoughts | None
+    inputs_embeds: Any
 
 
 class ChatFields(RequestFields, total=False):

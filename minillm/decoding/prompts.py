@@ -13,9 +13,10 @@ from ..config import ModelConfig
 from ..encoder_input import AudioFeatures
 from ..errors import PromptError, shown
 from ..text.tokenizer import LAYOUTS, Tokenizer
+from .arrays import Array, as_numpy
 
-Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | AudioFeatures
-"""Text; or token ids: a list, tuple, range or other sequence of integers, or a 1-d NumPy array; or frames of sound."""
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | Array | AudioFeatures
+"""Text; or token ids: a list, range or other sequence of integers, or a 1-d array; or frames of sound"""
 
 
 def is_prompt(value: Any) -> bool:
@@ -97,9 +98,14 @@ def source_config(config: ModelConfig) -> ModelConfig:
 
 def _is_series(value: Any) -> bool:
     """True if its members may be token ids or prompts; not so for bytes and 0-d arrays."""
-    if isinstance(value, np.ndarray):
-        return value.ndim > 0
+    if isinstance(value, np.ndarray) or _is_foreign(value):
+        return bool(getattr(value, "ndim", 1) > 0)
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+
+
+def _is_foreign(value: Any) -> bool:
+    """True for an array of another library; NumPy's own numbers are none."""
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
 
 
 def _length(value: Any) -> int:
@@ -116,6 +122,11 @@ def _token_ids(prompt: Any, config: ModelConfig, room: int) -> list[int]:
         hint = "; decode it first" if isinstance(prompt, bytes | bytearray | memoryview) else ""
         raise PromptError(f"a prompt should be text or a list of token ids, found {shown(prompt)}{hint}")
     _check_length(_length(prompt), config, room)
+    if _is_foreign(prompt):
+        try:
+            prompt = as_numpy(prompt)
+        except ValueError as error:
+            raise PromptError(f"an array of token ids should have integers that NumPy reads, found {error}") from None
     if isinstance(prompt, np.ndarray):
         if prompt.ndim != 1 or (prompt.dtype.kind not in "iuO" and prompt.size):
             kind = f"{prompt.ndim} dimensions of {prompt.dtype}"

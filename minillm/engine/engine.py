@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack, overload
 
 from ..decoding.event import Event
@@ -51,7 +52,7 @@ class Engine(EnginePrefixes):
     @overload
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt] | None = None,
         config: GenerationConfig | None = None,
         *,
         progress: bool = True,
@@ -61,7 +62,7 @@ class Engine(EnginePrefixes):
     @with_fields
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         config: GenerationConfig | None = None,
         *,
         progress: bool = True,
@@ -83,6 +84,9 @@ class Engine(EnginePrefixes):
                 thoughts: how the answer tells its thoughts, of a conversation that you have rendered yourself
                 watch: names of points inside the model (`names`), whose rows come with the result as `watched`
                 hooks: names of points and functions that change their rows: see `hooks`
+                inputs_embeds: vectors in the place of the embeddings of a prompt's tokens, [T, E] (of a list of prompts
+                    a list of these), as in transformers; an array of any library. Without `prompts` the prompt's ids
+                    are the BOS token's, and fields that read them are refused
 
         Returns:
             A `Generation`, or a list of them in the order of the prompts.
@@ -97,7 +101,8 @@ class Engine(EnginePrefixes):
             >>> [answer.text for answer in engine.generate(["1, 2,", "Monday,"], max_new_tokens=4)]
             [' 1, 0.', ' Tuesday, Wednesday,']
         """
-        single = is_prompt(prompts)
+        rows = fields.get("inputs_embeds")
+        single = is_prompt(prompts) if prompts is not None or rows is None else getattr(rows, "ndim", None) == 2
         requests = self.requests([prompts] if single else prompts, config, **fields)  # type: ignore[list-item, arg-type]
         with showing(read("progress", progress)):
             results = self.run(requests)
@@ -105,7 +110,7 @@ class Engine(EnginePrefixes):
 
     @with_fields
     def stream(
-        self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Unpack[RequestFields]
+        self, prompt: Prompt | None = None, config: GenerationConfig | None = None, **fields: Unpack[RequestFields]
     ) -> EventStream:
         """Continue one prompt and yield the new text after each step. Closing the iterator aborts the request.
 
@@ -215,7 +220,9 @@ class Engine(EnginePrefixes):
 
     # --- the step loop -------------------------------------------------------------------------------------------
 
-    def add(self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Unpack[RequestFields]) -> int:
+    def add(
+        self, prompt: Prompt | None = None, config: GenerationConfig | None = None, **fields: Unpack[RequestFields]
+    ) -> int:
         """Queue a request; arguments as of `generate`. Returns the id under which `step` reports on it.
 
         Raises:
@@ -256,7 +263,7 @@ class Engine(EnginePrefixes):
         return [Generation.of(request.given_ids, events, self.tokenizer, request.thoughts) for request, events in mail]
 
     def request(
-        self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Unpack[RequestFields]
+        self, prompt: Prompt | None = None, config: GenerationConfig | None = None, **fields: Unpack[RequestFields]
     ) -> Request:
         """The request that `add` would queue, for `submit`, and for tools that run it themselves.
 
@@ -269,7 +276,7 @@ class Engine(EnginePrefixes):
 
     def requests(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt | None] | None,
         config: GenerationConfig | None = None,
         *,
         priority: int = 0,
@@ -278,6 +285,7 @@ class Engine(EnginePrefixes):
         watch: Sequence[str] | None = None,
         hooks: Mapping[str, Hook] | None = None,
         thoughts: Thoughts | None = None,
+        inputs_embeds: Any = None,
         **fields: Unpack[GenerationFields],
     ) -> list[Request]:
         """The requests that `generate` would run for a list of prompts; as `request`."""
@@ -286,10 +294,10 @@ class Engine(EnginePrefixes):
         config, priority, timeout = read("config", config), read("priority", priority), read("timeout", timeout)
         config = GenerationConfig.from_dict(fields) if config is None else config.merged(**fields)
         maker = self._maker if defaults is None else replace(self._maker, defaults=read("defaults", defaults))
-        return [
-            maker.make(prompt, config, batch_id=i, priority=priority, timeout=timeout, hooks=inside, thoughts=thoughts)
-            for i, prompt in enumerate(prompts)
-        ]
+        make: Any = partial(maker.make, generation_config=config, priority=priority, timeout=timeout, thoughts=thoughts)
+        if inputs_embeds is not None:
+            return self._embedded(prompts, inputs_embeds, make, inside)
+        return [make(prompt, batch_id=i, hooks=inside) for i, prompt in enumerate(() if prompts is None else prompts)]
 
     def chat_request(
         self, messages: Messages, config: GenerationConfig | None = None, **fields: Unpack[ChatFields]

@@ -15,9 +15,11 @@ from ..backends.attention_maps import AttentionRecorder
 from ..backends.observe import put_between
 from ..batch import TokenSequence
 from ..cache import PagedCache, new_cache
+from ..decoding.hooks import Hooks
 from ..encoder_input import EncoderInput
 from ..progress import work
 from ..reference.softmax import chosen_log_probs, top_log_probs
+from ..runner.hooked_backend import Probe
 from ..runner.runner import Runner
 from ..text.display import brief, results_html, view_tokens
 
@@ -34,21 +36,29 @@ def logits_by_chunk(
     turn: Turn = nullcontext,
     lora: str | None = None,
     source: EncoderInput | None = None,
+    embeddings: NDArray[np.float32] | None = None,
+    *,
+    host: bool = True,
 ) -> Iterator[tuple[int, Any]]:
     """Iterate over the logits of all positions in chunks, each computed and consumed in its own turn.
 
-    `lora` names the adapter that computes them; `source` is what the encoder of an encoder-decoder reads.
+    `lora` names the adapter that computes them; `source` is what the encoder of an encoder-decoder reads;
+    `embeddings` [T, E] stand in the place of the tokens'.
 
     Yields:
-        The first position of the chunk, and its logits [chunk, V] on the host, valid until the next chunk.
+        The first position of the chunk, and its logits [chunk, V] on the `host`, or where the model computes them,
+        valid until the next chunk.
     """
     backend = runner.backend
     apart = runner.apart(cache_for(runner, token_ids, () if source is None else source.token_ids))
     sequence = TokenSequence(list(token_ids), adapter=lora, encoder_input=source)
+    if embeddings is not None:
+        sequence.probe = Probe(Hooks(embeddings=embeddings), 0)
     while sequence.pending:
         first, count = sequence.cached, min(CHUNK, sequence.pending)
         with turn():
-            yield first, backend.sampler.to_host(apart.forward([sequence], [count], rows=range(count)).logits)
+            logits = apart.forward([sequence], [count], rows=range(count)).logits
+            yield first, backend.sampler.to_host(logits) if host else logits
 
 
 def all_logits(
@@ -57,11 +67,14 @@ def all_logits(
     turn: Turn = nullcontext,
     lora: str | None = None,
     source: EncoderInput | None = None,
-) -> NDArray[np.float32]:
-    """The logits of every position; arguments as of `logits_by_chunk`. [T] -> [T, V]"""
-    out = np.empty((len(token_ids), runner.model.config.vocab_size), np.float32)
+    embeddings: NDArray[np.float32] | None = None,
+    *,
+    host: bool = True,
+) -> Any:
+    """The logits of every position, float32; arguments as of `logits_by_chunk`. [T] -> [T, V]"""
+    out = (np if host else runner.backend.xp).empty((len(token_ids), runner.model.config.vocab_size), np.float32)
     with work("computing logits", len(token_ids), "tokens") as progress:
-        for first, logits in logits_by_chunk(runner, token_ids, turn, lora, source):
+        for first, logits in logits_by_chunk(runner, token_ids, turn, lora, source, embeddings, host=host):
             out[first : first + len(logits)] = logits
             progress.advance(len(logits))
     return out

@@ -1,8 +1,8 @@
 """Calls that read a model instead of generating: vectors and labels, logits and scores, and the points inside it."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,6 +13,7 @@ from ..decoding.hooks import Hook, Hooks
 from ..decoding.prompts import Prompt, encode_prompt, is_prompt
 from ..decoding.request import check_lora
 from ..decoding.settings import GenerationConfig
+from ..decoding.strategy import Request
 from ..errors import EngineStateError, ParameterError, PromptError, TaskError, shown
 from ..progress import showing
 from ..runner.runner import Runner
@@ -22,6 +23,8 @@ from ..tasks.pooling import Pooling
 from ..tasks.transcription import Transcript
 from ..text.tokenizer import EncodedText
 from .arguments import read, refuse_task
+from .arrays import handed_over, on_device
+from .given_embeddings import check_lengths, embedded_requests, placeholders, read_embeddings
 from .inspect import Score, all_logits, last_attention, score_tokens
 from .token_readings import EngineTokenReadings
 
@@ -319,18 +322,55 @@ class EngineReadings(EngineTokenReadings):
 
     # --- logits, scores, attention -------------------------------------------------------------------------------
 
+    @overload
     def forward(
-        self, prompt: Prompt, *, source: Prompt | None = None, lora: str | None = None, progress: bool = True
-    ) -> NDArray[np.float32]:
+        self,
+        prompt: Prompt | None = None,
+        *,
+        source: Prompt | None = None,
+        inputs_embeds: Any = None,
+        lora: str | None = None,
+        like: Literal["numpy"] = "numpy",
+        progress: bool = True,
+    ) -> NDArray[np.float32]: ...
+
+    @overload
+    def forward(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        source: Prompt | None = None,
+        inputs_embeds: Any = None,
+        lora: str | None = None,
+        like: Literal["torch", "cupy"],
+        progress: bool = True,
+    ) -> Any: ...
+
+    def forward(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        source: Prompt | None = None,
+        inputs_embeds: Any = None,
+        lora: str | None = None,
+        like: str = "numpy",
+        progress: bool = True,
+    ) -> Any:
         """The logits of every position. [T] -> [T, V] float32
 
         Row i holds the next-token logits after tokens 0 to i. Text is encoded as in `generate`. Of an encoder-decoder
         `source` is what the encoder reads, and the prompt the decoder's text; its start token precedes it, so there
         is a row more. `lora` names one of the engine's adapters; `progress` shows a bar on a terminal or in a notebook.
 
+        `inputs_embeds` are vectors in the place of the embeddings of the prompt's tokens, [T, E], as in `generate`.
+
+        `like` is the library of the result: a NumPy array on the host, a tensor of "torch", or an array of "cupy". The
+        last two stay where the engine computes, the GPU or the host, and share their memory by DLPack: no copy is made.
+
         Raises:
             PromptError: the prompt is empty, too long, not a single prompt, or has ids outside the vocabulary.
-            ParameterError: there is no adapter of this name; or a source without an encoder, or none with one.
+            ParameterError: there is no adapter of this name; or a source without an encoder, or none with one; `like`
+                is another library, "cupy" on a CPU, or not installed.
             NumericalError: the logits contain NaN or infinity.
 
         Example:
@@ -339,10 +379,21 @@ class EngineReadings(EngineTokenReadings):
             ((8, 2048), ' orange')
         """
         refuse_task(self.config, "tokens", "forward")
+        rows = None
+        if inputs_embeds is not None:
+            rows = read_embeddings(inputs_embeds, self.config, self._embedding_width)
+            prompt = placeholders(rows, self.config) if prompt is None else prompt
+        if prompt is None:
+            raise PromptError("there is no prompt: give text, token ids or inputs_embeds")
         ids, encoder_input = self._maker.text_and_source(prompt, source)
+        if rows is not None:
+            check_lengths(ids, rows)
         check_lora(lora, self._maker.adapters)
+        runner = self._open_runner
+        stays = on_device(like, runner.backend.xp)
         with showing(read("progress", progress)):
-            return all_logits(self._open_runner, ids, self._driver.turn, lora, encoder_input)
+            logits = all_logits(runner, ids, self._driver.turn, lora, encoder_input, rows, host=not stays)
+        return handed_over(logits, like)
 
     def score(
         self, prompt: Prompt, *, source: Prompt | None = None, lora: str | None = None, progress: bool = True
@@ -539,6 +590,28 @@ class EngineReadings(EngineTokenReadings):
 
     def _hooks_of(self, watch: object, functions: object) -> Hooks:
         return self._target.hooks.read(watch, functions)
+
+    def _embedded(
+        self,
+        prompts: Sequence[Prompt | None] | None,
+        inputs_embeds: object,
+        make: Callable[..., Request],
+        hooks: Hooks | None,
+    ) -> list[Request]:
+        """Requests whose prompts are given by vectors."""
+        return embedded_requests(prompts, inputs_embeds, make, hooks, self.config, self._embedding_width)
+
+    @property
+    def _embedding_width(self) -> int:
+        """Numbers in the vector of a token, W.
+
+        Raises:
+            ParameterError: several processes share the model.
+        """
+        if self.ranks is not None:
+            raise ParameterError("inputs_embeds is not offered where several processes share the model: use one")
+        model: Any = self._target.model
+        return int(model.embedding.tokens.shape[1])
 
     @property
     def _target(self) -> Runner:

@@ -26,6 +26,8 @@ class Embedding:
     """[E, W], of tables with a narrower W, after the norm (ELECTRA)"""
     scale: float = 1.0
     """Factor of the token's vector (Gemma, Granite, mBART)"""
+    given_scale: float = 1.0
+    """Factor of a vector given in the place of a token's (`runner/given_embeddings.py`), as transformers has it"""
 
     def __call__(self, backend: Backend, batch: Batch) -> Any:
         """x = scale * tokens[ids] (W_in) + positions[i] + types[t], then norm and projection if any. [T] -> [T, E]"""

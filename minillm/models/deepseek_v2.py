@@ -166,7 +166,8 @@ def read_latent(
 def build(config: LatentConfig, weights: Weights, backend: Backend) -> Decoder:
     """Build the model."""
     E, V, rotation = config.hidden_size, config.vocab_size, config.rotary.rotation(backend)
-    embedding = Embedding(weights.table("embed_tokens", V, E, "vocabulary"), scale=config.embedding_scale)
+    table = weights.table("embed_tokens", V, E, "vocabulary")
+    embedding = Embedding(table, scale=config.embedding_scale, given_scale=config.given_scale)
     head = embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary")
     layers = tuple(_build_layer(config, weights.at(f"layers.{i}"), rotation, i) for i in range(config.num_layers))
     final_norm, lm_head = weights.rms_norm("norm", E, config.epsilon), LMHead(head, scale=config.logit_scale)

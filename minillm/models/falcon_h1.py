@@ -113,6 +113,7 @@ def read_config(raw: Mapping[str, Any]) -> FalconH1Config:
         out_bias=bias,
         mlp_bias=mlp_bias,
         embedding_scale=factor("embedding_multiplier") / stream,
+        given_scale=1 / stream,
         logit_scale=factor("lm_head_multiplier"),
         layer_states=(mamba.states,) * layers,
         attends=(True,) * layers,
@@ -174,7 +175,8 @@ def _refuse_bias(fields: Fields, name: str, factors: Mapping[str, tuple[float, f
 def build(config: FalconH1Config, weights: Weights, backend: Backend) -> Decoder:
     """Build the model."""
     E, V = config.hidden_size, config.vocab_size
-    embedding = Embedding(weights.table("embed_tokens", V, E, "vocabulary"), scale=config.embedding_scale)
+    table = weights.table("embed_tokens", V, E, "vocabulary")
+    embedding = Embedding(table, scale=config.embedding_scale, given_scale=config.given_scale)
     head = embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary")
     own = config.sharded(weights.ranks)
     D, F, wide = config.head_dim, config.intermediate_size // weights.ranks, own.mamba.groups * own.mamba.state_size

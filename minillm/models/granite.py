@@ -53,6 +53,7 @@ def read_factors(fields: Fields) -> dict[str, Any]:
     return {
         "epsilon": fields.number("rms_norm_eps", 1e-6) / residual**2,
         "embedding_scale": embedding / residual,
+        "given_scale": embedding / residual,
         "score_scale": scores,
         "logit_scale": 1 / logits,
     }

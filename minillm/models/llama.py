@@ -54,6 +54,8 @@ class LlamaConfig(ModelConfig):
     """Whether each layer rotates queries and keys (SmolLM3 leaves some out)"""
     embedding_scale: float = 1.0
     """Factor of the embedding (Granite)"""
+    given_scale: float = 1.0
+    """Factor of vectors in its place (`Embedding.given_scale`)"""
     score_scale: float | None = None
     """Factor of attention scores (Granite); None: 1 / sqrt D"""
     logit_scale: float = 1.0
@@ -159,7 +161,9 @@ def build(
     `mlp` builds a layer's MLP from its weights and its number, `mamba` what a layer has in place of attention.
     """
     E, V, rotation = config.hidden_size, config.vocab_size, config.rotary.rotation(backend)
-    embedding = Embedding(weights.table("embed_tokens", V, E, "vocabulary"), scale=config.embedding_scale)
+    embedding = Embedding(
+        weights.table("embed_tokens", V, E, "vocabulary"), scale=config.embedding_scale, given_scale=config.given_scale
+    )
     head = embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary")
     lm_head = LMHead(head, scale=config.logit_scale)
     layers = tuple(

@@ -50,5 +50,6 @@ def read_config(raw: Mapping[str, Any]) -> LatentConfig:
         epsilon=fields.number("rms_norm_eps", 1e-5) / residual**2,
         mlp_bias=fields.get("mlp_bias", False),
         embedding_scale=embedding / residual,
+        given_scale=1 / residual,
         logit_scale=factor("dim_model_base", 256.0, float(E)) / E,
     )

@@ -112,6 +112,13 @@ class View:
         own = () if self.probe is None else self.probe.hooks.functions.get(name, ())
         return [(hook, False) for hook in self.shared.get(name, ())] + [(hook, True) for hook in own]
 
+    def given(self) -> tuple[slice, NDArray[np.float32]]:
+        """The rows whose embeddings are given, the first of a pass's, and their vectors. [n, E]"""
+        vectors = None if self.probe is None else self.probe.hooks.embeddings
+        first = int(self.positions[0]) if vectors is not None and len(self.positions) else 0
+        own = np.empty((0, 0), np.float32) if vectors is None else vectors[first : first + len(self.positions)]
+        return slice(self.rows.start, self.rows.start + len(own)), own
+
     def watches(self, name: str) -> bool:
         """Whether the rows of a point are kept."""
         return self.probe is not None and name in self.probe.watched

@@ -9,6 +9,7 @@ from ..batch import Batch, TokenSequence
 from ..decoding.field_values import function as function_of
 from ..decoding.hooks import Hook, Hooks
 from ..errors import ParameterError, shown
+from .given_embeddings import GivenEmbeddings, needs_them
 from .hooked_backend import HookedBackend, Probe, View
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class ModelHooks:
     ) -> tuple[Backend, Backend]:
         """Backends that call the hooks: for all rows of a batch, and for the head, which gets some of them."""
         points, own = self._points[0], [view.among(rows) for view in views]
+        if needs_them(views):
+            body = GivenEmbeddings(body, self._model.embedding, views)
         return HookedBackend(body, points, views), HookedBackend(head, points, [view for view in own if len(view.rows)])
 
     def around_encoder(self, body: Backend, views: Sequence[View]) -> Backend:

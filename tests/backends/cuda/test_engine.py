@@ -230,11 +230,29 @@ def test_log_probabilities_of_prompts_out_of_the_batch(
 
 def test_logits_scores_and_attention_maps(runner: Runner) -> None:
     line, plain = PROMPTS[0] + PROMPTS[1], tiny_runner(seed=2)
-    np.testing.assert_allclose(all_logits(runner, line), all_logits(plain, line), atol=1e-4)
+    logits = all_logits(runner, line)
+    np.testing.assert_allclose(logits, all_logits(plain, line), atol=1e-4)
+    stays = all_logits(runner, line, host=False)
+    assert isinstance(stays, runner.backend.xp.ndarray) and np.array_equal(
+        runner.backend.sampler.to_host(stays), logits
+    )
     np.testing.assert_allclose(score_tokens(runner, line)[1:], score_tokens(plain, line)[1:], atol=1e-4)
     np.testing.assert_allclose(attention_maps(runner, line, 1), attention_maps(plain, line, 1), atol=1e-5)
     ours, theirs = next_tokens(runner, line, 2), next_tokens(plain, line, 2)
     assert [[token for token, _ in p.next] for p in ours] == [[token for token, _ in p.next] for p in theirs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", ["float32", pytest.param("bfloat16", marks=pytest.mark.exhaustive)])
+def test_vectors_stand_in_the_place_of_tokens(storage: str, device: RecordingDevice) -> None:
+    pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
+    runner, plain = runner_on(CudaBackend(device, device.recorder, storage, max_batch_size=4)), tiny_runner(seed=2)
+    width = plain.model.embedding.tokens.shape[1]
+    rows = np.random.default_rng(1).standard_normal((7, width)).astype(np.float32)
+    expected = all_logits(plain, [0] * 7, embeddings=rows)
+    assert np.abs(expected - all_logits(plain, [0] * 7)).max() > 0.1
+    most = 1e-4 if storage == "float32" else 0.15 * expected.std()
+    np.testing.assert_allclose(all_logits(runner, [0] * 7, embeddings=rows), expected, rtol=0, atol=most)
 
 
 @pytest.mark.slow
