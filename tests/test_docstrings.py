@@ -14,6 +14,7 @@ from minillm.engine.loading import DEMO_MODEL
 from minillm.engine.prefixes import EnginePrefixes
 from minillm.engine.readings import EngineReadings
 from minillm.engine.stream import EventStream
+from minillm.engine.text_readings import EngineTextReadings
 from minillm.formats.write_checkpoint import write_checkpoint
 from minillm.text.chat import ChatTemplate
 
@@ -45,7 +46,7 @@ def examples() -> list[doctest.DocTest]:
     """The examples of each docstring of the package and its public classes."""
     finder = doctest.DocTestFinder(recurse=False)
     found = finder.find(minillm, "minillm", globs={})
-    for kind in (*PUBLIC, EnginePrefixes, EngineReadings, EngineLifecycle, EventStream):
+    for kind in (*PUBLIC, EnginePrefixes, EngineReadings, EngineTextReadings, EngineLifecycle, EventStream):
         found += doctest.DocTestFinder().find(kind, kind.__name__, globs={})
     found += finder.find(write_checkpoint, "write_checkpoint", globs={})
     return [one for one in found if one.examples]
