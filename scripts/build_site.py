@@ -26,6 +26,7 @@ PAGES = {
         "Commands": "minillm/cli/README.md",
         "Server": "minillm/server/README.md",
         "Deployment": "minillm/server/DEPLOYMENT.md",
+        "Other tools": "minillm/integrations/README.md",
         "Ranks": "minillm/distributed/README.md",
         "The small model": "minillm/assets/demo-opt/README.md",
     },

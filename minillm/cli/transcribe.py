@@ -15,7 +15,7 @@ channel or several, 16,000 samples a second, of any length. The language is
 detected if none is given."""
 EPILOG = """examples:
   minillm transcribe -m openai/whisper-base talk.wav
-  minillm transcribe -m openai/whisper-base --language de --format srt talk.wav > talk.srt
+  minillm transcribe -m openai/whisper-base --format srt talk.wav > talk.srt
   ffmpeg -i talk.mp3 -ar 16000 -ac 1 -c:a pcm_s16le talk.wav
 """
 

@@ -104,8 +104,8 @@ def test_each_of_the_256_values_of_8_bits_is_exact(tmp_path, dtype):
     np.testing.assert_array_equal(tensor.stored((tensor.dtype,)).reshape(-1), np.arange(256, dtype=np.uint8))
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_integers_are_read_where_they_are_asked_for(tmp_path, dtype):
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float64])
+def test_numbers_of_other_types_are_read_where_they_are_asked_for(tmp_path, dtype):
     values = (np.arange(24).reshape(4, 6) * 1_000_003 - 7).astype(dtype)
     save_file({"w": values}, tmp_path / "m.safetensors")
     tensor, name = read_safetensors(tmp_path / "m.safetensors")["w"], np.dtype(dtype).name
@@ -116,15 +116,12 @@ def test_integers_are_read_where_they_are_asked_for(tmp_path, dtype):
             read()
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.bool_])
-def test_other_types_are_listed_and_refused_when_read(tmp_path, dtype):
-    (tmp_path / "m.safetensors").write_bytes(save({"position_ids": np.ones(4, dtype)}))
+def test_another_type_is_listed_and_refused_when_read(tmp_path):
+    (tmp_path / "m.safetensors").write_bytes(save({"position_ids": np.ones(4, np.bool_)}))
     tensor = read_safetensors(tmp_path / "m.safetensors")["position_ids"]
     assert tensor.shape == (4,)
     for read in (tensor.load, tensor.map, tensor.stored):
-        with pytest.raises(
-            UnsupportedModelError, match=f"'position_ids'.*{np.dtype(dtype).name}.*float32, float16 and"
-        ):
+        with pytest.raises(UnsupportedModelError, match="'position_ids'.*bool.*float32, float16 and"):
             read()
 
 
