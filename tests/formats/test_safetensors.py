@@ -121,7 +121,7 @@ def test_another_type_is_listed_and_refused_when_read(tmp_path):
     tensor = read_safetensors(tmp_path / "m.safetensors")["position_ids"]
     assert tensor.shape == (4,)
     for read in (tensor.load, tensor.map, tensor.stored):
-        with pytest.raises(UnsupportedModelError, match="'position_ids'.*bool.*float32, float16 and"):
+        with pytest.raises(UnsupportedModelError, match=r"'position_ids'.*bool.*float32, float16 and"):
             read()
 
 
