@@ -5,21 +5,16 @@ Operations that are not overridden here run as in the reference.
 """
 
 import ctypes
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...batch import Batch
-from ...errors import NumericalError
 from ...reference.attention import AttentionSpec
-from ...reference.blocks import BLOCK_FORMATS, BlockMatrix
 from ...reference.experts import SOFTMAX, RouterSpec, Routing
-from ...reference.philox import Keys
-from ...reference.quantize import Quantized
 from ...reference.rotary import Rotation
 from ...reference.selective_scan import UNLIMITED
 from ..formats import Format, WeightFormats
@@ -28,11 +23,8 @@ from ..loader import HugePages, Loader
 from ..operations import Backend
 from ..pages import Pages
 from ..recording import Recordable, recorded
-from ..stored_vectors import StoredVectors
-from ..token_sampler import LogProbs, TokenSampler
 from ..weights import Experts, Joined, Weight, some_rows
 from .launching import (
-    DRAW,
     AddChanges,
     Attention,
     Combine,
@@ -41,7 +33,6 @@ from .launching import (
     Embed,
     Gate,
     Glu,
-    KeepAllowed,
     Linear,
     LinearExperts,
     LinearParts,
@@ -50,15 +41,10 @@ from .launching import (
     Norm,
     Rotary,
     Route,
-    Sample,
     ScaleLogits,
-    Scratch,
     SelectiveScan,
     StoreKV,
-    Table,
     TakeRows,
-    TokenLogProbs,
-    Uniforms,
     address,
     call,
     filled,
@@ -67,7 +53,9 @@ from .launching import (
     not_recorded,
     shares_of,
 )
+from .matrices import INT8, ExpertTable, cached_layer, contiguous, rounded_sizes, stored_matrix, table_of
 from .memory import FEW_ROWS, PIECE, CpuMemory
+from .sampling import CpuSampler
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4, "relu2": 6}
 """Codes of `kernels/cpu/activation.h`"""
@@ -77,14 +65,8 @@ MOST_TAPS = 64
 """The most inputs of a convolution in `kernels/cpu/convolution.c`"""
 MOST_STATE, STATE_ROWS = 256, 16
 """The largest N of `kernels/cpu/selective_scan.c`, and the rows of a head that are one piece of its work"""
-_CODES = {np.dtype(kind): code for code, kind in enumerate((np.float32, np.float16, np.uint16, np.int8, np.uint8))}
-"""Type of an array of weights, keys or values -> its format in C: uint16 holds bfloat16, uint8 pairs of int4"""
-INT8 = _CODES[np.dtype(np.int8)]
-"""The first format in C for which activations are rounded"""
 MOST_KEYS, COLUMNS = 256, 32
 """The largest dk of `kernels/cpu/delta_rule.c`, and the columns of a head that are one piece of its work"""
-BLOCK_CODES = {name: code for code, name in enumerate(BLOCK_FORMATS, len(_CODES))}
-"""Block format -> its format in C"""
 
 
 class CpuBackend(Recordable, Backend):
@@ -107,7 +89,7 @@ class CpuBackend(Recordable, Backend):
         self.deterministic = deterministic
         memory = CpuMemory(cache)
         super().__init__(Loader(weights, empty=HugePages().empty), memory, CpuSampler(memory))
-        self._experts: WeakKeyDictionary[Weight, _ExpertTable] = WeakKeyDictionary()
+        self._experts: WeakKeyDictionary[Weight, ExpertTable] = WeakKeyDictionary()
 
     @recorded
     def embed(
@@ -124,7 +106,7 @@ class CpuBackend(Recordable, Backend):
         T, E = len(ids), table.shape[1]
         out = self.memory.arena.take((T, E))
         words, places, kinds = (
-            _table(None if weight is None else weight.data) for weight in (table, position_table, type_table)
+            table_of(None if weight is None else weight.data) for weight in (table, position_table, type_table)
         )
         arguments = filled(
             Embed, ids=ids, words=words, positions=positions, places=places, types=types, kinds=kinds, out=out, T=T,
@@ -140,7 +122,7 @@ class CpuBackend(Recordable, Backend):
             not_recorded()
             return super().linear(x, weight, activation=activation, residual=residual)
         out, many = self.memory.arena.take((len(x), weight.shape[0])), len(x) > FEW_ROWS
-        x, residual = _contiguous(x), _contiguous(residual)
+        x, residual = contiguous(x), contiguous(residual)
         if isinstance(weight.data, Joined):
             self._join_products(x, weight, out, many=many, residual=residual, activation=ACTIVATIONS[activation])
             return out
@@ -182,7 +164,7 @@ class CpuBackend(Recordable, Backend):
             fields: bias, residual, activation
         """
         (T, inputs), scratch = x.shape, self.memory.workspace.scratch
-        stored = _matrix(matrix)
+        stored = stored_matrix(matrix)
         arguments = filled(
             Linear, weight=stored.values, scales=stored.scales, offsets=stored.offsets, x=x, out=out, rows=T,
             inputs=inputs, outputs=out.shape[1], format=stored.code, group=stored.group, zeros=stored.has_zeros,
@@ -190,7 +172,7 @@ class CpuBackend(Recordable, Backend):
         )  # fmt: skip
         if stored.code >= INT8:
             arguments.wide = 0 < kernels().wide_rows(stored.code) <= rows
-            groups, stride, sums = _rounded_sizes(arguments)
+            groups, stride, sums = rounded_sizes(arguments)
             kind = f"{stored.code} {stored.group}"  # products of one format share what is rounded
             arguments.integers = address(scratch.take(f"integers {kind}", 2 * T * groups * 32 + 64, np.int8))
             arguments.x_scales = address(scratch.take(f"x scales {kind}", T * stride))
@@ -209,10 +191,10 @@ class CpuBackend(Recordable, Backend):
         (T, H, D), (rows, inputs), scratch = x.shape, weight.shape, self.memory.workspace.scratch
         outputs, copied = rows // H, D - inputs
         out = self.memory.arena.take((T, H, copied + outputs))
-        x = _contiguous(x)
+        x = contiguous(x)
         if weight not in self._experts:
             matrices = (some_rows(weight.data, slice(h * outputs, (h + 1) * outputs)) for h in range(H))
-            self._experts[weight] = _ExpertTable(Experts(tuple(matrices)))
+            self._experts[weight] = ExpertTable(Experts(tuple(matrices)))
         by_head = scratch.take("by head", H * T * inputs).reshape(H, T, inputs)
         products = scratch.take("products by head", H * T * outputs).reshape(H, T, outputs)
         starts = np.arange(H + 1, dtype=np.int64) * T
@@ -244,7 +226,7 @@ class CpuBackend(Recordable, Backend):
             changes[rows] = address(products[-1]) + 4 * width * np.arange(len(rows))
         out = self.memory.arena.take(y.shape)  # last: the arena keeps a layer's last result
         arguments = filled(
-            AddChanges, y=y, changes=changes, residual=_contiguous(residual), out=out, T=T, width=width,
+            AddChanges, y=y, changes=changes, residual=contiguous(residual), out=out, T=T, width=width,
             activation=ACTIVATIONS[activation],
         )  # fmt: skip
         arguments.kept += products
@@ -270,7 +252,7 @@ class CpuBackend(Recordable, Backend):
         x, stride = _rows(x)
         out = self.memory.arena.take(x.shape)
         arguments = filled(
-            Norm, x=x, gain=weight.data, bias=weight.bias, residual=_contiguous(residual), out=out, T=T, heads=heads,
+            Norm, x=x, gain=weight.data, bias=weight.bias, residual=contiguous(residual), out=out, T=T, heads=heads,
             width=width, stride=stride, epsilon=epsilon,
             gain_stride=0 if weight.data is None or weight.data.size == width else width,
         )  # fmt: skip
@@ -305,7 +287,7 @@ class CpuBackend(Recordable, Backend):
             return super().glu(x, activation, alone=alone)
         T, F = len(x), x.shape[1] if alone else x.shape[1] // 2
         out = self.memory.arena.take((T, F))
-        arguments = filled(Glu, x=_contiguous(x), out=out, T=T, F=F, activation=GATES[activation], alone=alone)
+        arguments = filled(Glu, x=contiguous(x), out=out, T=T, F=F, activation=GATES[activation], alone=alone)
         launch("glu", arguments, shares_of(T))
         return out
 
@@ -315,7 +297,7 @@ class CpuBackend(Recordable, Backend):
         (T, F), n = x.shape, logits.shape[1]
         logits, stride = _rows(logits[:, None])
         out = self.memory.arena.take((T, F))
-        arguments = filled(Gate, x=_contiguous(x), logits=logits, out=out, T=T, F=F, n=n, stride=stride, silu=silu)
+        arguments = filled(Gate, x=contiguous(x), logits=logits, out=out, T=T, F=F, n=n, stride=stride, silu=silu)
         launch("gate", arguments, shares_of(T))
         return out
 
@@ -329,7 +311,7 @@ class CpuBackend(Recordable, Backend):
             others = by_head[:, 0]
         numbers = None if factor is None else factor.data
         sizes = {"T": T, "F": F, "stride": stride, "by_column": numbers is not None and len(numbers) > 1}
-        arguments = filled(Multiply, x=_contiguous(x), others=others, factor=numbers, out=out, **sizes)
+        arguments = filled(Multiply, x=contiguous(x), others=others, factor=numbers, out=out, **sizes)
         launch("multiply", arguments, shares_of(T))
         return out
 
@@ -351,7 +333,7 @@ class CpuBackend(Recordable, Backend):
             np.empty(T * k, np.int64), np.empty(X + 1, np.int64),
         )  # fmt: skip
         arguments = filled(
-            Route, logits=_contiguous(logits), bias=None if bias is None else bias.data, **routing._asdict(),
+            Route, logits=contiguous(logits), bias=None if bias is None else bias.data, **routing._asdict(),
             factors=None if factors is None else factors.data, T=T, X=X, k=k, normalised=normalised,
             sigmoid=spec.sigmoid, groups=spec.groups, chosen_groups=spec.chosen_groups,
             group_best=spec.group_best, scale=spec.scale,
@@ -364,15 +346,15 @@ class CpuBackend(Recordable, Backend):
         """Each row's product with its expert's matrix; the others are not read. [T k, in] -> [T k, out]"""
         out = self.memory.arena.take((len(x), weight.shape[1]))
         if weight not in self._experts:
-            self._experts[weight] = _ExpertTable(weight.data)
-        self._multiply_experts(_contiguous(x), self._experts[weight], routing.starts, out, biases=weight.bias)
+            self._experts[weight] = ExpertTable(weight.data)
+        self._multiply_experts(contiguous(x), self._experts[weight], routing.starts, out, biases=weight.bias)
         return out
 
-    def _multiply_experts(self, x: Any, table: "_ExpertTable", starts: Any, out: Any, *, biases: Any = None) -> None:
+    def _multiply_experts(self, x: Any, table: "ExpertTable", starts: Any, out: Any, *, biases: Any = None) -> None:
         """The rows starts[e] : starts[e + 1] of x times the matrix of expert e. [rows, in] -> [rows, out]"""
         X = len(starts) - 1
         product = self._product(x, table.first, out, rows=-(-len(x) // X))
-        groups, stride, sums = _rounded_sizes(product)
+        groups, stride, sums = rounded_sizes(product)
         if product.format >= INT8:
             launch("round_rows", product, shares_of(len(x)))
         arguments = filled(
@@ -389,7 +371,7 @@ class CpuBackend(Recordable, Backend):
         (T, k), E = routing.weights.shape, y.shape[1]
         out = self.memory.arena.take((T, E))
         arguments = filled(
-            Combine, y=_contiguous(y), weights=routing.weights, rows=routing.rows, residual=_contiguous(residual),
+            Combine, y=contiguous(y), weights=routing.weights, rows=routing.rows, residual=contiguous(residual),
             out=out, T=T, E=E, k=k,
         )  # fmt: skip
         launch("combine", arguments, shares_of(T))
@@ -481,7 +463,7 @@ class CpuBackend(Recordable, Backend):
         D = keys.shape[3]
         joined = self.memory.workspace.scratch.take("joined", shares_of(T) * D) if cache.value_dim else None
         arguments = filled(
-            StoreKV, k=k, v=v, **_cached(keys, values), slot_pages=batch.slot_pages, joined=joined,
+            StoreKV, k=k, v=v, **cached_layer(keys, values), slot_pages=batch.slot_pages, joined=joined,
             slot_offsets=batch.slot_offsets, T=T, K=K, D=D, V=v.shape[2], k_stride=k_stride, v_stride=v_stride,
         )  # fmt: skip
         launch("store_kv", arguments, shares_of(T))
@@ -502,7 +484,7 @@ class CpuBackend(Recordable, Backend):
         out = self.memory.arena.take((T, H, V))
         q, stride = _rows(q)
         arguments = filled(
-            Attention, q=q, out=out, **_cached(keys, values), N=len(batch.spans), H=H, K=cache.heads, D=D, V=V,
+            Attention, q=q, out=out, **cached_layer(keys, values), N=len(batch.spans), H=H, K=cache.heads, D=D, V=V,
             stride=stride, out_stride=H * V, window=spec.window or 0, causal=spec.causal, scale=float(spec.scale),
             cap=spec.softcap or 0.0, slopes=None if spec.slopes is None else spec.slopes.data,
             bias=None if spec.bias is None else spec.bias.data,
@@ -519,7 +501,7 @@ class CpuBackend(Recordable, Backend):
         R, E = len(rows), x.shape[1]
         out = self.memory.arena.take((R, E))
         rows = np.ascontiguousarray(rows, np.int64)
-        launch("take_rows", filled(TakeRows, x=_contiguous(x), rows=rows, out=out, R=R, E=E), shares_of(R))
+        launch("take_rows", filled(TakeRows, x=contiguous(x), rows=rows, out=out, R=R, E=E), shares_of(R))
         return out
 
     @recorded
@@ -542,123 +524,6 @@ class CpuBackend(Recordable, Backend):
         self.replays = True
 
 
-def _uniforms(keys: Keys, R: int) -> NDArray[Any]:
-    """`Keys.uniforms` of R draws, without NumPy's many small operations. [R]"""
-    columns = {"seeds": np.uint64, "sequences": np.int64, "positions": np.int64}
-    arrays = {name: np.ascontiguousarray(getattr(keys, name), kind) for name, kind in columns.items()}
-    numbers = np.empty(R)
-    launch("uniforms", filled(Uniforms, numbers=numbers, R=R, purpose=keys.purpose, **arrays))
-    return numbers
-
-
-class HostSampler(TokenSampler):
-    """The sampler of the host, with kernels for sampling and log-probabilities."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._scratch = Scratch()
-
-    def sample(self, logits: Any, keys: Keys, *, temperature: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
-        """Sample one token per row from its filtered distribution. [R, V], [R] -> [R]
-
-        Raises:
-            NumericalError: a row has NaN or +inf, or only -inf.
-        """
-        logits = np.ascontiguousarray(logits, np.float32)
-        R, V = logits.shape
-        draws, tokens = np.empty(R, DRAW), np.empty(R, np.int64)
-        for name, value in {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}.items():
-            draws[name] = value
-        draws["uniform"] = _uniforms(keys, R)
-        packed = draws.view(np.int64)  # an address is found faster than of structures
-        arguments = filled(Sample, logits=logits, draws=packed, tokens=tokens, R=R, V=V)
-        self._scratch.serve(arguments, "sample", kernels().sample_scratch(V), np.float64)
-        launch("sample", arguments, shares_of(R))
-        if (tokens < 0).any():
-            row = int(np.argmin(tokens))
-            raise NumericalError(
-                f"row {row} of the logits cannot be sampled from: its largest value is {float(logits[row].max())}, "
-                "not finite"
-            )
-        return tokens
-
-    def copied(self, logits: Any, rows: Sequence[int]) -> Any:
-        """A copy of some rows, in memory that the next copy uses again: new memory costs more than the copy."""
-        copy = self._scratch.take("copied", len(rows) * logits.shape[1], logits.dtype).reshape(len(rows), -1)
-        return np.take(logits, rows, axis=0, out=copy, mode="clip")  # without a mode NumPy buffers
-
-    def log_probs(self, logits: Any, tokens: Any, top: int = 0) -> LogProbs:
-        """Log-probabilities of one token of each row, and of its `top` most likely ones. [R, V], [R] -> `LogProbs`"""
-        logits = np.ascontiguousarray(logits, np.float32)
-        rows, sums = np.arange(len(logits)), np.empty(len(logits))
-        ids = self._search(logits, sums, top)
-        chosen = (logits[rows, tokens] - sums).astype(np.float32)  # [R, V] -> [R]
-        return LogProbs(chosen, ids, (logits[rows[:, None], ids] - sums[:, None]).astype(np.float32))
-
-    def log_softmax(self, logits: Any) -> Any:
-        """The log-probabilities of all tokens, in memory that the next call uses again. [R, V] -> [R, V]"""
-        logits = np.ascontiguousarray(logits, np.float32)
-        sums, out = np.empty(len(logits)), self._scratch.take("log_softmax", logits.size).reshape(logits.shape)
-        self._search(logits, sums, 0)
-        return np.subtract(logits, sums.astype(np.float32)[:, None], out=out)
-
-    def top(self, scores: Any, n: int) -> Any:
-        """The `n` largest scores of each row without NaN, best first, ties by ascending id. [R, V] -> [R, n]"""
-        return self._search(np.ascontiguousarray(scores, np.float32), None, n)
-
-    def _search(self, logits: NDArray[np.float32], sums: NDArray[np.float64] | None, n: int) -> NDArray[np.int64]:
-        """The `n` most likely tokens of each row, [R, n]; fills `sums` [R] with the logarithms of the sums of exp."""
-        R, V = logits.shape
-        ids = np.empty((R, n), np.int64)
-        arguments = filled(TokenLogProbs, logits=logits, sums=sums, ids=ids, R=R, V=V, n=n)
-        self._scratch.serve(arguments, "log_probs", kernels().log_probs_scratch(V), np.uint8)
-        launch("log_probs", arguments, shares_of(R))
-        return ids
-
-    def keep_allowed(self, logits: Any, rows: Sequence[int], masks: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Set tokens whose bit is 0 to -inf, in place. Returns whether each row has any other token left."""
-        if not logits.flags.c_contiguous or logits.dtype != np.float32:
-            return super().keep_allowed(logits, rows, masks)
-        (G, W), V = masks.shape, logits.shape[1]
-        left: NDArray[np.int64] = np.zeros(G, np.int64)
-        places = np.asarray(rows, np.int64)
-        arguments = filled(KeepAllowed, logits=logits, rows=places, masks=masks, left=left, G=G, V=V, W=W)
-        launch("keep_allowed", arguments, shares_of(G))
-        return left.astype(np.bool_)
-
-
-class CpuSampler(HostSampler):
-    """Knows the argmax of a program's own logits."""
-
-    def __init__(self, memory: CpuMemory) -> None:
-        super().__init__()
-        self._memory = memory
-        self._host = HostSampler()
-
-    @property
-    def host(self) -> TokenSampler:
-        """A sampler without results kept from a pass, since its callers may change logits in place."""
-        return self._host
-
-    def finite(self, logits: Any) -> bool:
-        """Whether no logit is NaN or plus infinity; already known for a program's own logits. [R, V]"""
-        likeliest = self._memory.likeliest
-        return super().finite(logits) if likeliest is None or likeliest.logits is not logits else likeliest.finite()
-
-    def argmax(self, logits: Any) -> Any:
-        """The most likely token of each row; already known for a program's own logits. [R, V] -> [R]"""
-        likeliest = self._memory.likeliest
-        return super().argmax(logits) if likeliest is None or likeliest.logits is not logits else likeliest.tokens()
-
-
-def _contiguous(x: Any) -> Any:
-    """An array whose rows follow one another; copied only if they do not."""
-    if x is None or x.flags.c_contiguous:
-        return x
-    not_recorded()
-    return np.ascontiguousarray(x)
-
-
 def _rows(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], int]:
     """Heads [T, heads, D] with contiguous rows, copied only if need be, and the numbers from one row to the next."""
     _, heads, D = x.shape
@@ -666,70 +531,3 @@ def _rows(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], int]:
         not_recorded()
         x = np.ascontiguousarray(x)
     return x, x.strides[0] // 4 if len(x) > 1 else heads * D
-
-
-class _Stored(NamedTuple):
-    """A stored matrix as the kernels read it."""
-
-    values: NDArray[Any]
-    code: int
-    """Its format"""
-    scales: NDArray[Any] | None = None
-    offsets: NDArray[Any] | None = None
-    group: int = 32
-    """Inputs that share a scale, of Quantized matrices"""
-
-    @property
-    def has_zeros(self) -> bool:
-        """Whether its offsets are zero points."""
-        return self.offsets is not None and self.offsets.dtype == np.uint8
-
-
-def _matrix(data: Any) -> _Stored:
-    if isinstance(data, Quantized):
-        return _Stored(data.values, _CODES[data.values.dtype], data.scales, data.offsets, data.group)
-    if isinstance(data, BlockMatrix):
-        return _Stored(_contiguous(data.blocks), BLOCK_CODES[data.form.name])
-    return _Stored(_contiguous(data), _CODES[data.dtype])
-
-
-def _rounded_sizes(product: Any) -> tuple[int, int, int]:
-    """Groups of 32 numbers in a row of rounded x, and how many scales and sums are kept for them."""
-    groups = -(-product.inputs // product.group) * product.group // 32
-    stride = -(-groups // 16) * 16
-    return groups, stride, stride * kernels().sum_parts(product.format)
-
-
-class _ExpertTable:
-    """The addresses of all experts' numbers, scales and offsets, and what keeps them valid."""
-
-    def __init__(self, experts: Experts) -> None:
-        self.first = experts.matrices[0]
-        stored = map(_matrix, experts.matrices)
-        self.matrices = [(matrix.values, matrix.scales, matrix.offsets) for matrix in stored]
-        pointers = [[0 if array is None else address(array) for array in arrays] for arrays in self.matrices]
-        self.addresses = np.array(pointers, np.uint64)  # [X, 3]
-
-
-def _table(data: Any) -> Any:
-    """A table of embeddings in C."""
-    if data is None:
-        return Table()
-    stored = _matrix(data)
-    return filled(
-        Table, values=stored.values, scales=stored.scales, offsets=stored.offsets, format=stored.code,
-        group=stored.group, zeros=stored.has_zeros,
-    )  # fmt: skip
-
-
-def _cached(keys: Any, values: Any) -> dict[str, Any]:
-    """One layer of the cache as fields of arguments."""
-    stored = [vectors if isinstance(vectors, StoredVectors) else StoredVectors(vectors) for vectors in (keys, values)]
-    return {
-        "keys": stored[0].data,
-        "values": stored[1].data,
-        "key_scales": stored[0].scales,
-        "value_scales": stored[1].scales,
-        "format": _CODES[stored[0].data.dtype],
-        "P": keys.shape[2],
-    }
