@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.cpu.backend import HostSampler
+from minillm.backends.cpu.sampling import HostSampler
 from minillm.backends.token_sampler import TokenSampler
 from minillm.decoding.filters import build_filters
 from minillm.decoding.history import History

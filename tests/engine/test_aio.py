@@ -269,11 +269,10 @@ def test_priority_decides_who_is_next(make: Callable[..., Engine], monkeypatch: 
     async def main() -> None:
         async with running(engine) as aio:
             async with busy(aio):
-                tasks = [
-                    asyncio.create_task(aio.generate("Hello", priority=priority, max_new_tokens=2))
-                    for priority in (2, 0, 1)
-                ]
-                await until(lambda: engine.waiting == 3)
+                tasks: list[asyncio.Task[Generation]] = []
+                for priority in (2, 0, 1):  # one after the other: threads make the requests, and number them
+                    tasks.append(asyncio.create_task(aio.generate("Hello", priority=priority, max_new_tokens=2)))
+                    await until(lambda: engine.waiting == len(tasks))
             await asyncio.gather(*tasks)
 
     monkeypatch.setattr(engine._driver.loop, "take_events", recorded)

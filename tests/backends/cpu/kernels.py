@@ -9,9 +9,9 @@ import numpy as np
 
 from minillm.backends.cpu import launching
 from minillm.backends.cpu.backend import ACTIVATIONS as ACTIVATIONS
-from minillm.backends.cpu.backend import BLOCK_CODES
 from minillm.backends.cpu.backend import GATES as GATES
 from minillm.backends.cpu.launching import filled as fill
+from minillm.backends.cpu.matrices import BLOCK_CODES
 from minillm.reference.quantize import Quantized
 
 from .emulated import emulator

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.cpu import launching
-from minillm.backends.cpu.backend import HostSampler
+from minillm.backends.cpu.sampling import HostSampler
 from minillm.backends.token_sampler import TokenSampler
 
 
