@@ -15,7 +15,8 @@ from ...errors import UnsupportedModelError
 from ...models import gpt_oss
 from ...models.rotary import RotaryConfig, read_rotary, rope_table, yarn_scale
 from ...models.text_parts import text_config
-from .architectures import ARCHITECTURES, LONGROPE, ROTARY_FACTORS, Architecture
+from .architecture import LONGROPE, ROTARY_FACTORS, Architecture
+from .architectures import ARCHITECTURES
 from .translations import translation_of
 
 logger = logging.getLogger("minillm")
