@@ -214,6 +214,11 @@ def test_expansions_of_latents_are_kept_as_the_file_has_them(tmp_path: Path, dty
         ("gemma4_text", "experts", {"rope.dimension_count_swa": 4}, "rope.dimension_count_swa is 4; in this arch"),
         ("gemma4_text", "experts", {"feed_forward_length": 0}, "feed_forward_length should be a number from 1 on"),
         ("gemma4_text", "experts", {"embedding_scale": 2.0}, "embedding_scale is 2.0; in this architecture"),
+        ("glm4_moe", "groups, scaled", {"expert_gating_func": 1}, r"minillm runs 2 \(sigmoid\)"),
+        ("glm4_moe", "groups, scaled", {"leading_dense_block_count": 2}, "first_k_dense_replace should be from 0"),
+        ("ernie4_5_moe", "one shared, untied", {"interleave_moe_layer_step": 2}, "layer_step is 2; minillm, like"),
+        ("ernie4_5_moe", "one shared, untied", {"expert_shared_feed_forward_length": 25}, "should be a multiple of 24"),
+        ("qwen2_moe", "three of six", {"expert_weights_norm": True}, "expert_weights_norm is True; in this"),
         ("deepseek_v2", "yarn", {"expert_weights_norm": True}, "norm_topk_prob is true; in this family"),
     ],
 )
@@ -241,6 +246,7 @@ OTHER_KINDS = [*OTHER_KINDS[:3], "sliding_attention", *OTHER_KINDS[2:]]
         ("deepseek_v3", {"rope_parameters": V3["rope_parameters"] | {"mscale_all_dim": 1.0}}, "equal mscale and"),
         ("deepseek_v3", {"topk_group": 4}, "a part of its groups of experts alone"),
         ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense"]}, "with MLPs in its first layers alone"),
+        ("glm4_moe", {"n_shared_experts": 0}, "experts that all tokens share alone"),
         ("gemma4_text", {"num_hidden_layers": 6, "layer_types": OTHER_KINDS}, "last layer of each kind"),
         (
             "deepseek_v2",
@@ -349,6 +355,9 @@ DAMAGED = [
     ("granitemoehybrid", "experts"),
     ("nemotron_h", "experts"),
     ("falcon_h1", "a norm, no factors"),
+    ("glm4_moe", "groups, scaled"),
+    ("qwen2_moe", "three of six"),
+    ("ernie4_5_moe", "one shared, untied"),
 ]
 
 

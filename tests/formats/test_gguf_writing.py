@@ -127,6 +127,18 @@ CONFIGS["gemma4_text"]["keys are values"] = CONFIGS["gemma4_text"]["keys are val
 _MERGED = CONFIGS["gemma4_text"]["keys are values"] | {"attention_bias": False}
 CONFIGS["gemma4_text"]["keys are values, without biases"] = _MERGED | {"rope_parameters": gemma4_text.ROTARY}
 CONFIGS["gemma4_text"]["scaled"] = _MERGED
+CONFIGS["glm4_moe"]["a dense layer first, norms, biases"] = CONFIGS["glm4_moe"]["a dense layer first"] | {
+    "use_qk_norm": True,
+    "attention_bias": True,
+}
+CONFIGS["qwen2_moe"]["no biases, tied"] = CONFIGS["qwen2_moe"]["three of six"] | {
+    "qkv_bias": False,
+    "tie_word_embeddings": True,
+}
+CONFIGS["ernie4_5_moe"]["none shared after the first"] = CONFIGS["ernie4_5_moe"]["none shared"] | {
+    "moe_layer_start_index": 1,
+    "moe_layer_end_index": -1,
+}
 
 REFUSED = {
     ("llama", "wide heads"): "with silu alone, not gelu_new",
@@ -184,6 +196,9 @@ REFUSED = {
     ("nemotron_h", "wide heads"): "with relu2 alone, not silu",
     ("falcon_h1", "norm before the gate, biases"): "with qkv_bias False alone",
     ("falcon_h1", "norm after the gate, no factors"): "with biases of Mamba's convolutions alone",
+    ("qwen2_moe", "in the upper layer, normalised"): "with normalised False alone",
+    ("qwen2_moe", "not in the upper layer, window"): "with experts in all of its layers alone",
+    ("ernie4_5_moe", "none shared"): "with MLPs in its first layers alone",
     ("youtu", "halves, yarn, biases"): "with qkv_bias False alone",
 }
 """Configurations that llama.cpp would run otherwise, or not at all"""
@@ -291,6 +306,22 @@ def test_llama_cpp_gives_the_same_logits(tmp_path, caplog, family, name):
     llama.eval(prompt)
     theirs = llama.scores[: len(prompt)]
     assert np.abs(ours - theirs).max() < 0.01 * np.abs(ours).max()  # its cache has 16 bits
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("glm4_moe", "groups, scaled"), ("qwen2_moe", "three of six"), ("ernie4_5_moe", "a dense layer first")],
+)
+def test_llama_cpp_chooses_the_same_tokens(tmp_path, family, name):
+    package = pytest.importorskip("llama_cpp")
+    _, target = written(tmp_path, CONFIGS[family][name])
+    with Engine(target, backend="numpy") as engine:
+        prompt = prompt_of(engine)
+        tokens = engine.generate(prompt, max_new_tokens=8, eos_token_id=[], do_sample=False).completions[0].token_ids
+    llama = package.Llama(str(target), n_ctx=64, verbose=False, n_threads=1, flash_attn=False)
+    chosen = llama.generate(prompt, temp=0.0, repeat_penalty=1.0)
+    assert tokens == [next(chosen) for _ in range(8)]
 
 
 @pytest.mark.reference

@@ -63,6 +63,10 @@ LLAMA = SPLIT_ATTENTION | {
     "blk.N.ffn_up": "layers.N.mlp.up_proj",
     "blk.N.ffn_down": "layers.N.mlp.down_proj",
 }
+POST_NORMED = {name: ours for name, ours in LLAMA.items() if name != "blk.N.ffn_norm"} | {
+    "blk.N.post_attention_norm": "layers.N.post_attention_layernorm",
+}
+"""The norm before the MLP has the name of one behind attention"""
 GEMMA = LLAMA | {  # gains of norms are as the model uses them, not less 1 as in checkpoints
     "blk.N.post_attention_norm": "layers.N.post_attention_layernorm",
     "blk.N.ffn_norm": "layers.N.pre_feedforward_layernorm",
@@ -110,6 +114,7 @@ SHARED = {
     "blk.N.ffn_up_shexp": "layers.N.mlp.shared_experts.up_proj",
     "blk.N.ffn_down_shexp": "layers.N.mlp.shared_experts.down_proj",
 }
+CORRECTED = {"blk.N.exp_probs_b": "layers.N.mlp.gate.e_score_correction_bias"}
 LATENT = {name: ours for name, ours in LLAMA.items() if not re.fullmatch(r"blk\.N\.attn_[qkv]", name)} | {
     "blk.N.attn_q_a": "layers.N.self_attn.q_a_proj",
     "blk.N.attn_q_a_norm": "layers.N.self_attn.q_a_layernorm",

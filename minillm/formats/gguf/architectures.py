@@ -22,6 +22,7 @@ from .architecture import (
     MAMBA,
     NEMOTRON,
     PERMUTED,
+    POST_NORMED,
     RMS,
     SIZES,
     SPLIT_ATTENTION,
@@ -225,8 +226,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "seed_oss": Architecture(
         model_type="seed_oss",
-        tensors={name: ours for name, ours in LLAMA.items() if name != "blk.N.ffn_norm"}
-        | {"blk.N.post_attention_norm": "layers.N.post_attention_layernorm"},
+        tensors=POST_NORMED,
         flags={"attention_bias": "blk.0.attn_q.bias"},
         needs={"out_bias": False, "mlp_bias": False},
     ),

@@ -2,6 +2,7 @@
 
 from .delta_nets import DeltaNetTranslation
 from .encoders import EmbeddingGemmaTranslation, EncoderTranslation, ModernBertTranslation
+from .experts import ErnieExpertTranslation, SharedGateTranslation, SigmoidExpertTranslation
 from .gemma4 import Gemma4Translation
 from .latent import DeepSeekTranslation, MiniCPM3Translation
 from .lfm2_moe import Lfm2MoeTranslation
@@ -11,9 +12,11 @@ from .translation import Translation
 TRANSLATIONS: dict[str, Translation] = {
     "bert": EncoderTranslation(),
     "deepseek2": DeepSeekTranslation(),
+    "ernie4_5-moe": ErnieExpertTranslation(),
     "falcon-h1": FalconTranslation(),
     "gemma-embedding": EmbeddingGemmaTranslation(),
     "gemma4": Gemma4Translation(),
+    "glm4moe": SigmoidExpertTranslation(),
     "granitehybrid": GraniteHybridTranslation(),
     "lfm2moe": Lfm2MoeTranslation(),
     "minicpm3": MiniCPM3Translation(),
@@ -21,6 +24,7 @@ TRANSLATIONS: dict[str, Translation] = {
     "nemotron_h_moe": NemotronTranslation(),
     "modern-bert": ModernBertTranslation(),
     "nomic-bert": EncoderTranslation(),
+    "qwen2moe": SharedGateTranslation(),
     "qwen3next": DeltaNetTranslation(in_turn=False),
     "qwen35": DeltaNetTranslation(in_turn=True),
     "qwen35moe": DeltaNetTranslation(in_turn=True),
