@@ -81,6 +81,12 @@ HEAD_NORMS = {
     "blk.N.attn_q_norm": "layers.N.self_attn.q_norm",
     "blk.N.attn_k_norm": "layers.N.self_attn.k_norm",
 }
+OUTPUT_NORMED = {name: ours for name, ours in LLAMA.items() if name not in ("blk.N.attn_norm", "blk.N.ffn_norm")}
+OUTPUT_NORMED |= HEAD_NORMS | {
+    "blk.N.post_attention_norm": "layers.N.post_attention_layernorm",
+    "blk.N.post_ffw_norm": "layers.N.post_feedforward_layernorm",
+}
+"""OLMo 2's, whose norms come after attention and MLP"""
 EXPERTS = {
     "blk.N.ffn_gate_inp": "layers.N.mlp.gate",
     "blk.N.ffn_gate_exps": "layers.N.mlp.experts.*.gate_proj",
@@ -219,6 +225,8 @@ class Architecture:
     """The name of the architecture where such models have experts; empty: the same"""
     period: int | None = None
     """Every which layer has no sliding window, unless the file says it; None: windows are not run"""
+    windows_by_layer: bool = False
+    """Files say of each layer whether it has a sliding window, which the architecture's `Translation` reads"""
     shared_scale: int | None = None
     """Layers of the one size whose scores are divided by the root of E / H, not of D; files do not say so"""
     whole_ramp: bool = True

@@ -21,6 +21,7 @@ from .architecture import (
     LLAMA,
     MAMBA,
     NEMOTRON,
+    OUTPUT_NORMED,
     PERMUTED,
     POST_NORMED,
     RMS,
@@ -121,6 +122,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         flags=BIASES,
         permuted=PERMUTED,
         scalings=frozenset({"linear", "yarn", "llama3"}),
+    ),
+    "mistral3": Architecture(model_type="ministral3", permuted=PERMUTED),
+    "glm4": Architecture(
+        model_type="glm4",
+        tensors={name: ours for name, ours in LLAMA.items() if name != "blk.N.ffn_gate"}
+        | {
+            "blk.N.post_attention_norm": "layers.N.post_self_attn_layernorm",
+            "blk.N.ffn_up": "layers.N.mlp.gate_up_proj",
+            "blk.N.post_ffw_norm": "layers.N.post_mlp_layernorm",
+        },
+        flags={"attention_bias": "blk.0.attn_q.bias"},
     ),
     "qwen2": Architecture(model_type="qwen2", square=True),
     "qwen3": Architecture(
@@ -311,15 +323,20 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "olmo2": Architecture(
         model_type="olmo2",
-        tensors={name: ours for name, ours in LLAMA.items() if name not in ("blk.N.attn_norm", "blk.N.ffn_norm")}
-        | HEAD_NORMS
-        | {
-            "blk.N.post_attention_norm": "layers.N.post_attention_layernorm",
-            "blk.N.post_ffw_norm": "layers.N.post_feedforward_layernorm",
-        },
+        kin=("olmo3",),
+        tensors=OUTPUT_NORMED,
         needs={"bias": False},
         square=True,
+        windows_by_layer=True,
         needs_output=True,
+    ),
+    "exaone4": Architecture(
+        model_type="exaone4",
+        tensors=OUTPUT_NORMED,
+        square=True,
+        scalings=frozenset({"linear", "yarn", "llama3"}),
+        says_rotation=True,
+        windows_by_layer=True,
     ),
     "granite": Architecture(
         model_type="granite",

@@ -14,7 +14,7 @@ from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
 from ...models.mixtral import ExpertConfig
 from .file import GGUF
-from .translation import Keys, Translation, Written, layer_name, renamed, unrounded
+from .translation import Keys, Translation, Written, layer_name, renamed, unrounded, whole_heads
 
 SOFTMAX, SIGMOID = 1, 2
 """`expert_gating_func`"""
@@ -112,7 +112,7 @@ class SigmoidExpertTranslation(Translation):
     def fields(self, gguf: GGUF, raw: Mapping[str, Any]) -> dict[str, Any]:
         """The experts."""
         check_sigmoids(gguf)
-        return routed_fields(gguf)
+        return routed_fields(gguf) | whole_heads(raw)
 
     def refusals(self, config: ExpertConfig, table: Fields) -> dict[str, bool]:
         """Differences from llama.cpp beside those of the tables."""

@@ -143,7 +143,7 @@ class LatentTranslation(Translation):
         if rest in _OURS:
             orders = self._orders(config.rope_dim, n, C)
             order = orders[0] if _OURS[rest] in QUERIES else orders[1]
-            parts: list[Tensor] = [Rearranged(part, _undone(order)) for part in whole.parts]
+            parts: list[Tensor] = [Rearranged(part, undone(order)) for part in whole.parts]
             return {renamed(name, _OURS[rest], "blk"): replace(whole, parts=parts)}
         if rest not in (KEYS, VALUES):
             return None
@@ -163,7 +163,7 @@ class LatentTranslation(Translation):
 _WIDTHS = ("qk_rope_head_dim", "qk_nope_head_dim", "kv_lora_rank")
 
 
-def _undone(order: HeadOrder) -> Any:
+def undone(order: HeadOrder) -> Any:
     """Rows in the model's order as files have them. [H D, ...] -> [H D, ...]"""
     back = np.argsort(order.arranged(np.arange(order.width)))
 
