@@ -17,7 +17,7 @@ from minillm.backends.weights import expand
 from minillm.errors import CheckpointError, MinillmError, UnsupportedModelError
 from minillm.formats import open_checkpoint
 from minillm.formats.gguf.file import read_gguf
-from minillm.formats.gguf.read_metadata import read_gguf_model
+from minillm.formats.gguf.read_metadata import read_gguf_config, read_gguf_model
 from minillm.formats.gguf.write import write_gguf
 from minillm.models import config_of
 from minillm.reference.blocks import BlockMatrix
@@ -214,6 +214,14 @@ def test_expansions_of_latents_are_kept_as_the_file_has_them(tmp_path: Path, dty
         ("gemma4_text", "experts", {"rope.dimension_count_swa": 4}, "rope.dimension_count_swa is 4; in this arch"),
         ("gemma4_text", "experts", {"feed_forward_length": 0}, "feed_forward_length should be a number from 1 on"),
         ("gemma4_text", "experts", {"embedding_scale": 2.0}, "embedding_scale is 2.0; in this architecture"),
+        ("glm4_moe", "groups, scaled", {"expert_gating_func": 1}, r"minillm runs 2 \(sigmoid\)"),
+        ("glm4_moe", "groups, scaled", {"leading_dense_block_count": 2}, "first_k_dense_replace should be from 0"),
+        ("ernie4_5_moe", "one shared, untied", {"interleave_moe_layer_step": 2}, "layer_step is 2; minillm, like"),
+        ("ernie4_5_moe", "one shared, untied", {"expert_shared_feed_forward_length": 25}, "should be a multiple of 24"),
+        ("qwen2_moe", "three of six", {"expert_weights_norm": True}, "expert_weights_norm is True; in this"),
+        ("olmo3", "window then full", {"attention.sliding_window_pattern": 0}, "_pattern should be a number from 1 on"),
+        ("olmo3", "window then full", {"block_count": 3}, "should be one of each of 3 layers, found 2"),
+        ("glm4", "half of each head", {"rope.dimension_count": 3}, "whole heads of 8 rows, 3 of them in pairs"),
         ("deepseek_v2", "yarn", {"expert_weights_norm": True}, "norm_topk_prob is true; in this family"),
     ],
 )
@@ -241,7 +249,19 @@ OTHER_KINDS = [*OTHER_KINDS[:3], "sliding_attention", *OTHER_KINDS[2:]]
         ("deepseek_v3", {"rope_parameters": V3["rope_parameters"] | {"mscale_all_dim": 1.0}}, "equal mscale and"),
         ("deepseek_v3", {"topk_group": 4}, "a part of its groups of experts alone"),
         ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense"]}, "with MLPs in its first layers alone"),
+        ("glm4_moe", {"n_shared_experts": 0}, "experts that all tokens share alone"),
         ("gemma4_text", {"num_hidden_layers": 6, "layer_types": OTHER_KINDS}, "last layer of each kind"),
+        (
+            "olmo3",
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 700.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                }
+            },
+            "with rotary embedding of one base alone",
+        ),
+        ("exaone4", {"num_hidden_layers": 64, "sliding_window": None, "layer_types": None}, "in all of these, alone"),
         (
             "deepseek_v2",
             {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2},
@@ -272,6 +292,22 @@ def damaged(data: bytes, first: int, rng: random.Random) -> bytes:
     else:
         changed[at : at + 4] = rng.choice([*range(13), 16, 24, 2**31 - 1, 2**32 - 1]).to_bytes(4, "little")
     return bytes(changed)
+
+
+@pytest.mark.parametrize("entry", [4, None])
+def test_a_number_says_every_which_layer_has_no_window(tmp_path: Path, entry: int | None) -> None:
+    _, target = written(tmp_path, CONFIGS["olmo3"]["window then full"])
+    header = read_gguf(target)
+    metadata = dict(header.metadata) | {"olmo2.block_count": 6, "olmo2.attention.sliding_window_pattern": entry}
+    raw = read_gguf_config(dataclasses.replace(header, metadata={k: v for k, v in metadata.items() if v is not None}))
+    assert [kind == "full_attention" for kind in raw["layer_types"]] == [False, False, False, True, False, False]
+
+
+def test_glm_4_with_rows_for_positions_of_images_is_refused(tmp_path: Path) -> None:
+    _, target = written(tmp_path, CONFIGS["glm4"]["half of each head"])
+    seeing = rewritten(target, tmp_path / "s.gguf", {"rope.dimension_sections": [1, 1, 0, 0]}, lambda tensors: tensors)
+    with pytest.raises(UnsupportedModelError, match=r"dimension_sections is that of a model with M-RoPE"):
+        read_gguf_model(read_gguf(seeing))
 
 
 @pytest.mark.slow
@@ -349,6 +385,13 @@ DAMAGED = [
     ("granitemoehybrid", "experts"),
     ("nemotron_h", "experts"),
     ("falcon_h1", "a norm, no factors"),
+    ("glm4_moe", "groups, scaled"),
+    ("qwen2_moe", "three of six"),
+    ("ernie4_5_moe", "one shared, untied"),
+    ("olmo3", "window then full"),
+    ("exaone4", "full, tied"),
+    ("ministral3", "other factors"),
+    ("glm4", "half of each head"),
 ]
 
 

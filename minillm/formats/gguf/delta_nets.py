@@ -29,6 +29,7 @@ from ...models.parameters import rows_by_block
 from ...models.qwen3_next import INTERVAL, DeltaNetConfig
 from ...models.reading import read_layers
 from ...reference.delta_rule import EPSILON
+from .experts import read_shared_gate, written_shared_gate
 from .file import GGUF
 from .translation import Columns, Keys, Rewritten, Translation, Written, check_shape, layer_name, renamed, unrounded
 
@@ -42,7 +43,7 @@ SIZES = {
 }
 """Metadata key -> field of config.json"""
 NET = "linear_attn"
-GATED, SHARED_GATE = "self_attn.q_proj.weight", "mlp.shared_expert_gate.weight"
+GATED = "self_attn.q_proj.weight"
 ROWS = {
     "attn_qkv.weight": "in_proj_qkv.weight",
     "attn_gate.weight": "in_proj_z.weight",
@@ -111,8 +112,8 @@ class DeltaNetTranslation(Translation):
             H, D = raw["num_attention_heads"], raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
             check_shape(tensor, (2 * H * D, raw["hidden_size"]), where)
             return {renamed(name, GATED): Rearranged(tensor, lambda stored: rows_by_block(stored, H, 2))}
-        if rest == "ffn_gate_inp_shexp.weight" and len(tensor.shape) == 1:
-            return {renamed(name, SHARED_GATE): Rearranged(tensor, lambda stored: stored[None])}  # [E] -> [1, E]
+        if (gate := read_shared_gate(name, tensor)) is not None:
+            return gate
         if rest in ROWS:
             check_shape(tensor, (len(rows[rest]), *tensor.shape[1:]), where)
             return {renamed(name, f"{NET}.{ROWS[rest]}"): _reordered(tensor, np.argsort(rows[rest]))}
@@ -183,8 +184,8 @@ class DeltaNetTranslation(Translation):
         if rest == GATED:
             queries = Rearranged(tensor, lambda built: _by_head(built, H))
             return {renamed(name, "attn_q.weight", "blk"): replace(whole, parts=[queries])}
-        if rest == SHARED_GATE:
-            return {renamed(name, "ffn_gate_inp_shexp.weight", "blk"): unrounded(Rearranged(tensor, np.ravel))}
+        if (gate := written_shared_gate(name, whole)) is not None:
+            return gate
         sizes = _Sizes(*config.keys, *config.values)
         rows = self._rows(sizes)
         own = rest.removeprefix(f"{NET}.")

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import UnsupportedModelError, listed
-from .architectures import ARCHITECTURES, Architecture
+from .architecture import Architecture
+from .architectures import ARCHITECTURES
 from .file import GGUF, Array
 from .translations import translation_of
 

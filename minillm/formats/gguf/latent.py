@@ -29,6 +29,7 @@ from ...errors import CheckpointError, UnsupportedModelError
 from ...models.deepseek_v2 import LATENT_EPSILON, LatentConfig
 from ...models.parameters import HeadOrder
 from ...models.rotary import yarn_scale
+from .experts import ROUTED_KEYS, SIGMOID, SOFTMAX, dense_layers, routed_entries, routed_fields, routed_refusals
 from .file import GGUF
 from .tensors import as_rows
 from .translation import Keys, Rewritten, Translation, Written, check_shape, layer_name, renamed
@@ -37,8 +38,6 @@ logger = logging.getLogger("minillm")
 
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 """A tenth of `mscale_all_dim`"""
-SOFTMAX, SIGMOID = 1, 2
-"""`expert_gating_func`"""
 FACTORS = {"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 256.0}
 """MiniCPM3-4B's, which llama.cpp has for all MiniCPM3"""
 QUERIES = {"attn_q.weight": "self_attn.q_proj.weight", "attn_q_b.weight": "self_attn.q_b_proj.weight"}
@@ -144,7 +143,7 @@ class LatentTranslation(Translation):
         if rest in _OURS:
             orders = self._orders(config.rope_dim, n, C)
             order = orders[0] if _OURS[rest] in QUERIES else orders[1]
-            parts: list[Tensor] = [Rearranged(part, _undone(order)) for part in whole.parts]
+            parts: list[Tensor] = [Rearranged(part, undone(order)) for part in whole.parts]
             return {renamed(name, _OURS[rest], "blk"): replace(whole, parts=parts)}
         if rest not in (KEYS, VALUES):
             return None
@@ -164,7 +163,7 @@ class LatentTranslation(Translation):
 _WIDTHS = ("qk_rope_head_dim", "qk_nope_head_dim", "kv_lora_rank")
 
 
-def _undone(order: HeadOrder) -> Any:
+def undone(order: HeadOrder) -> Any:
     """Rows in the model's order as files have them. [H D, ...] -> [H D, ...]"""
     back = np.argsort(order.arranged(np.arange(order.width)))
 
@@ -212,21 +211,11 @@ class DeepSeekTranslation(LatentTranslation):
     """Latent attention and experts; without experts, Youtu."""
 
     absorbed = True
-    keys = LatentTranslation.keys | {
-        "attention.key_length_mla",
-        "attention.value_length_mla",
-        "expert_count",
-        "expert_feed_forward_length",
-        "expert_gating_func",
-        "expert_group_count",
-        "expert_group_used_count",
-        "expert_shared_count",
-        "expert_used_count",
-        "expert_weights_norm",
-        "expert_weights_scale",
-        "leading_dense_block_count",
-        LOG_MULTIPLIER,
-    }
+    keys = (
+        LatentTranslation.keys
+        | ROUTED_KEYS
+        | {"attention.key_length_mla", "attention.value_length_mla", LOG_MULTIPLIER}
+    )
 
     def fields(self, gguf: GGUF, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Widths of latent attention, the experts, and the factor of scores with YaRN."""
@@ -243,67 +232,36 @@ class DeepSeekTranslation(LatentTranslation):
         if not sigmoid:  # files from before the key: GLM-4.7-Flash by its size, as llama.cpp has it
             is_glm = raw["num_hidden_layers"] == 47 and raw["vocab_size"] == 154_880
             sigmoid = SIGMOID if is_glm else SOFTMAX
-        groups = key.size("expert_group_count", 1)
-        method = "noaux_tc" if sigmoid == SIGMOID else "group_limited_greedy" if groups > 1 else "greedy"
-        return fields | {
-            "model_type": "deepseek_v3" if sigmoid == SIGMOID else "deepseek_v2",
-            "topk_method": method,
-            "n_routed_experts": experts,
-            "num_experts_per_tok": key.size("expert_used_count"),
-            "moe_intermediate_size": key.size("expert_feed_forward_length"),
-            "n_shared_experts": key.size("expert_shared_count", 0, least=0),
-            "first_k_dense_replace": key.size("leading_dense_block_count", 0, least=0),
-            "n_group": groups,
-            "topk_group": key.size("expert_group_used_count", 1) if groups > 1 else 1,
-            "norm_topk_prob": gguf.get(f"{key.prefix}.expert_weights_norm", bool, False),
-            "routed_scaling_factor": key.number("expert_weights_scale", 1.0) or 1.0,
-            "num_nextn_predict_layers": 0,
-        }
+        routed = routed_fields(gguf)
+        method = "noaux_tc" if sigmoid == SIGMOID else "group_limited_greedy" if routed["n_group"] > 1 else "greedy"
+        model_type = "deepseek_v3" if sigmoid == SIGMOID else "deepseek_v2"
+        return fields | routed | {"model_type": model_type, "topk_method": method}
 
     def refusals(self, config: LatentConfig, table: Fields) -> dict[str, bool]:
         """Differences from llama.cpp beside those of the tables."""
-        dense = config.sparse.index(True) if any(config.sparse) else config.num_layers
-        later = any(not sparse for sparse in config.sparse[dense:])
         weight = table.get("mscale_all_dim", 0.0)
         scaled = table.raw.get("rope_type", table.raw.get("type")) == "yarn"
         usual = (config.rope_dim + config.nope_dim) ** -0.5
         factor = yarn_scale(float(table.number("factor")), weight) ** 2 if scaled else 1.0
         others = abs((config.score_scale or usual) - usual * factor) > 1e-9 * usual
-        return {
-            "with MLPs in its first layers alone": later,
-            "with experts that all tokens share alone": bool(config.num_experts) and not config.shared_size,
-            "with groups of experts chosen by their two best experts alone": config.router.groups > 1
-            and config.router.group_best != 2,
-            "with a part of its groups of experts alone": config.router.groups == config.router.chosen_groups > 1,
+        return routed_refusals(config) | {
             "with equal mscale and mscale_all_dim alone": others
             or (scaled and (not weight or abs(config.rotary.scale - 1) > 1e-9)),
         }
 
     def entries(self, config: LatentConfig, table: Fields, where: str) -> dict[str, Any]:
         """Widths of latent attention, the experts, and the factor of scores."""
-        router, experts = config.router, config.num_experts
-        dense = config.sparse.index(True) if any(config.sparse) else config.num_layers
         entries = super().entries(config, table, where) | {
             "attention.key_length_mla": config.rope_dim + config.nope_dim,
             "attention.value_length_mla": config.expanded_dim,
-            "leading_dense_block_count": dense,
+            "leading_dense_block_count": dense_layers(config.sparse),
             "expert_feed_forward_length": config.expert_size or config.intermediate_size,
-            "expert_shared_count": config.shared_size // config.expert_size if experts else 0,
+            "expert_shared_count": 0,
             "rope.scaling.attn_factor": None,
         }
         if weight := table.get("mscale_all_dim", 0.0):
             entries[LOG_MULTIPLIER] = weight / 10
-        if not experts:
-            return entries
-        entries |= {
-            "expert_count": experts,
-            "expert_used_count": config.experts_per_token,
-            "expert_gating_func": SIGMOID if router.sigmoid else SOFTMAX,
-            "expert_weights_norm": config.normalised,
-            "expert_weights_scale": float(router.scale),
-        }
-        groups = {"expert_group_count": router.groups, "expert_group_used_count": router.chosen_groups}
-        return entries | (groups if router.groups > 1 else {})
+        return entries | (routed_entries(config) if config.num_experts else {})
 
 
 def _scores(gguf: GGUF, raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...config import Fields
-from ...errors import UnsupportedModelError
 from ...models.lfm2_moe import Lfm2MoeConfig
+from .experts import SIGMOID, check_sigmoids, dense_layers
 from .file import GGUF
-from .latent import SIGMOID
-from .translation import Keys, Translation
+from .translation import Translation
 
 
 class Lfm2MoeTranslation(Translation):
@@ -25,12 +24,7 @@ class Lfm2MoeTranslation(Translation):
         Raises:
             UnsupportedModelError: experts are not chosen by sigmoids.
         """
-        key = Keys(gguf)
-        if (function := key.size("expert_gating_func", SIGMOID, least=0)) != SIGMOID:
-            raise UnsupportedModelError(
-                f"{gguf.path}: {key.prefix}.expert_gating_func is {function}; in this architecture minillm runs "
-                f"{SIGMOID} (sigmoid)"
-            )
+        check_sigmoids(gguf)
         return {}
 
     def refusals(self, config: Lfm2MoeConfig, table: Fields) -> dict[str, bool]:
@@ -39,4 +33,4 @@ class Lfm2MoeTranslation(Translation):
 
     def entries(self, config: Lfm2MoeConfig, table: Fields, where: str) -> dict[str, Any]:
         """How experts are chosen, and the number of layers without."""
-        return {"expert_gating_func": SIGMOID, "leading_dense_block_count": config.sparse.index(True)}
+        return {"expert_gating_func": SIGMOID, "leading_dense_block_count": dense_layers(config.sparse)}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...backends.loader import Rearranged, Tensor
 from ...config import ModelConfig
 from ...errors import CheckpointError
-from .architectures import Architecture
+from .architecture import Architecture
 
 BARE = {".self_attn.sinks": ".weight", ".e_score_correction_bias": ".bias", ".expert_bias": ".bias"}
 """End of the name of a vector in checkpoints -> what its name ends with in files"""

@@ -19,7 +19,8 @@ from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
 from ...models.rotary import read_rotary, yarn_scale
 from ..tensors import StoredTensor
-from .architectures import ARCHITECTURES, LONGROPE, OPTIONAL, ROTARY_FACTORS, Architecture
+from .architecture import LONGROPE, OPTIONAL, ROTARY_FACTORS, Architecture
+from .architectures import ARCHITECTURES
 from .file import GGUF, Array
 from .keys import check_keys
 from .names import heads_field, in_halves, is_convolution, published_name, taps_first

@@ -42,6 +42,9 @@ class Translation:
     own_rotary = False
     """Rotary embedding and windows are written here"""
 
+    scaling_fields: frozenset[str] = frozenset()
+    """Fields of the table of rotary scaling, beside the usual ones, that are written here"""
+
     def fields(self, gguf: GGUF, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of config.json that the metadata say, beside those of the tables.
 
@@ -247,6 +250,11 @@ def check_shape(tensor: Any, shape: tuple[int, ...], where: str) -> None:
 def unrounded(tensor: Tensor, shape: tuple[int, ...] | None = None) -> Written:
     """A tensor that is float32 in every file."""
     return Written([tensor], FLOAT32, shape)
+
+
+def whole_heads(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The share of each head that is rotated: all of it where the file does not say, unlike in config.json."""
+    return {"partial_rotary_factor": raw.get("partial_rotary_factor", 1.0)}
 
 
 class Keys:

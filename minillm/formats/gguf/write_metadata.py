@@ -15,7 +15,8 @@ from ...errors import UnsupportedModelError
 from ...models import gpt_oss
 from ...models.rotary import RotaryConfig, read_rotary, rope_table, yarn_scale
 from ...models.text_parts import text_config
-from .architectures import ARCHITECTURES, LONGROPE, ROTARY_FACTORS, Architecture
+from .architecture import LONGROPE, ROTARY_FACTORS, Architecture
+from .architectures import ARCHITECTURES
 from .translations import translation_of
 
 logger = logging.getLogger("minillm")
@@ -74,7 +75,8 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
         entries["rope.dimension_count"] = 2 * len(rotary.frequencies)
         if config.model_type == "gpt_oss" and not table.raw:
             table = Fields(gpt_oss.YARN)  # what the family has without a table
-        entries |= _scaling(architecture, table, rotary, where)
+        usual = {field: value for field, value in table.raw.items() if field not in own.scaling_fields}
+        entries |= _scaling(architecture, Fields(usual, table.source), rotary, where)
     entries |= own.entries(config, table, where)
     entries = {key: value for key, value in entries.items() if value is not None}
     return name, {f"{name}.{key}": value for key, value in (entries | {"vocab_size": config.vocab_size}).items()}
@@ -168,7 +170,7 @@ def _window(architecture: Architecture, config: ModelConfig, where: str) -> int 
     """The sliding window, which llama.cpp ignores in most families."""
     windows = set(getattr(config, "windows", (getattr(config, "window", None),)))
     window: int | None = min((width for width in windows if width is not None), default=None)
-    if architecture.period is not None or window is None:
+    if architecture.period is not None or architecture.windows_by_layer or window is None:
         return window
     if window >= config.max_positions:
         return None
