@@ -278,6 +278,7 @@ class EngineTextReadings(EngineTokenReadings):
         task: str = "transcribe",
         timestamps: bool | None = None,
         prompt: str | None = None,
+        progress: bool = True,
         **fields: Unpack[GenerationFields],
     ) -> Transcript:
         """Transcribe what is said in a sound, by a model of the family whisper.
@@ -290,6 +291,7 @@ class EngineTextReadings(EngineTokenReadings):
             timestamps: whether the transcript is divided into segments with times; None: where the sound is longer than
                 the model reads at once, 30 seconds, and needs them
             prompt: text that was said before, or shows how names are spelled
+            progress: show a bar on a terminal or in a notebook
             **fields: fields of `GenerationConfig` for each window; with `temperature` also `do_sample=True`
 
         Raises:
@@ -305,4 +307,4 @@ class EngineTextReadings(EngineTokenReadings):
         from .transcribing import transcribe  # seldom needed
 
         options: dict[str, Any] = {"language": language, "task": task, "timestamps": timestamps, "prompt": prompt}
-        return transcribe(self, samples, **options, fields={**fields})
+        return transcribe(self, samples, **options, progress=progress, fields={**fields})

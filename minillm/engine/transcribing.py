@@ -13,6 +13,9 @@ from ..tasks.log_mel import HOP, SAMPLING_RATE, checked_samples, log_mel
 from ..tasks.speech_tokens import SpeechTokens
 from ..tasks.transcription import Segment, Transcript, segments_of, text_tokens, window_of
 
+OWN_FIELDS = ("decoder_start_token_id", "decoder_prompt", "logprobs", "top_logprobs", "watch")
+"""Fields that a transcript gives itself, or has no place for"""
+
 
 def transcribe(
     engine: Any,
@@ -22,11 +25,14 @@ def transcribe(
     task: str,
     timestamps: bool | None,
     prompt: str | None,
+    progress: bool,
     fields: dict[str, Any],
 ) -> Transcript:
     """The transcript of a sound by an `Engine`; arguments and errors as of its `transcribe`."""
-    sound, config = checked_samples(samples), engine.config
+    config = engine.config
     tokens = SpeechTokens.of(config, engine.generation_defaults, engine.tokenizer)
+    sound = checked_samples(samples)
+    _check(timestamps, fields)
     tokenizer = need_tokenizer(engine.tokenizer)
     length = FRAMES_PER_POSITION * config.max_source_positions
     is_long = len(sound) > length * HOP
@@ -39,11 +45,12 @@ def transcribe(
     frames = log_mel(sound, config.frame_width, None if is_long else length)  # [F, M]
     code = None if language is None else tokens.code(language)
     if code is None and tokens.languages:
-        code = detect(engine, window_of(frames, 0, length), tokens)
+        code = detect(engine, window_of(frames, 0, length), tokens, progress=progress)
     beginning = tokens.beginning(code, task, timestamps=timed)
     before = [] if prompt is None else _said_before(engine, prompt, tokens)
     given = [*before, *beginning]
-    options: dict[str, Any] = {"max_new_tokens": config.max_positions - len(given), **fields}
+    limit = {} if fields.get("max_length") is not None else {"max_new_tokens": config.max_positions - len(given)}
+    options: dict[str, Any] = {**limit, **fields}
     options |= {"decoder_start_token_id": given[0], "decoder_prompt": given}
     if timed:
         assert tokens.no_timestamps is not None
@@ -53,7 +60,7 @@ def transcribe(
     seek = 0
     while seek < len(frames):
         window = AudioFeatures(window_of(frames, seek, length))
-        answer = engine.generate(window, progress=False, **options)
+        answer = engine.generate(window, progress=progress, **options)
         token_ids = answer.completions[0].token_ids
         while token_ids and token_ids[-1] in engine.eos_token_ids:
             token_ids = token_ids[:-1]
@@ -72,10 +79,25 @@ def transcribe(
     return Transcript(tokenizer.decode(ids), segments, code, len(sound) / SAMPLING_RATE)
 
 
-def detect(engine: Any, window: NDArray[np.float32], tokens: SpeechTokens) -> str:
+def detect(engine: Any, window: NDArray[np.float32], tokens: SpeechTokens, *, progress: bool = False) -> str:
     """The code of the likeliest language of a window: the first token after the beginning, among the languages'."""
-    logits = engine.forward([tokens.start], source=AudioFeatures(window), progress=False)[-1]  # [1, V] -> [V]
+    logits = engine.forward([tokens.start], source=AudioFeatures(window), progress=progress)[-1]  # [1, V] -> [V]
     return max(tokens.languages, key=lambda code: float(logits[tokens.languages[code]]))
+
+
+def _check(timestamps: object, fields: dict[str, Any]) -> None:
+    """Refuse arguments that are impossible, or have no effect in a transcript."""
+    if not isinstance(timestamps, bool | None):
+        raise ParameterError(f"timestamps should be True or False, of segments, found {shown(timestamps)}")
+    for name in OWN_FIELDS:
+        if fields.get(name) is not None:
+            raise ParameterError(f"{name} is not offered: the transcript has its own; leave it out")
+    if (fields.get("num_return_sequences") or 1) != 1:
+        raise ParameterError("num_return_sequences is not offered: there is one transcript; leave it out")
+    if not isinstance(fields.get("logits_processor"), list | tuple | None):
+        raise ParameterError(
+            f"logits_processor should be a list of functions, found {shown(fields['logits_processor'])}"
+        )
 
 
 def _said_before(engine: Any, prompt: str, tokens: SpeechTokens) -> list[int]:
@@ -85,4 +107,6 @@ def _said_before(engine: Any, prompt: str, tokens: SpeechTokens) -> list[int]:
     if tokens.previous is None:
         raise ParameterError("the checkpoint has no token <|startofprev|>: leave prompt out")
     ids = need_tokenizer(engine.tokenizer).encode(f" {prompt.strip()}", add_special_tokens=False)
+    if any(token >= tokens.eos for token in ids):
+        raise ParameterError(f"prompt should hold no special tokens, such as <|endoftext|>, found {shown(prompt)}")
     return [tokens.previous, *ids[-(engine.config.max_positions // 2 - 1) :]]

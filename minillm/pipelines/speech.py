@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..decoding.settings import refuse_unknown
 from ..engine.engine import Engine
 from ..errors import ParameterError, PromptError, shown
-from ..tasks.log_mel import SAMPLING_RATE
+from ..tasks.log_mel import SAMPLING_RATE, checked_samples
 from ..tasks.sound_files import ADVICE, read_wav
 from .base import Pipeline
 
@@ -49,13 +49,18 @@ class SpeechRecognition(Pipeline):
             raise ParameterError(f"return_timestamps should be True or False, of segments, found {shown(timestamps)}")
         if options.get("chunk_length_s"):
             raise ParameterError("chunk_length_s is not offered: long sounds are read in windows one after the other")
-        fields = dict(options.get("generate_kwargs") or {})
+        given = options.get("generate_kwargs") or {}
+        if not isinstance(given, Mapping):
+            raise ParameterError(f"generate_kwargs should be a dict, found {shown(given)}")
+        fields = dict(given)
         arguments = {name: fields.pop(name) for name in ARGUMENTS if name in fields}
         refuse_unknown(fields)
         sounds = inputs if isinstance(inputs, list | tuple) else [inputs]
         outputs = []
         for sound in [samples_of(sound) for sound in sounds]:
-            transcript = self.engine.transcribe(sound, timestamps=timestamps or None, **arguments, **fields)
+            transcript = self.engine.transcribe(
+                sound, timestamps=timestamps or None, progress=progress, **arguments, **fields
+            )
             record: dict[str, Any] = {"text": transcript.text}
             if timestamps:
                 record["chunks"] = [
@@ -81,7 +86,7 @@ def samples_of(sound: Any) -> NDArray[np.float32]:
                 f'a dict should have "array" and a "sampling_rate" of {SAMPLING_RATE}, found '
                 f"{shown(sound.get('sampling_rate'))}; {ADVICE}"
             )
-        return np.asarray(samples)
+        return checked_samples(samples)
     if isinstance(sound, np.ndarray):
         return sound
     raise PromptError(f"a sound should be a path, bytes, an array or a dict, found {shown(sound)}")

@@ -14,6 +14,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..decoding.arrays import as_numpy
 from ..errors import PromptError
 
 SAMPLING_RATE = 16000
@@ -22,6 +23,8 @@ HOP = 160
 """Samples from one frame to the next"""
 WINDOW = 400
 """Samples of a frame"""
+LOUDEST = 16.0
+"""Beyond it samples are no numbers between -1 and 1, of which some may be a little louder"""
 HIGHEST = 8000.0
 """Hz, the upper corner of the last filter"""
 
@@ -34,9 +37,12 @@ def checked_samples(samples: ArrayLike) -> NDArray[np.float32]:
     """The samples of a sound, float32. [n]
 
     Raises:
-        PromptError: they are not one channel of finite numbers.
+        PromptError: they are not one channel of finite numbers between -1 and 1.
     """
-    array = np.asarray(samples)
+    try:
+        array = as_numpy(samples) if hasattr(samples, "__dlpack__") else np.asarray(samples)
+    except (TypeError, ValueError) as error:
+        raise PromptError(f"a sound should be an array [n] of floats between -1 and 1, found {error}") from None
     if array.ndim != 1 or array.dtype.kind != "f" or not array.size:
         raise PromptError(
             "a sound should be one channel of samples, an array [n] of floats between -1 and 1, found "
@@ -44,6 +50,11 @@ def checked_samples(samples: ArrayLike) -> NDArray[np.float32]:
         )
     if not np.isfinite(array).all():
         raise PromptError("samples should be finite, found NaN or infinity among them")
+    loudest = float(np.abs(array).max())
+    if loudest > LOUDEST:
+        raise PromptError(
+            f"samples should be between -1 and 1, found {loudest:g}: divide those of whole numbers of 16 bits by 32768"
+        )
     return array.astype(np.float32, copy=False)
 
 

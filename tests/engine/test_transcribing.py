@@ -157,3 +157,65 @@ def test_other_files_are_refused(content: bytes, message: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match=r"none\.wav cannot be read: No such file"):
         read_wav(tmp_path / "none.wav")
+
+
+@pytest.mark.parametrize(
+    ("samples", "options", "error", "message"),
+    [
+        ([[1.0], [1.0, 2.0]], {}, PromptError, "array .n. of floats between -1 and 1, found setting an array element"),
+        (SOUND * 20000, {}, PromptError, "between -1 and 1, found .*: divide those of whole numbers of 16 bits by"),
+        (
+            SOUND,
+            {"timestamps": "word"},
+            ParameterError,
+            "timestamps should be True or False, of segments, found 'word'",
+        ),
+        (LONG, {"logits_processor": 3}, ParameterError, "logits_processor should be a list of functions, found 3"),
+        (SOUND, {"num_return_sequences": 3}, ParameterError, "num_return_sequences is not offered: there is one"),
+        (SOUND, {"decoder_prompt": [3]}, ParameterError, "decoder_prompt is not offered: the transcript has its own"),
+        (SOUND, {"logprobs": True}, ParameterError, "logprobs is not offered"),
+        (SOUND, {"progress": 3}, ParameterError, "progress should be True or False, found 3"),
+        (SOUND, {"prompt": "<|endoftext|> w1"}, ParameterError, "prompt should hold no special tokens"),
+    ],
+    ids=str,
+)
+def test_what_would_break_a_transcript_or_have_no_effect_is_refused(
+    engine: Engine, samples: Any, options: dict[str, Any], error: type[MinillmError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        engine.transcribe(samples, **options)
+
+
+def test_max_length_alone_limits_a_transcript(engine: Engine) -> None:
+    assert len(engine.transcribe(SOUND, language="de", max_length=6).token_ids) <= 2  # after four that it begins with
+
+
+def test_a_model_of_text_says_so_before_it_looks_at_the_sound() -> None:
+    with pytest.raises(TaskError, match="this model does not read sound"):
+        Engine(progress=False).transcribe(b"no sound")
+
+
+def cut(content: bytes, place: int, value: bytes) -> bytes:
+    """A file with other bytes at a place."""
+    return content[:place] + value + content[place + len(value) :]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (cut(wav_of(SOUND), 34, b"\x30\x00"), "should have samples of 32 bits at most, found 48"),
+        (cut(wav_of(SOUND), 16, b"\xff\xff\xff\x7f"), "should be a WAV file of whole numbers .PCM., found"),
+        (wav_of(SOUND)[:1000], "the sound is cut off: it has 478 of the 4800 samples that it names"),
+        (None, "a sound should be a path, the bytes of a file or an open file, found None"),
+        ("a\0b.wav", "cannot be read: embedded null byte"),
+    ],
+    ids=["48 bits", "a part beyond the end", "cut off", "none", "no name"],
+)
+def test_broken_files_are_refused_in_one_line(content: Any, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
+        read_wav(content)
+
+
+def test_a_file_from_a_pipe_does_not_know_its_length() -> None:
+    content = cut(wav_of(SOUND), 40, b"\xff\xff\xff\xff")
+    np.testing.assert_allclose(read_wav(bytearray(content)), SOUND, rtol=0, atol=1e-4)
