@@ -222,6 +222,9 @@ def test_expansions_of_latents_are_kept_as_the_file_has_them(tmp_path: Path, dty
         ("olmo3", "window then full", {"attention.sliding_window_pattern": 0}, "_pattern should be a number from 1 on"),
         ("olmo3", "window then full", {"block_count": 3}, "should be one of each of 3 layers, found 2"),
         ("glm4", "half of each head", {"rope.dimension_count": 3}, "whole heads of 8 rows, 3 of them in pairs"),
+        ("minimax_m2", "half of each head", {"expert_gating_func": 1}, r"minillm runs 2 \(sigmoid\)"),
+        ("minimax_m2", "half of each head", {"rope.dimension_count": 16}, "rotary_dim"),
+        ("granitemoeshared", "shared", {"expert_gating_func": 2}, "expert_gating_func is 2; in this architecture"),
         ("deepseek_v2", "yarn", {"expert_weights_norm": True}, "norm_topk_prob is true; in this family"),
     ],
 )
@@ -392,6 +395,9 @@ DAMAGED = [
     ("exaone4", "full, tied"),
     ("ministral3", "other factors"),
     ("glm4", "half of each head"),
+    ("dots1", "a dense layer first, scaled"),
+    ("minimax_m2", "half of each head"),
+    ("granitemoeshared", "shared"),
 ]
 
 

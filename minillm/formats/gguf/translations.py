@@ -2,7 +2,14 @@
 
 from .delta_nets import DeltaNetTranslation
 from .encoders import EmbeddingGemmaTranslation, EncoderTranslation, ModernBertTranslation
-from .experts import ErnieExpertTranslation, SharedGateTranslation, SigmoidExpertTranslation
+from .experts import (
+    Dots1Translation,
+    ErnieExpertTranslation,
+    GraniteExpertTranslation,
+    MiniMaxTranslation,
+    SharedGateTranslation,
+    SigmoidExpertTranslation,
+)
 from .gemma4 import Gemma4Translation
 from .latent import DeepSeekTranslation, MiniCPM3Translation
 from .lfm2_moe import Lfm2MoeTranslation
@@ -14,6 +21,7 @@ from .windows import Exaone4Translation, Olmo2Translation
 TRANSLATIONS: dict[str, Translation] = {
     "bert": EncoderTranslation(),
     "deepseek2": DeepSeekTranslation(),
+    "dots1": Dots1Translation(),
     "ernie4_5-moe": ErnieExpertTranslation(),
     "exaone4": Exaone4Translation(),
     "falcon-h1": FalconTranslation(),
@@ -21,9 +29,11 @@ TRANSLATIONS: dict[str, Translation] = {
     "gemma4": Gemma4Translation(),
     "glm4": Glm4Translation(),
     "glm4moe": SigmoidExpertTranslation(),
+    "granitemoe": GraniteExpertTranslation(),
     "granitehybrid": GraniteHybridTranslation(),
     "lfm2moe": Lfm2MoeTranslation(),
     "mistral3": Ministral3Translation(),
+    "minimax-m2": MiniMaxTranslation(),
     "minicpm3": MiniCPM3Translation(),
     "nemotron_h": NemotronTranslation(),
     "nemotron_h_moe": NemotronTranslation(),
