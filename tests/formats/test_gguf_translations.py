@@ -225,6 +225,9 @@ def test_expansions_of_latents_are_kept_as_the_file_has_them(tmp_path: Path, dty
         ("minimax_m2", "half of each head", {"expert_gating_func": 1}, r"minillm runs 2 \(sigmoid\)"),
         ("minimax_m2", "half of each head", {"rope.dimension_count": 16}, "rotary_dim"),
         ("granitemoeshared", "shared", {"expert_gating_func": 2}, "expert_gating_func is 2; in this architecture"),
+        ("mistral4", "groups", {"expert_gating_func": 2}, "experts chosen by shares of the softmax"),
+        ("mistral4", "groups", {"rope.scaling.yarn_log_multiplier": 0.07}, "by yarn with .*yarn_log_multiplier 0.1"),
+        ("mistral4", "groups", {"attention.temperature_length": 9}, "_length should be the original length 64"),
         ("deepseek_v2", "yarn", {"expert_weights_norm": True}, "norm_topk_prob is true; in this family"),
     ],
 )
@@ -398,6 +401,7 @@ DAMAGED = [
     ("dots1", "a dense layer first, scaled"),
     ("minimax_m2", "half of each head"),
     ("granitemoeshared", "shared"),
+    ("mistral4", "groups"),
 ]
 
 

@@ -161,6 +161,15 @@ CONFIGS["glm4_moe"]["whole heads"] = CONFIGS["glm4_moe"]["groups, scaled"] | {"p
 _FULL = {"num_key_value_heads": 4, "sliding_window": None}
 CONFIGS["dots1"]["not grouped"] = CONFIGS["dots1"]["not normalised"] | _FULL
 CONFIGS["dots1"]["a dense layer first, scaled"] = CONFIGS["dots1"]["a dense layer first, window"] | _FULL
+_ONE = {"mscale": 1.0, "mscale_all_dim": 1.0}
+_ALIKE, _GROUPS = (
+    CONFIGS["mistral4"][name] | {"rope_parameters": CONFIGS["mistral4"][name]["rope_parameters"] | _ONE}
+    for name in ("not normalised, tied", "yarn and groups")
+)
+CONFIGS["mistral4"] = {"as llama.cpp has it": _ALIKE, "groups": _GROUPS} | CONFIGS["mistral4"]
+CONFIGS["mistral4"]["without the factor"] = _GROUPS | {
+    "rope_parameters": _GROUPS["rope_parameters"] | {"llama_4_scaling_beta": 0.0}
+}
 
 REFUSED = {
     ("llama", "wide heads"): "with silu alone, not gelu_new",
@@ -229,6 +238,9 @@ REFUSED = {
     ("dots1", "not normalised"): "with as many key/value heads as heads alone",
     ("dots1", "a dense layer first, window"): "with as many key/value heads as heads alone",
     ("dots1", "with biases, two shared"): "with as many key/value heads as heads alone",
+    ("mistral4", "yarn and groups"): "with yarn and mscale_all_dim 1 alone",
+    ("mistral4", "queries of full rank, halves"): "with qkv_bias False alone",
+    ("mistral4", "not normalised, tied"): "with yarn and mscale_all_dim 1 alone",
     ("youtu", "halves, yarn, biases"): "with qkv_bias False alone",
 }
 """Configurations that llama.cpp would run otherwise, or not at all"""
@@ -355,6 +367,7 @@ def test_llama_cpp_gives_the_same_logits(tmp_path, caplog, family, name):
         ("minimax_m2", "half of each head"),
         ("granitemoe", "two of four"),
         ("granitemoeshared", "shared"),
+        ("mistral4", "groups"),
     ],
 )
 def test_llama_cpp_chooses_the_same_tokens(tmp_path, family, name):

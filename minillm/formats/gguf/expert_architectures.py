@@ -155,5 +155,12 @@ EXPERT_ARCHITECTURES = {
         permuted=PERMUTED,
         scalings=frozenset({"linear", "yarn", "llama3"}),
     ),
+    "mistral4": Architecture(
+        model_type="mistral4",
+        keys=SIZES | {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta"},
+        tensors=LATENT | EXPERTS | SHARED,
+        needs={"qkv_bias": False, "out_bias": False, "mlp_bias": False},
+        scalings=frozenset({"yarn"}),
+    ),
 }
 """By `general.architecture`"""

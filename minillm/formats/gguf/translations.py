@@ -14,6 +14,7 @@ from .gemma4 import Gemma4Translation
 from .latent import DeepSeekTranslation, MiniCPM3Translation
 from .lfm2_moe import Lfm2MoeTranslation
 from .mamba import FalconTranslation, GraniteHybridTranslation, NemotronTranslation
+from .mistral4 import Mistral4Translation
 from .rotations import Glm4Translation, Ministral3Translation
 from .translation import Translation
 from .windows import Exaone4Translation, Olmo2Translation
@@ -34,6 +35,7 @@ TRANSLATIONS: dict[str, Translation] = {
     "lfm2moe": Lfm2MoeTranslation(),
     "mistral3": Ministral3Translation(),
     "minimax-m2": MiniMaxTranslation(),
+    "mistral4": Mistral4Translation(),
     "minicpm3": MiniCPM3Translation(),
     "nemotron_h": NemotronTranslation(),
     "nemotron_h_moe": NemotronTranslation(),
