@@ -316,6 +316,18 @@ def test_glm_4_with_rows_for_positions_of_images_is_refused(tmp_path: Path) -> N
         read_gguf_model(read_gguf(seeing))
 
 
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_5_moe_text"])
+def test_the_shared_experts_gate_may_be_a_matrix(tmp_path: Path, family: str) -> None:
+    """As llama.cpp's converter writes it."""
+    _, target = written(tmp_path, CONFIGS[family]["three of six" if family == "qwen2_moe" else "in turn"])
+
+    def with_matrices(tensors: Tensors) -> Tensors:
+        return {name: values[None] if "gate_inp_shexp" in name else values for name, values in tensors.items()}
+
+    other = rewritten(target, tmp_path / "other.gguf", {}, with_matrices)
+    np.testing.assert_array_equal(logits_of(other), logits_of(target))
+
+
 @pytest.mark.slow
 def test_without_a_cap_gemma_4_has_llama_cpps(tmp_path: Path) -> None:
     """And keys and values of layers that share those of others are not read."""

@@ -125,10 +125,15 @@ class SigmoidExpertTranslation(Translation):
 
 
 def read_shared_gate(name: str, tensor: Any) -> dict[str, Tensor] | None:
-    """The factor of the shared expert's result by its published name; None: it is another tensor. [E] -> [1, E]"""
-    if layer_name(name, "blk") != SHARED_GATE_FILE or len(tensor.shape) != 1:
+    """The factor of the shared expert's result by its published name; None: it is another tensor.
+
+    Files have it as a vector [E] or as the checkpoint does, [1, E].
+    """
+    if layer_name(name, "blk") != SHARED_GATE_FILE:
         return None
-    return {renamed(name, SHARED_GATE): Rearranged(tensor, lambda stored: stored[None])}  # [E] -> [1, E]
+    is_vector = len(tensor.shape) == 1
+    gate = Rearranged(tensor, lambda stored: stored[None]) if is_vector else tensor  # [E] -> [1, E]
+    return {renamed(name, SHARED_GATE): gate}
 
 
 def written_shared_gate(name: str, whole: Written) -> dict[str, Written] | None:
