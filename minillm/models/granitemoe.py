@@ -4,7 +4,8 @@ Checkpoints have the matrices of all experts of a layer in one tensor.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ..backends.operations import Backend
@@ -20,7 +21,7 @@ from .mixtral import ExpertConfig, expert_mlp, read_experts
 from .parameters import Names, Weights
 from .reading import refuse_other_layers
 
-__all__ = ["NAMES", "build", "mlp_of_layer", "read_config", "read_mixture"]
+__all__ = ["NAMES", "GraniteMoeConfig", "build", "mlp_of_layer", "read_config", "read_mixture"]
 
 NAMES = Names(
     prefixes=("model.",),
@@ -37,7 +38,15 @@ NAMES = Names(
 """Tensors of checkpoints: (model.)layers.0.block_sparse_moe.input_linear.weight, [X, 2 F, E]."""
 
 
-def read_config(raw: Mapping[str, Any]) -> ExpertConfig:
+@dataclass(frozen=True, kw_only=True)
+class GraniteMoeConfig(ExpertConfig):
+    """The fields of a mixture, and how its checkpoint has the shared MLP."""
+
+    mlp_apart: bool = False
+    """Gate and up of the shared MLP are two tensors, as in GGUF files, which say so in `shared_mlp_apart`"""
+
+
+def read_config(raw: Mapping[str, Any]) -> GraniteMoeConfig:
     """The configuration from config.json.
 
     Raises:
@@ -46,7 +55,7 @@ def read_config(raw: Mapping[str, Any]) -> ExpertConfig:
     return read_mixture(Fields(TOKENS | dict(raw)), "granitemoe", shared=False)
 
 
-def read_mixture(fields: Fields, model_type: str, *, shared: bool) -> ExpertConfig:
+def read_mixture(fields: Fields, model_type: str, *, shared: bool) -> GraniteMoeConfig:
     """The fields that both of Granite 3's mixtures have; `shared`: an MLP may compute every token beside the experts.
 
     Raises:
@@ -57,7 +66,8 @@ def read_mixture(fields: Fields, model_type: str, *, shared: bool) -> ExpertConf
     return read_kin(
         fields,
         model_type,
-        kind=ExpertConfig,
+        kind=GraniteMoeConfig,
+        mlp_apart=fields.get("shared_mlp_apart", False),
         qkv_bias=bias,
         out_bias=bias,
         normalised=True,
@@ -75,9 +85,9 @@ def _shared_size(fields: Fields) -> int:
     return size and fields.size("shared_intermediate_size")
 
 
-def build(config: ExpertConfig, weights: Weights, backend: Backend) -> Decoder:
+def build(config: GraniteMoeConfig, weights: Weights, backend: Backend) -> Decoder:
     """Build the model."""
-    return llama.build(config, weights, backend, mlp=mlp_of_layer)
+    return llama.build(config, weights, backend, mlp=partial(mlp_of_layer, apart=config.mlp_apart))
 
 
 def mlp_of_layer(config: Any, weights: Weights, i: int, *, apart: bool = False) -> GatedMLP | ExpertMLP:

@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import Fields
-from .granitemoe import NAMES, build, read_mixture
+from .granitemoe import NAMES, GraniteMoeConfig, build, read_mixture
 from .llama import TOKENS
-from .mixtral import ExpertConfig
 
 __all__ = ["NAMES", "build", "read_config"]
 
 
-def read_config(raw: Mapping[str, Any]) -> ExpertConfig:
+def read_config(raw: Mapping[str, Any]) -> GraniteMoeConfig:
     """The configuration from config.json.
 
     Raises:

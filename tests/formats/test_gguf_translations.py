@@ -222,6 +222,12 @@ def test_expansions_of_latents_are_kept_as_the_file_has_them(tmp_path: Path, dty
         ("olmo3", "window then full", {"attention.sliding_window_pattern": 0}, "_pattern should be a number from 1 on"),
         ("olmo3", "window then full", {"block_count": 3}, "should be one of each of 3 layers, found 2"),
         ("glm4", "half of each head", {"rope.dimension_count": 3}, "whole heads of 8 rows, 3 of them in pairs"),
+        ("minimax_m2", "half of each head", {"expert_gating_func": 1}, r"minillm runs 2 \(sigmoid\)"),
+        ("minimax_m2", "half of each head", {"rope.dimension_count": 16}, "rotary_dim"),
+        ("granitemoeshared", "shared", {"expert_gating_func": 2}, "expert_gating_func is 2; in this architecture"),
+        ("mistral4", "groups", {"expert_gating_func": 2}, "experts chosen by shares of the softmax"),
+        ("mistral4", "groups", {"rope.scaling.yarn_log_multiplier": 0.07}, "by yarn with .*yarn_log_multiplier 0.1"),
+        ("mistral4", "groups", {"attention.temperature_length": 9}, "_length should be the original length 64"),
         ("deepseek_v2", "yarn", {"expert_weights_norm": True}, "norm_topk_prob is true; in this family"),
     ],
 )
@@ -310,6 +316,18 @@ def test_glm_4_with_rows_for_positions_of_images_is_refused(tmp_path: Path) -> N
         read_gguf_model(read_gguf(seeing))
 
 
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_5_moe_text"])
+def test_the_shared_experts_gate_may_be_a_matrix(tmp_path: Path, family: str) -> None:
+    """As llama.cpp's converter writes it."""
+    _, target = written(tmp_path, CONFIGS[family]["three of six" if family == "qwen2_moe" else "in turn"])
+
+    def with_matrices(tensors: Tensors) -> Tensors:
+        return {name: values[None] if "gate_inp_shexp" in name else values for name, values in tensors.items()}
+
+    other = rewritten(target, tmp_path / "other.gguf", {}, with_matrices)
+    np.testing.assert_array_equal(logits_of(other), logits_of(target))
+
+
 @pytest.mark.slow
 def test_without_a_cap_gemma_4_has_llama_cpps(tmp_path: Path) -> None:
     """And keys and values of layers that share those of others are not read."""
@@ -392,6 +410,10 @@ DAMAGED = [
     ("exaone4", "full, tied"),
     ("ministral3", "other factors"),
     ("glm4", "half of each head"),
+    ("dots1", "a dense layer first, scaled"),
+    ("minimax_m2", "half of each head"),
+    ("granitemoeshared", "shared"),
+    ("mistral4", "groups"),
 ]
 
 

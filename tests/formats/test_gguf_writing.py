@@ -158,6 +158,18 @@ CONFIGS["ministral3"] |= {
 }
 CONFIGS["glm4"]["whole heads"] = CONFIGS["glm4"]["not grouped"] | {"partial_rotary_factor": 1.0}
 CONFIGS["glm4_moe"]["whole heads"] = CONFIGS["glm4_moe"]["groups, scaled"] | {"partial_rotary_factor": 1.0}
+_FULL = {"num_key_value_heads": 4, "sliding_window": None}
+CONFIGS["dots1"]["not grouped"] = CONFIGS["dots1"]["not normalised"] | _FULL
+CONFIGS["dots1"]["a dense layer first, scaled"] = CONFIGS["dots1"]["a dense layer first, window"] | _FULL
+_ONE = {"mscale": 1.0, "mscale_all_dim": 1.0}
+_ALIKE, _GROUPS = (
+    CONFIGS["mistral4"][name] | {"rope_parameters": CONFIGS["mistral4"][name]["rope_parameters"] | _ONE}
+    for name in ("not normalised, tied", "yarn and groups")
+)
+CONFIGS["mistral4"] = {"as llama.cpp has it": _ALIKE, "groups": _GROUPS} | CONFIGS["mistral4"]
+CONFIGS["mistral4"]["without the factor"] = _GROUPS | {
+    "rope_parameters": _GROUPS["rope_parameters"] | {"llama_4_scaling_beta": 0.0}
+}
 
 REFUSED = {
     ("llama", "wide heads"): "with silu alone, not gelu_new",
@@ -223,6 +235,12 @@ REFUSED = {
     ("olmo3", "tables, tied"): "with bias False alone",
     ("olmo3", "full"): "with heads of width E / H alone",
     ("ministral3", "wide heads, window"): "without sliding windows",
+    ("dots1", "not normalised"): "with as many key/value heads as heads alone",
+    ("dots1", "a dense layer first, window"): "with as many key/value heads as heads alone",
+    ("dots1", "with biases, two shared"): "with as many key/value heads as heads alone",
+    ("mistral4", "yarn and groups"): "with yarn and mscale_all_dim 1 alone",
+    ("mistral4", "queries of full rank, halves"): "with qkv_bias False alone",
+    ("mistral4", "not normalised, tied"): "with yarn and mscale_all_dim 1 alone",
     ("youtu", "halves, yarn, biases"): "with qkv_bias False alone",
 }
 """Configurations that llama.cpp would run otherwise, or not at all"""
@@ -238,7 +256,7 @@ QUICK = [
 """All in the long tests; in the quick ones the first of each family whose layers are of more kinds"""
 
 
-SAME = {"glm4_moe_lite": "deepseek_v3"}
+SAME = {"glm4_moe_lite": "deepseek_v3", "granitemoe": "granitemoeshared"}
 """Families that files do not tell from others, which compute the same"""
 
 
@@ -345,6 +363,11 @@ def test_llama_cpp_gives_the_same_logits(tmp_path, caplog, family, name):
         ("olmo3", "window then full"),
         ("ministral3", "yarn"),
         ("glm4", "half of each head"),
+        ("dots1", "a dense layer first, scaled"),
+        ("minimax_m2", "half of each head"),
+        ("granitemoe", "two of four"),
+        ("granitemoeshared", "shared"),
+        ("mistral4", "groups"),
     ],
 )
 def test_llama_cpp_chooses_the_same_tokens(tmp_path, family, name):
@@ -502,6 +525,8 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, raw, dty
         ("gemma3_text", {"attention_bias": True}, "with bias False alone"),
         ("smollm3", {"no_rope_layer_interval": 2}, "with rotary embedding in all but each layer of 4 alone"),
         ("smollm3", {"attention_bias": True}, "with qkv_bias False alone"),
+        ("dots1", _FULL | {"attention_bias": True}, "with qkv_bias False alone"),
+        ("dots1", _FULL | {"sliding_window": 7, "max_window_layers": 1}, "without sliding windows"),
         ("olmo2", {"head_dim": 16}, "with heads of width E / H alone"),
         ("olmoe", {"num_key_value_heads": 2}, "with as many key/value heads as heads alone"),
         ("qwen3_moe", {"norm_topk_prob": False}, "with normalised True alone"),

@@ -120,6 +120,12 @@ SHARED = {
     "blk.N.ffn_up_shexp": "layers.N.mlp.shared_experts.up_proj",
     "blk.N.ffn_down_shexp": "layers.N.mlp.shared_experts.down_proj",
 }
+MIXTRAL = {
+    "blk.N.ffn_gate_inp": "layers.N.block_sparse_moe.gate",
+    "blk.N.ffn_gate_exps": "layers.N.block_sparse_moe.experts.*.w1",
+    "blk.N.ffn_up_exps": "layers.N.block_sparse_moe.experts.*.w3",
+    "blk.N.ffn_down_exps": "layers.N.block_sparse_moe.experts.*.w2",
+}
 CORRECTED = {"blk.N.exp_probs_b": "layers.N.mlp.gate.e_score_correction_bias"}
 LATENT = {name: ours for name, ours in LLAMA.items() if not re.fullmatch(r"blk\.N\.attn_[qkv]", name)} | {
     "blk.N.attn_q_a": "layers.N.self_attn.q_a_proj",
@@ -134,6 +140,7 @@ DELTA_NETS |= HEAD_NORMS | {
 }
 """Beside what `delta_nets.py` reads and writes"""
 _PARTS = {"in": "in_proj", "out": "out_proj", "conv1d": "conv1d"}
+GRANITE_EXPERTS = {name: ours.replace("mlp.", "block_sparse_moe.") for name, ours in EXPERTS.items()}
 MAMBA = {f"blk.N.ssm_{file}": f"layers.N.mamba.{name}" for file, name in _PARTS.items()}
 """Beside what `mamba.py` reads and writes"""
 NEMOTRON = {

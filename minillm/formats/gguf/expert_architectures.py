@@ -8,9 +8,12 @@ from .architecture import (
     EXPERT_SIZES,
     EXPERTS,
     GATED_EXPERTS,
+    GRANITE,
+    GRANITE_EXPERTS,
     HEAD_NORMS,
     LATENT,
     LLAMA,
+    MIXTRAL,
     PERMUTED,
     POST_NORMED,
     RMS,
@@ -125,6 +128,39 @@ EXPERT_ARCHITECTURES = {
         keys=RMS | {"expert_feed_forward_length": "moe_intermediate_size"},
         tensors=LLAMA | EXPERTS | SHARED | {"blk.N.exp_probs_b": "layers.N.mlp.moe_statics.e_score_correction_bias"},
         permuted=PERMUTED,
+    ),
+    "dots1": Architecture(
+        model_type="dots1",
+        tensors=LLAMA | HEAD_NORMS | EXPERTS | SHARED | CORRECTED,
+        needs={"qkv_bias": False},
+        grouped=False,
+        needs_output=True,
+    ),
+    "minimax-m2": Architecture(
+        model_type="minimax_m2",
+        keys=RMS | {"expert_feed_forward_length": "intermediate_size"},
+        tensors=SPLIT_ATTENTION
+        | HEAD_NORMS
+        | MIXTRAL
+        | {"blk.N.exp_probs_b": "layers.N.block_sparse_moe.e_score_correction_bias"},
+        needs_output=True,
+    ),
+    "granitemoe": Architecture(
+        model_type="granitemoeshared",
+        kin=("granitemoe",),
+        keys=RMS | GRANITE,
+        optional=frozenset({"embedding_scale", "residual_scale", "attention.scale"}),
+        tensors=SPLIT_ATTENTION | GRANITE_EXPERTS,
+        flags={"attention_bias": "blk.0.attn_q.bias"},
+        permuted=PERMUTED,
+        scalings=frozenset({"linear", "yarn", "llama3"}),
+    ),
+    "mistral4": Architecture(
+        model_type="mistral4",
+        keys=SIZES | {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta"},
+        tensors=LATENT | EXPERTS | SHARED,
+        needs={"qkv_bias": False, "out_bias": False, "mlp_bias": False},
+        scalings=frozenset({"yarn"}),
     ),
 }
 """By `general.architecture`"""

@@ -5,6 +5,7 @@ Source: https://github.com/ggml-org/llama.cpp (`src/llama-graph.cpp`, `build_moe
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,10 +125,15 @@ class SigmoidExpertTranslation(Translation):
 
 
 def read_shared_gate(name: str, tensor: Any) -> dict[str, Tensor] | None:
-    """The factor of the shared expert's result by its published name; None: it is another tensor. [E] -> [1, E]"""
-    if layer_name(name, "blk") != SHARED_GATE_FILE or len(tensor.shape) != 1:
+    """The factor of the shared expert's result by its published name; None: it is another tensor.
+
+    Files have it as a vector [E] or as the checkpoint does, [1, E].
+    """
+    if layer_name(name, "blk") != SHARED_GATE_FILE:
         return None
-    return {renamed(name, SHARED_GATE): Rearranged(tensor, lambda stored: stored[None])}  # [E] -> [1, E]
+    is_vector = len(tensor.shape) == 1
+    gate = Rearranged(tensor, lambda stored: stored[None]) if is_vector else tensor  # [E] -> [1, E]
+    return {renamed(name, SHARED_GATE): gate}
 
 
 def written_shared_gate(name: str, whole: Written) -> dict[str, Written] | None:
@@ -209,3 +215,67 @@ class ErnieExpertTranslation(Translation):
             "interleave_moe_layer_step": 1,
             "leading_dense_block_count": dense_layers(config.sparse),
         }
+
+
+class Dots1Translation(SigmoidExpertTranslation):
+    """The experts of dots.llm1 (`dots1`), which is run without windows."""
+
+    def fields(self, gguf: GGUF, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The experts."""
+        return super().fields(gguf, raw) | {"sliding_window": None}
+
+
+class MiniMaxTranslation(Translation):
+    """MiniMax-M2 (`minimax-m2`): experts chosen by sigmoids in all layers."""
+
+    keys = frozenset({"expert_gating_func"})
+
+    def fields(self, gguf: GGUF, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The width of an expert, and how much of each head is rotated."""
+        check_sigmoids(gguf)
+        key = Keys(gguf)
+        head_dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+        return {"rotary_dim": key.size("rope.dimension_count", head_dim), "head_dim": head_dim}
+
+    def entries(self, config: ExpertConfig, table: Fields, where: str) -> dict[str, Any]:
+        """How experts are chosen."""
+        return {"expert_gating_func": SIGMOID}
+
+
+class GraniteExpertTranslation(Translation):
+    """Granite 3's mixtures (`granitemoe`): gate and up of the MLP that all tokens share, if any, are two tensors."""
+
+    keys = frozenset({"expert_shared_feed_forward_length"})
+
+    def fields(self, gguf: GGUF, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The shared MLP, and the factor of scores where the file has none."""
+        shared = Keys(gguf).size("expert_shared_feed_forward_length", 0, least=0)
+        head_dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+        return {
+            "shared_intermediate_size": shared,
+            "shared_mlp_apart": True,
+            "attention_multiplier": raw.get("attention_multiplier") or head_dim**-0.5,
+        }
+
+    def read(self, name: str, tensor: Any, raw: Mapping[str, Any], where: str) -> dict[str, Tensor] | None:
+        """The shared MLP."""
+        ours = _SHARED_MLP.get((layer_name(name, "blk") or "").removesuffix("_shexp.weight"))
+        return None if ours is None else {renamed(name, f"shared_mlp.{ours}.weight"): tensor}
+
+    def entries(self, config: ExpertConfig, table: Fields, where: str) -> dict[str, Any]:
+        """The width of the shared MLP."""
+        return {"expert_shared_feed_forward_length": config.shared_size or None}
+
+    def written(self, name: str, tensors: Mapping[str, Written], config: ExpertConfig) -> dict[str, Written] | None:
+        """The shared MLP."""
+        own = (layer_name(name, "layers") or "").removeprefix("shared_mlp.").removesuffix(".weight")
+        whole, F = tensors[name], config.shared_size
+        if own == "input_linear":
+            rows = {"ffn_gate": whole.parts[0].part(0, 0, F), "ffn_up": whole.parts[0].part(0, F, 2 * F)}
+        else:
+            rows = {file: whole.parts[0] for file, ours in _SHARED_MLP.items() if ours == own}
+        written = {f"{file}_shexp.weight": replace(whole, parts=[part]) for file, part in rows.items()}
+        return {renamed(name, rest, "blk"): part for rest, part in written.items()} or None
+
+
+_SHARED_MLP = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "output_linear"}

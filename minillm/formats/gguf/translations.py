@@ -2,11 +2,19 @@
 
 from .delta_nets import DeltaNetTranslation
 from .encoders import EmbeddingGemmaTranslation, EncoderTranslation, ModernBertTranslation
-from .experts import ErnieExpertTranslation, SharedGateTranslation, SigmoidExpertTranslation
+from .experts import (
+    Dots1Translation,
+    ErnieExpertTranslation,
+    GraniteExpertTranslation,
+    MiniMaxTranslation,
+    SharedGateTranslation,
+    SigmoidExpertTranslation,
+)
 from .gemma4 import Gemma4Translation
 from .latent import DeepSeekTranslation, MiniCPM3Translation
 from .lfm2_moe import Lfm2MoeTranslation
 from .mamba import FalconTranslation, GraniteHybridTranslation, NemotronTranslation
+from .mistral4 import Mistral4Translation
 from .rotations import Glm4Translation, Ministral3Translation
 from .translation import Translation
 from .windows import Exaone4Translation, Olmo2Translation
@@ -14,6 +22,7 @@ from .windows import Exaone4Translation, Olmo2Translation
 TRANSLATIONS: dict[str, Translation] = {
     "bert": EncoderTranslation(),
     "deepseek2": DeepSeekTranslation(),
+    "dots1": Dots1Translation(),
     "ernie4_5-moe": ErnieExpertTranslation(),
     "exaone4": Exaone4Translation(),
     "falcon-h1": FalconTranslation(),
@@ -21,9 +30,12 @@ TRANSLATIONS: dict[str, Translation] = {
     "gemma4": Gemma4Translation(),
     "glm4": Glm4Translation(),
     "glm4moe": SigmoidExpertTranslation(),
+    "granitemoe": GraniteExpertTranslation(),
     "granitehybrid": GraniteHybridTranslation(),
     "lfm2moe": Lfm2MoeTranslation(),
     "mistral3": Ministral3Translation(),
+    "minimax-m2": MiniMaxTranslation(),
+    "mistral4": Mistral4Translation(),
     "minicpm3": MiniCPM3Translation(),
     "nemotron_h": NemotronTranslation(),
     "nemotron_h_moe": NemotronTranslation(),
