@@ -298,5 +298,5 @@ def test_mistakes_with_masks_and_labels_are_one_line(tmp_path: Path) -> None:
     with pipeline("zero-shot-classification", folder) as classify:
         assert classify([], ["cat", "dog"]) == []
         for template in (np.array(["a", "b"]), "", [], 3):
-            with pytest.raises(ParameterError, match="hypothesis_template should be text with .. for the label"):
+            with pytest.raises(ParameterError, match="hypothesis_template should be text with"):
                 classify("the cat", ["cat"], hypothesis_template=template)
