@@ -16,6 +16,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from minillm import pipeline
+from minillm.errors import ParameterError, PromptError
 
 from . import huggingface
 
@@ -277,3 +278,25 @@ def test_labels_of_the_mean_of_all_tokens_are_theirs(tmp_path: Path) -> None:
     with pipeline("text-classification", folder) as ours:
         texts = TEXTS[:3]
         assert_same(ours(texts, top_k=None), theirs(texts, top_k=None))
+
+
+def test_mistakes_with_masks_and_labels_are_one_line(tmp_path: Path) -> None:
+    with pipeline("fill-mask", write(tmp_path / "masks", "bert", "ForMaskedLM")) as fill:
+        for options, message in (
+            ({"targets": 3}, "targets should be texts, found 3"),
+            ({"targets": [3]}, "targets should be texts, found"),
+            ({"targets": "\ud800"}, "the text is not valid UTF-8"),
+        ):
+            with pytest.raises((ParameterError, PromptError), match=message):
+                fill("the [MASK] sat", **options)
+        with pytest.raises(PromptError, match="no mask in its first 24 tokens, to which it was cut: shorten it"):
+            fill("the cat " * 30 + "[MASK]")
+        with pytest.raises(PromptError, match="expected text, found None"):
+            fill.engine.fill_masks(None)  # type: ignore[arg-type]
+    labels = ("contradiction", "neutral", "entailment")
+    folder = write(tmp_path / "pairs", "bert", "ForSequenceClassification", labels)
+    with pipeline("zero-shot-classification", folder) as classify:
+        assert classify([], ["cat", "dog"]) == []
+        for template in (np.array(["a", "b"]), "", [], 3):
+            with pytest.raises(ParameterError, match="hypothesis_template should be text with"):
+                classify("the cat", ["cat"], hypothesis_template=template)

@@ -20,7 +20,8 @@ class Array(Protocol):
 
 
 def as_numpy(value: Any) -> NDArray[Any]:
-    """An array of another library as NumPy has it: the same memory if it is on the host, else a copy.
+    """An array of another library as NumPy has it: the same memory if it is on the host, else a copy;
+    numbers of bfloat16 as float32.
 
     Raises:
         ValueError: NumPy has no such numbers, or cannot take them.
@@ -30,6 +31,9 @@ def as_numpy(value: Any) -> NDArray[Any]:
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):  # such as a tensor that needs gradients
         pass
     try:
-        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+            value = value.float() if str(value.dtype) == "torch.bfloat16" else value  # of which NumPy has none
+        return np.asarray(value)
     except (RuntimeError, TypeError) as error:
         raise ValueError(str(error)) from None

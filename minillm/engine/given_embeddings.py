@@ -51,7 +51,12 @@ def embedded_requests(
     Raises:
         MinillmError: as the functions below, and as `make`.
     """
-    count = (1 if is_single(inputs_embeds) else len(inputs_embeds)) if prompts is None else len(prompts)
+    if prompts is not None:
+        count = len(prompts)
+    elif is_single(inputs_embeds) or not hasattr(inputs_embeds, "__len__") or not len(inputs_embeds):
+        count = 1
+    else:
+        count = len(inputs_embeds)
     requests = []
     for i, (prompt, array) in enumerate(
         zip([None] * count if prompts is None else prompts, read_rows(inputs_embeds, count), strict=True)

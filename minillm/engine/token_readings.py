@@ -1,6 +1,6 @@
 """Calls that read heads of each token: labels of tokens, answers in a text, and masked tokens."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import overload
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..tasks.embedding import TextPasses, refuse_two_stacks
 from ..tasks.masked import Filling, fillings_of, masks_of, target_ids
 from ..tasks.token_labels import AGGREGATIONS, Aggregation, Entity, entities_of
 from ..text.tokenizer.aligned import align_texts
+from ..text.tokenizer.encoding import check_text
 from .arguments import read, refuse_task
 from .lifecycle import EngineLifecycle
 
@@ -51,7 +52,7 @@ class EngineTokenReadings(EngineLifecycle):
 
         Raises:
             TaskError: the model has no labels of tokens.
-            PromptError: a text is empty, too long, or not text.
+            PromptError: a text is too long, or not text.
             ParameterError: an argument is impossible.
             NumericalError: the logits contain NaN or infinity.
         """
@@ -62,7 +63,10 @@ class EngineTokenReadings(EngineLifecycle):
             )
         if stride is not None and aggregation == "none":
             raise ParameterError("a stride joins entities, and aggregation is none: name one")
+        ignored = _names("ignore_labels", ignore_labels)
         single = isinstance(texts, str)
+        if not isinstance(texts, Iterable):
+            raise PromptError(f"expected a text or a list of texts, found {shown(texts)}")
         members: list[str] = [texts] if isinstance(texts, str) else list(texts)
         check_lora(lora, self._maker.adapters)
         passes, tokenizer = self._passes("classify_tokens"), need_tokenizer(self.tokenizer)
@@ -77,7 +81,7 @@ class EngineTokenReadings(EngineLifecycle):
             logits = iter(passes.token_logits(encoded, lora=lora))
         labels = self.config.labels
         results = [
-            entities_of(text, own, [next(logits) for _ in own], labels, tokenizer, aggregation, ignore_labels)
+            entities_of(text, own, [next(logits) for _ in own], labels, tokenizer, aggregation, ignored)
             for text, own in zip(members, windows, strict=True)
         ]
         return results[0] if single else results
@@ -124,6 +128,8 @@ class EngineTokenReadings(EngineLifecycle):
         for name, value in counts.items():
             if not _whole(name, value):
                 raise ParameterError(f"{name} should be at least 1, found {shown(value)}")
+        check_text(question)
+        check_text(context)
         if not context or not question:
             raise PromptError("the question and the text should not be empty")
         check_lora(lora, self._maker.adapters)
@@ -184,15 +190,15 @@ class EngineTokenReadings(EngineLifecycle):
             raise ParameterError(f"top_k should be at least 1, found {shown(top_k)}")
         passes, tokenizer = self._passes("fill_masks"), need_tokenizer(self.tokenizer)
         check_lora(lora, self._maker.adapters)
-        named = [targets] if isinstance(targets, str) else targets
-        chosen = None if named is None else target_ids(named, tokenizer)
+        chosen = None if targets is None else target_ids(_names("targets", targets), tokenizer)
         if chosen is not None and not chosen:
             raise ParameterError("targets should name at least one token")
+        check_text(text)
         [window] = align_texts(tokenizer, text, limit=passes.context)
         if window.encoded.truncated:
             passes.note_cut(truncate)
         ids = window.encoded.token_ids
-        places = masks_of(ids, tokenizer)
+        places = masks_of(ids, tokenizer, cut=window.encoded.truncated)
         with showing(read("progress", progress)):
             [rows] = passes.token_logits([window.encoded], places=range(places[0], places[-1] + 1), lora=lora)
         logits: NDArray[np.float32] = rows[[place - places[0] for place in places]]  # [k, V]
@@ -205,6 +211,18 @@ class EngineTokenReadings(EngineLifecycle):
         with self._driver.turn():
             assert self._text_passes is not None
             return self._text_passes
+
+
+def _names(name: str, value: str | Collection[str]) -> list[str]:
+    """Texts of an argument, of which one may be given without a list.
+
+    Raises:
+        ParameterError: they are none.
+    """
+    texts = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else None
+    if texts is None or not all(isinstance(text, str) for text in texts):
+        raise ParameterError(f"{name} should be texts, found {shown(value)}")
+    return texts
 
 
 @overload

@@ -64,11 +64,15 @@ def _pairs(inputs: Any, question: Any, context: Any) -> list[Mapping[str, str]]:
         raise ParameterError("give question and context, or dicts of them")
     if inputs is None:
         questions = [question] if isinstance(question, str) else question
-        contexts = [context] * len(questions or ()) if isinstance(context, str) else context
-        if not questions or not contexts or len(questions) != len(contexts):
+        if not isinstance(questions, list | tuple) or not isinstance(context, str | list | tuple):
+            raise ParameterError("question and context should be two texts, or lists of as many")
+        contexts = [context] * len(questions) if isinstance(context, str) else context
+        if not questions or len(questions) != len(contexts):
             raise ParameterError("question and context should be two texts, or lists of as many")
         inputs = [{"question": own, "context": text} for own, text in zip(questions, contexts, strict=True)]
     pairs = [inputs] if isinstance(inputs, Mapping) else inputs
+    if not isinstance(pairs, list | tuple):
+        raise PromptError(f'expected a dict with the texts "question" and "context", or a list, found {shown(pairs)}')
     for pair in pairs:
         if not isinstance(pair, Mapping) or not all(isinstance(pair.get(key), str) for key in ("question", "context")):
             raise PromptError(f'expected a dict with the texts "question" and "context", found {shown(pair)}')

@@ -51,7 +51,10 @@ class ZeroShotClassification(Pipeline):
         single = isinstance(inputs, str)
         texts = listed_inputs([inputs] if single else inputs, "texts")
         labels = _labels(options.get("candidate_labels"))
-        hypotheses = _hypotheses(options.get("hypothesis_template") or TEMPLATE, labels)
+        if not texts:
+            return []
+        template = options.get("hypothesis_template")
+        hypotheses = _hypotheses(TEMPLATE if template is None else template, labels)
         tokenizer, limit = need_tokenizer(self.engine.tokenizer), longest_input(self.engine)
         pairs = [
             align_texts(tokenizer, text, hypothesis, limit=limit)[0].encoded
@@ -92,6 +95,8 @@ def _labels(value: Any) -> list[str]:
 
 
 def _hypotheses(template: Any, labels: Sequence[str]) -> list[str]:
+    if not isinstance(template, str):
+        raise ParameterError(f"hypothesis_template should be text with {{}} for the label, found {shown(template)}")
     try:
         hypotheses = [template.format(label) for label in labels]
     except (AttributeError, IndexError, KeyError, ValueError):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import ParameterError, PromptError, shown
 from ..text.tokenizer import Tokenizer
+from ..text.tokenizer.encoding import check_text
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,18 @@ class Filling:
     """The whole text with it; other masks stay"""
 
 
-def masks_of(token_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+def masks_of(token_ids: Sequence[int], tokenizer: Tokenizer, *, cut: bool = False) -> list[int]:
     """Places of the masks in a text.
 
     Raises:
-        PromptError: it has none, or the tokenizer has no mask.
+        PromptError: it has none, or none before it was `cut`; or the tokenizer has no mask.
     """
     mask = tokenizer.mask_token_id
     if mask is None:
         raise PromptError("this model's tokenizer names no mask token")
     places = [i for i, token in enumerate(token_ids) if token == mask]
+    if not places and cut:
+        raise PromptError(f"the text has no mask in its first {len(token_ids)} tokens, to which it was cut: shorten it")
     if not places:
         raise PromptError(f"the text has no mask: write {tokenizer.token(mask)} where a token is to be filled in")
     return places
@@ -46,9 +49,11 @@ def target_ids(targets: Sequence[str], tokenizer: Tokenizer) -> list[int]:
 
     Raises:
         ParameterError: one is not a single token; transformers takes its first.
+        PromptError: one is not valid Unicode.
     """
     ids = []
     for target in targets:
+        check_text(target)
         own = tokenizer.token_id(target)
         if own is None:
             tokens = tokenizer.encode(target, add_special_tokens=False)

@@ -51,8 +51,8 @@ def read_wav(file: str | os.PathLike[str] | BinaryIO | bytes | bytearray | memor
     size = count * width * channels
     if len(data) < size < UNKNOWN_LENGTH:
         raise PromptError(
-            f"{name} is cut off: it has {len(data) // (width * channels)} of the {count} samples that it names; copy it "
-            "again, or convert what there is: ffmpeg -i FILE -ar 16000 -ac 1 -c:a pcm_s16le sound.wav"
+            f"{name} is cut off: it has {len(data) // (width * channels)} of the {count} samples that it names; copy "
+            "it again, or convert what there is: ffmpeg -i FILE -ar 16000 -ac 1 -c:a pcm_s16le sound.wav"
         )
     samples = _numbers(data[: len(data) // (width * channels) * width * channels], width)  # [n channels]
     if not len(samples):

@@ -77,6 +77,9 @@ def test_tensors_go_in_and_come_out(engine: Engine) -> None:
         assert np.array_equal(logits.numpy(), expected)
     with pytest.raises(PromptError, match="one dimension of integers"):
         engine.forward(torch.tensor([1.5], requires_grad=True))
+    rows = torch.linspace(-1, 1, 3 * 32).reshape(3, 32).to(torch.bfloat16)  # as most published models' are
+    whole = engine.forward(inputs_embeds=rows.float())
+    np.testing.assert_array_equal(engine.forward(inputs_embeds=rows), whole)
 
 
 @pytest.mark.slow

@@ -138,6 +138,9 @@ def test_arrays_that_are_no_vectors_are_refused(engine: Engine, table: np.ndarra
         for call in (engine.forward, engine.generate):
             with pytest.raises(kind, match=message):
                 call(inputs_embeds=array)  # type: ignore[operator]
+    for value in (3, object(), "", [], (row for row in rows), np.float32(3)):
+        with pytest.raises(ParameterError, match=r"inputs_embeds should be an array \[T, E\] for each prompt"):
+            engine.generate(inputs_embeds=value)
     with pytest.raises(ParameterError, match="inputs_embeds has 9 rows, the prompt 2 tokens"):
         engine.generate([1, 2], inputs_embeds=rows)
     with pytest.raises(ParameterError, match=r"an array \[T, E\] for each prompt \(2\), found 1"):

@@ -113,6 +113,8 @@ def test_a_long_text_is_asked_in_windows(answerer: Engine) -> None:
             "stride should be less than the 62 tokens of the text in a window, found 62",
         ),
         (lambda e: e.classify_tokens("a " * 80, truncate=False), PromptError, "more than 64 tokens"),
+        (lambda e: e.classify_tokens(None), PromptError, "expected a text or a list of texts, found None"),
+        (lambda e: e.classify_tokens("a", ignore_labels=3), ParameterError, "ignore_labels should be texts, found 3"),
         (lambda e: e.classify("a"), TaskError, "this bert model labels tokens: use classify_tokens"),
         (lambda e: e.answer("a", "b"), TaskError, "answer needs a checkpoint for question answering; this bert model"),
         (lambda e: e.fill_masks("a"), TaskError, "fill_masks needs a masked language model"),
@@ -133,7 +135,16 @@ def test_questions_are_refused_in_one_line(answerer: Engine) -> None:
     ):
         with pytest.raises((ParameterError, PromptError), match=message):
             answerer.answer("a dog", TEXT, **options)  # type: ignore[arg-type]
+    for question, context in ((None, "a"), (np.array(["a", "b"]), "a"), ("a", 3)):
+        with pytest.raises(PromptError, match="expected text, found"):
+            answerer.answer(question, context)  # type: ignore[arg-type]
     answers = pipeline("question-answering", answerer)
+    for inputs in (3, {1, 2}):
+        with pytest.raises(PromptError, match='expected a dict with the texts "question" and "context", or a list'):
+            answers(inputs)
+    for question, context in ((3, "a"), ("a", 3), (np.array(["a", "b"]), "a"), ({"a": 1}, "a")):
+        with pytest.raises(ParameterError, match="question and context should be two texts, or lists of as many"):
+            answers(question=question, context=context)
     with pytest.raises(ParameterError, match="give question and context"):
         answers()
     with pytest.raises(PromptError, match='"question" and "context"'):
@@ -153,3 +164,14 @@ def test_masks_are_filled_where_the_files_have_the_head(tmp_path: Path) -> None:
         assert engine.embed(TEXT).shape == (32,)
         with pytest.raises(TaskError, match="its tasks are feature-extraction"):
             pipeline("fill-mask", engine)
+
+
+def test_one_ignored_label_needs_no_list(labeller: Engine) -> None:
+    labels = {entity.label for entity in entities_of_all(labeller, [])}
+    for label in labels:
+        assert {entity.label for entity in entities_of_all(labeller, label)} == labels - {label}
+
+
+def entities_of_all(engine: Engine, ignored: Any) -> list[Any]:
+    """The tokens of a text whose labels are not left out."""
+    return list(engine.classify_tokens(TEXT, ignore_labels=ignored))
