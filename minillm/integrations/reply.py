@@ -1,13 +1,13 @@
 """The answer to a conversation as other tools want it: thoughts, text and calls apart; and the fields of a request."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..cli.generate import limited
 from ..decoding.event import Event
 from ..engine.engine import Engine
 from ..engine.results import Completion
-from ..errors import ParameterError, listed, shown
+from ..errors import ParameterError, PromptError, listed, shown
 from ..tasks.late_interaction import Role, role_prompt
 from ..text.chat import AnswerParser, call_grammar, parser_of
 from ..text.chat.calls import Answer, AnswerDelta, CallFormat
@@ -94,11 +94,18 @@ def sampling_fields(**fields: Any) -> dict[str, Any]:
 
 
 def embed(engine: Engine, texts: Sequence[str], role: Role) -> list[list[float]]:
-    """The vectors of texts, [E] each, with the prompt that the checkpoint names for their role, if it does."""
-    if not texts:
+    """The vectors of texts, [E] each, with the prompt that the checkpoint names for their role, if it does.
+
+    Raises:
+        PromptError: they are no list of texts.
+    """
+    members: list[Any] = [*texts] if isinstance(texts, Iterable) and not isinstance(texts, str) else [None]
+    if not all(isinstance(text, str) for text in members):
+        raise PromptError(f"expected a list of texts, found {shown(texts)}")
+    if not members:
         return []
     prompt = role_prompt(engine.embedding_prompts, role) or None
-    vectors: list[list[float]] = engine.embed(list(texts), prompt=prompt, progress=False).tolist()
+    vectors: list[list[float]] = engine.embed(members, prompt=prompt, progress=False).tolist()
     return vectors
 
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from minillm import Engine
 from minillm.decoding.event import Event
-from minillm.errors import ParameterError
-from minillm.integrations.reply import Reply, fields_of_calls, sampling_fields
+from minillm.errors import ParameterError, PromptError
+from minillm.integrations.reply import Reply, embed, fields_of_calls, sampling_fields
 from minillm.text.chat import FORMATS, REASONING_FORMATS
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -72,3 +73,9 @@ def test_calls_that_are_not_read_are_refused_by_name() -> None:
 )
 def test_any_field_of_sampling_asks_for_it_and_a_temperature_of_0_for_none(given: Any, fields: Any) -> None:
     assert sampling_fields(**given) == fields
+
+
+@pytest.mark.parametrize("texts", ["abc", [3], 3, None, [None]])
+def test_what_is_no_list_of_texts_has_no_vectors(texts: Any) -> None:
+    with Engine(progress=False) as engine, pytest.raises(PromptError, match="expected a list of texts, found"):
+        embed(engine, texts, "document")
