@@ -98,7 +98,7 @@ class AsyncEngine:
     @overload
     async def generate(
         self,
-        prompt: Sequence[Prompt],
+        prompt: Sequence[Prompt] | None = None,
         config: GenerationConfig | None = None,
         *,
         request_id: str | None = None,
@@ -108,7 +108,7 @@ class AsyncEngine:
     @with_fields
     async def generate(
         self,
-        prompt: Prompt | Sequence[Prompt],
+        prompt: Prompt | Sequence[Prompt] | None = None,
         config: GenerationConfig | None = None,
         *,
         request_id: str | None = None,
@@ -117,7 +117,8 @@ class AsyncEngine:
         """Continue one prompt, or each prompt of a list; `Engine.generate`.
 
         Args:
-            prompt: text or token ids, or a list of such, which is queued as a whole or not at all
+            prompt: text or token ids, or a list of such, which is queued as a whole or not at all; None with
+                `inputs_embeds`, of one prompt or of a list
             config: generation parameters
             request_id: a name for `abort`, which no other unfinished call has; by default a new one
             **fields: as of `Engine.generate`: fields of `GenerationConfig`, `priority`, `timeout`
@@ -129,9 +130,11 @@ class AsyncEngine:
             SlowReaderError: the event loop was busy for too long.
             Exception: the error that ended the request (`Event.error`).
         """
-        single = is_prompt(prompt)
+        rows: Any = fields.get("inputs_embeds")
+        single = is_prompt(prompt) if prompt is not None else not (isinstance(rows, list | tuple) and rows)
+        given: Any = [prompt] if single else [None] * len(rows) if prompt is None else prompt
         streams = await self.submit(
-            [prompt] if single else list(prompt),  # type: ignore[list-item, arg-type]
+            list(given),
             config,
             request_id=request_id,
             **fields,
@@ -142,7 +145,7 @@ class AsyncEngine:
     @with_fields
     async def stream(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None = None,
         config: GenerationConfig | None = None,
         *,
         request_id: str | None = None,
@@ -193,7 +196,7 @@ class AsyncEngine:
 
     async def submit(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt | None],
         config: GenerationConfig | None = None,
         *,
         request_id: str | None = None,

@@ -44,7 +44,7 @@ def read_form(content_type: str, body: bytes) -> Form:
     """The parts of a body.
 
     Raises:
-        ApiError: it is no form of several parts.
+        ApiError: it is no form of several parts, or one has no name, or there are two files.
     """
     message = BytesParser(policy=HTTP).parsebytes(
         b"Content-Type: %b\r\n\r\n%b" % (content_type.encode("latin-1"), body)
@@ -55,6 +55,8 @@ def read_form(content_type: str, body: bytes) -> Form:
     for part in message.iter_parts():
         name = str(part.get_param("name", "", header="content-disposition"))
         content: Any = part.get_payload(decode=True) or b""
+        if not name or (name == "file" and file is not None):
+            raise ApiError("each part of the form should have a name, and one of them be the file", param=name or None)
         if name == "file":
             file = content
         elif name.endswith("[]") and name in fields:

@@ -1,5 +1,6 @@
 """Requests whose prompt is given by vectors, `inputs_embeds`: the same engine, other rows in the first place."""
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from minillm import Engine
+from minillm import AsyncEngine, Engine
 from minillm.decoding.hooks import Hooks
 from minillm.errors import MinillmError, ParameterError, PromptError
 
@@ -169,3 +170,20 @@ def test_models_that_read_tokens_elsewhere_are_refused(
     monkeypatch.setattr(Engine, "ranks", object())
     with pytest.raises(ParameterError, match="where several processes share the model"):
         engine.generate(inputs_embeds=soft(table))
+
+
+def test_the_async_engine_takes_vectors_as_the_engine_does(folder: Any, table: np.ndarray) -> None:
+    async def main() -> None:
+        engine = Engine(folder)
+        one, several = soft(table), [soft(table, 4, 1), soft(table, 7, 2)]
+        expected = [engine.generate(inputs_embeds=rows, **FIELDS).token_ids for rows in (one, *several)]
+        async with AsyncEngine(engine) as aio:
+            assert (await aio.generate(inputs_embeds=one, **FIELDS)).token_ids == expected[0]
+            answers = await aio.generate(inputs_embeds=several, **FIELDS)
+            assert [answer.token_ids for answer in answers] == expected[1:]
+            events = [event async for event in aio.stream(inputs_embeds=one, **FIELDS)]
+            assert [token for event in events for token in event.token_ids] == expected[0]
+            with pytest.raises(MinillmError):
+                await aio.generate()
+
+    asyncio.run(main())

@@ -95,6 +95,14 @@ def test_other_bodies_are_refused(app: Starlette) -> None:
     assert missing["code"] == "model_not_found"
 
 
+@pytest.mark.parametrize("names", [("file", "file"), ("file", "")], ids=["two files", "a part without a name"])
+def test_a_form_with_a_second_file_or_a_nameless_part_is_refused(app: Starlette, names: tuple[str, str]) -> None:
+    parts = [(name, ("a.wav", wav_of(SOUND), "audio/wav")) for name in names]
+    response = talk(app, lambda client: client.post(PATH, files=parts))
+    assert response.status_code == 400
+    assert "one of them be the file" in error_of(response)["message"]
+
+
 def test_models_have_their_endpoints(app: Starlette) -> None:
     assert (
         "which has /v1/audio/transcriptions" in error_of(post(app, "/v1/completions", {"prompt": "a"}), 404)["message"]
