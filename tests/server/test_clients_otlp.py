@@ -76,7 +76,8 @@ def test_a_request_is_a_span_with_its_tokens_and_phases() -> None:
     spans = [span for resource in taken for scope in resource.scope_spans for span in scope.spans]
     resource = {item.key: item.value.string_value for item in taken[0].resource.attributes}
     assert resource["service.name"] == "minillm"
-    requests = [span for span in spans if span.name == "POST /v1/completions"]
+    requests = [span for span in spans if span.name == "POST /v1/completions"]  # in the order of their ends
+    requests.sort(key=lambda span: span.start_time_unix_nano)
     assert len(requests) == 3
     first = requests[0]
     assert (first.trace_id.hex(), first.parent_span_id.hex()) == tuple(PARENT.split("-")[1:3])
