@@ -132,13 +132,14 @@ def test_whatever_runs_beside_it_answers_the_same(
     """Bursts of requests, pauses in which the engine's thread trims, and another thread that trims all the time."""
     monkeypatch.setattr("minillm.cache.prefix.KEPT_POSITIONS", 256)
     monkeypatch.setattr("minillm.engine.lifecycle.trim_heap", lambda: None)  # it walks all objects of the test process
-    expected, ended = tokens_of(engine), threading.Event()
+    expected, ended, paused = tokens_of(engine), threading.Event(), threading.Event()
     trim = Engine.trim_memory
 
     def trim_always() -> None:
         while not ended.wait(0.003):
             with contextlib.suppress(EngineStateError):
-                trim(engine)
+                if not paused.is_set():  # each call is a use of the engine, which is then not idle
+                    trim(engine)
 
     async def use() -> None:
         async with running(engine) as aio:
@@ -148,7 +149,9 @@ def test_whatever_runs_beside_it_answers_the_same(
                 answers = await asyncio.gather(*(aio.generate(PROMPTS[i], **GREEDY) for i in chosen))
                 assert [answer.token_ids for answer in answers] == [expected[i] for i in chosen]
                 if burst % 2:
+                    paused.set()
                     await until(lambda before=before: trims[0] > before)
+                    paused.clear()
 
     thread = threading.Thread(target=trim_always)
     thread.start()
