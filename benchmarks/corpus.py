@@ -34,7 +34,7 @@ from harness import (
 PEER = "sentence-transformers"
 HEADER = ("side", "texts", "tokens", "texts_per_s_median", "texts_per_s_min", "texts_per_s_max", "ratio", "cosine")
 MEDIAN, SIGMA = 40, 0.9
-"""Of the lengths in words, which are distributed log-normally"""
+"""Parameters of the log-normal distribution of lengths in words"""
 
 Embed = Callable[[list[str]], Any]
 """N texts -> their vectors, [N, E]"""

@@ -116,7 +116,7 @@ def sequence_of(model: Model, token_ids: Sequence[int]) -> TokenSequence:
 
 
 def states(runner: Runner, ids: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """What the head makes of every token of texts that share a pass. [T, W] each"""
+    """Results of the head for every token of texts that share a pass. [T, W] each"""
     sequences = [sequence_of(runner.model, each) for each in ids]
     counts = [len(each) for each in ids]
     rows = runner.forward(sequences, counts, rows=range(sum(counts))).logits

@@ -1,4 +1,4 @@
-"""Where a model is computed: device, backend, dtypes and threads, chosen by name."""
+"""The place where a model is computed: device, backend, dtypes and threads, chosen by name."""
 
 import logging
 import os

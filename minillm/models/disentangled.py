@@ -28,7 +28,7 @@ class DisentangledConfig(EncoderConfig):
     """An encoder's fields, and those of attention by content and relative position."""
 
     terms: tuple[str, ...]
-    """Those of `TERMS` that scores have; they are scaled by 1 / sqrt(D (1 + their number))"""
+    """The members of `TERMS` that scores have; they are scaled by 1 / sqrt(D (1 + their number))"""
     relative: bool
     """Whether there are relative positions; without them the terms are no more than a part of the scale"""
     most_relative: int

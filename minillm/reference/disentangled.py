@@ -30,7 +30,7 @@ class RelativePositions:
 
     @property
     def terms(self) -> tuple[Any, ...]:
-        """Those of the two terms that there are. [H, R, D] each"""
+        """The two terms, without one that is missing. [H, R, D] each"""
         return tuple(term for term in (self.keys, self.queries) if term is not None)
 
     def with_arrays(self, array_of: Callable[[Any], Any]) -> "RelativePositions":

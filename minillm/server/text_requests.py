@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from .state import Server
 from .text_queue import AT_ONCE
 
 S = TypeVar("S", bound="TextsRequest")
+T = TypeVar("T")
 
 SHORT = 2000
 """Characters of texts that are tokenised at once: handing them to another thread would take longer."""
@@ -112,9 +113,22 @@ class TextsServerRequest:
             ClientDisconnect: the client has left.
         """
         work = self.model.queue.compute(key, compute, texts)
+        return await self.result_of(work, lambda message: "dimensions" if message.startswith("dimensions") else None)
+
+    async def result_of(self, work: Coroutine[Any, Any, T], blamed: Callable[[str], str | None]) -> T:
+        """The result of what is computed for the request, within its time, and how it ended.
+
+        Args:
+            work: computes it
+            blamed: the field that the message of a mistake is about, or None
+
+        Raises:
+            ApiError: it failed, or took longer than a request may.
+            ClientDisconnect: the client has left.
+        """
         try:
             async with asyncio.timeout(self.limits.request_timeout):
-                results = await until_gone(self._http.receive, work)
+                result = await until_gone(self._http.receive, work)
         except TimeoutError:
             self._reason = "timeout"
             message = f"the answer took more than {self.limits.request_timeout:g} seconds"
@@ -124,13 +138,12 @@ class TextsServerRequest:
             raise shutting_down(str(error)) from None
         except UsageError as error:
             self._reason = "error"
-            message = str(error)
-            raise ApiError(message, param="dimensions" if message.startswith("dimensions") else None) from None
+            raise ApiError(str(error), param=blamed(str(error))) from None
         except MinillmError as error:
             self._reason = "error"
             raise internal_error(error) from None
         self._reason = "stop"
-        return results
+        return result
 
     def close(self) -> None:
         """Count the request's end."""

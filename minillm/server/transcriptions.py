@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from ..errors import EngineStateError, MinillmError, UsageError, shown
+from ..errors import MinillmError, shown
 from ..tasks.sound_files import read_wav
 from ..tasks.subtitles import srt, verbose_json, vtt
 from ..tasks.transcription import Transcript
-from .http_json import ApiError, internal_error, json_response, read_body, shutting_down
+from .http_json import ApiError, json_response, read_body, shutting_down
 from .limits import queue_full
-from .server_request import until_gone
 from .state import Server
 from .text_requests import TextsServerRequest
 
@@ -148,25 +147,12 @@ class TranscriptionRequest(TextsServerRequest):
             count = self.model.transcribing
             raise queue_full(f"{count} requests run, as many as may: try again later", count, 1, 1.0)
         self._http.scope["minillm.request"] = self
-        try:
-            async with asyncio.timeout(self.limits.request_timeout):
-                transcript = await until_gone(self._http.receive, self._counted(compute))
-        except TimeoutError:
-            self._reason = "timeout"
-            message = f"the answer took more than {self.limits.request_timeout:g} seconds"
-            raise ApiError(message, status=504, type="server_error", code="request_timeout") from None
-        except EngineStateError as error:
-            self._reason = "abort"
-            raise shutting_down(str(error)) from None
-        except UsageError as error:
-            self._reason = "error"
-            param = str(error).partition(" ")[0]
-            raise ApiError(str(error), param=param if param in FIELDS else None) from None
-        except MinillmError as error:
-            self._reason = "error"
-            raise internal_error(error) from None
-        self._reason = "stop"
-        return transcript
+
+        def blamed(message: str) -> str | None:
+            name = message.partition(" ")[0]
+            return name if name in FIELDS else None
+
+        return await self.result_of(self._counted(compute), blamed)
 
     async def _counted(self, compute: Callable[[], Transcript]) -> Transcript:
         self.model.transcribing += 1

@@ -40,7 +40,7 @@ class SpeechTokens:
 
     @classmethod
     def of(cls, config: ModelConfig, fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> "SpeechTokens":
-        """Those of a checkpoint.
+        """The tokens of a checkpoint.
 
         Args:
             config: the model's configuration

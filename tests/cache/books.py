@@ -1,4 +1,4 @@
-"""What must hold of a cache's pages after every step, checked from outside."""
+"""Rules that a cache's pages keep after every step, checked from outside."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
