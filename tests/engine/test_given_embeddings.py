@@ -67,12 +67,15 @@ def test_arrays_of_any_library_and_float_type_are_taken(engine: Engine, table: n
     assert "".join(event.text for event in engine.stream(inputs_embeds=rows, **FIELDS)) == both[0].text
 
 
-def test_other_texts_of_the_batch_keep_every_bit(engine: Engine, table: np.ndarray) -> None:
-    ordinary, rows = [engine.request(IDS, logprobs=True, **FIELDS), engine.request([8, 9], **FIELDS)], soft(table)
-    alone = engine.run(ordinary)
-    mixed = engine.run([ordinary[0], engine.request(inputs_embeds=rows, **FIELDS), ordinary[1]])
-    assert mixed[0] == alone[0] and mixed[2] == alone[1]
-    assert mixed[1].token_ids == engine.generate(inputs_embeds=rows, **FIELDS).token_ids
+def test_other_texts_of_the_batch_keep_every_bit(folder: Any, table: np.ndarray) -> None:
+    """On the backend that promises it: the bits of a product in BLAS depend on the number of rows."""
+    rows = soft(table)
+    with Engine(folder, backend="cpu", deterministic=True) as engine:
+        ordinary = [engine.request(IDS, logprobs=True, **FIELDS), engine.request([8, 9], logprobs=True, **FIELDS)]
+        given = engine.request(inputs_embeds=rows, logprobs=True, **FIELDS)
+        alone, mixed = engine.run(ordinary), engine.run([ordinary[0], given, ordinary[1]])
+        assert mixed[0] == alone[0] and mixed[2] == alone[1]
+        assert mixed[1] == engine.run([given])[0]
 
 
 def test_no_other_text_takes_over_their_keys(engine: Engine, table: np.ndarray) -> None:
