@@ -46,7 +46,7 @@ class Results:
     errors: dict[tuple[Plan, int], float] = field(default_factory=dict)
     """Relative rms error of the logits, by the length of the prompt"""
     perplexities: dict[Plan, float] = field(default_factory=dict)
-    """Of the first tokens of a text"""
+    """Perplexity of the first tokens of a text"""
     by_clock: bool = True
     """Seconds are the clock's, as those of the bandwidth's measurement"""
 

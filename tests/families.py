@@ -56,7 +56,7 @@ logits."""
 
 
 def marks_of(case: tuple[str, str]) -> list[pytest.MarkDecorator]:
-    """What a case has in tests that are long: some run before a release alone."""
+    """The marks of a case in tests that are long: some run before a release alone."""
     family, name = case
     return [pytest.mark.exhaustive] if family in _ONCE and name != next(iter(CONFIGS[family])) else []
 
@@ -66,7 +66,7 @@ LIKE_GRANITES = ("granitemoe", "granitemoeshared", "bamba")
 
 
 def marks_of_further(case: tuple[str, str]) -> list[pytest.MarkDecorator]:
-    """What a case has in tests of something else than a family's mathematics: the first configuration runs."""
+    """The marks of a case in tests of something else than a family's mathematics: the first configuration runs."""
     return [] if case[1] == next(iter(CONFIGS[case[0]])) else [pytest.mark.exhaustive]
 
 

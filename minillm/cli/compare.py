@@ -142,18 +142,22 @@ def _varied(args: argparse.Namespace) -> "list[Variant]":
     [given] = args.vary
     name, _, values = given.partition("=")
     name = name.strip().replace("-", "_")
-    if name not in FIELDS or FIELDS[name].read.many or not values:
+    if name in FIELDS and FIELDS[name].read.many:
+        raise ParameterError(f"--vary {name}: the field takes several values at once, vary one that takes a single one")
+    if name not in FIELDS or not values:
         raise ParameterError(f"--vary takes a generation field and its values, FIELD=VALUE,...; found {given!r:.80}")
     if getattr(args, name, None) is not None:
         raise ParameterError(f"--vary {name} and the flag of {name} are given: leave one out")
-    varied = []
-    for word in values.split(","):
+    varied, words = [], [word.strip() for word in values.split(",")]
+    for word in words:
+        if words.count(word) > 1:
+            raise ParameterError(f"--vary {name}: {word!r:.60} stands there twice")
         try:
-            value = FIELDS[name].read.word(word.strip())
+            value = FIELDS[name].read.word(word)
         except (ValueError, argparse.ArgumentTypeError):
             expected = FIELDS[name].read.expected
-            raise ParameterError(f"--vary {name}: expected {expected}, found {word.strip()!r:.60}") from None
-        varied.append(Variant(f"{name} {word.strip()}", generation_fields(argparse.Namespace(**{name: value}))))
+            raise ParameterError(f"--vary {name}: expected {expected}, found {word!r:.60}") from None
+        varied.append(Variant(f"{name} {word}", generation_fields(argparse.Namespace(**{name: value}))))
     return varied
 
 

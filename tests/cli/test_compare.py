@@ -129,6 +129,8 @@ def test_the_page_stands_alone_and_shows_everything(tmp_path, capsys):
         (["--vary", "top_k=1,5", "--vary", "top_p=0.5,0.9"], ["--vary is given 2 times", "one field at a time"]),
         (["--vary", "warmth=1"], ["FIELD=VALUE,...", "'warmth=1'"]),
         (["--vary", "temperature"], ["FIELD=VALUE,...", "'temperature'"]),
+        (["--vary", "stop_strings=a,b"], ["--vary stop_strings", "several values at once"]),
+        (["--vary", "top_k=1,5, 1"], ["--vary top_k", "'1' stands there twice"]),
         (["--vary", "repetition_penalty=1,1.2", "--repetition-penalty", "1.1"], ["leave one out"]),
         (["--vary", "top_k=1", "--strategies", "sampling"], ["--vary", "--strategies"]),
     ],
