@@ -1,4 +1,4 @@
-"""What a preempted request has lost: the positions of its sequences that are computed again before it goes on."""
+"""The positions that a preempted request has lost, and that are computed again before it goes on."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
