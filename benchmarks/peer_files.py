@@ -33,11 +33,12 @@ from minillm.errors import ParameterError
 from minillm.formats import open_checkpoint
 from minillm.formats.canonical import canonical_names
 from minillm.formats.gguf.write import write_gguf as own_write_gguf
-from minillm.models import build_of, family_of, opt, parameters, published, published_config, tensor_shapes
+from minillm.models import build_of, building, family_of, opt, published, published_config, tensor_shapes
 from minillm.models.bart import LOGITS_BIAS
+from minillm.models.building import random_tensors
 from minillm.models.gpt2 import GPT2Config
 from minillm.models.llama import LlamaConfig
-from minillm.models.parameters import random_tensors, transpose
+from minillm.models.parameters import transpose
 from minillm.models.rotary import BASE
 
 Table = Mapping[str, Tensor]
@@ -113,7 +114,7 @@ def tensors_of(source: str) -> dict[str, Tensor]:
         return canonical_names(open_checkpoint(Path(source)), config)
     if config.model_type in LAYOUTS or config.encoder_layers:
         return random_tensors(tensor_shapes(config), 0, 0.02, NumpyBackend())
-    shapes = parameters.tensor_shapes(build_of(config), config, as_built=False)
+    shapes = building.tensor_shapes(build_of(config), config, as_built=False)
     return random_tensors(shapes, 0, 0.02, NumpyBackend())
 
 

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from minillm.models import family_named, family_of, parameters
+from minillm.models import building, family_named, family_of
 
 from .tiny import RandomTensor, std_of
 
@@ -95,7 +95,7 @@ def write_pair(
     """Two checkpoint folders: quantised, and what it means as an ordinary one. `fields` are of config.json."""
     raw = CONFIGS[family] | {"dtype": published.stored} | fields
     config = family_of(raw).read_config(raw)
-    shapes = parameters.tensor_shapes(family_named(family).build, config, as_built=False)
+    shapes = building.tensor_shapes(family_named(family).build, config, as_built=False)
     quantised, plain = {}, {}
     for short, shape in shapes.items():
         name = PREFIX.get(family, "model.") + short if "lm_head" not in short and short != "embed_out.weight" else short

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-_LOST = 1e-3
-"""Seconds off the CPU in one product that indicate contention: a scheduler takes a core away for 1 to 4 ms."""
+LOST = 1e-3
+"""Seconds off the CPU in one product that indicate contention: a scheduler takes a core away for 1 to 4 ms"""
 _SHORTEST, _LONGEST = 0.1, 3.2
 """Seconds on one thread: doubled at each loss, reset when twice as long has passed without one."""
 
@@ -56,7 +56,7 @@ LIMIT = BlasLimit()
 
 
 class Watch:
-    """Detects products that lose time to other processes, and then limits BLAS."""
+    """Limits BLAS once products have lost time to other processes."""
 
     def __init__(self, limit: BlasLimit = LIMIT) -> None:
         self._limit, self._inside, self._limited = limit, False, False
@@ -76,16 +76,15 @@ class Watch:
                 self._limited = False
                 self._limit.release()
 
-    def product_ended(self, began: float, worked: float) -> None:
-        """Notice the time that a product lost, which began when `perf_counter` and `thread_time` said so."""
+    def product_lost_time(self) -> None:
+        """Limit BLAS for the rest of the pass, and for the passes of some time: a product has lost more than `LOST`."""
         if self._limited or not self._inside or sys.platform == "win32":  # its thread clock ticks every 16 ms
             return
-        if time.perf_counter() - began - (time.thread_time() - worked) > _LOST:
-            now = time.monotonic()
-            recently = now < self._until + 2 * self._pause
-            self._pause = min(2 * self._pause, _LONGEST) if recently and self._pause else _SHORTEST
-            self._until = now + self._pause
-            self._begin()
+        now = time.monotonic()
+        recently = now < self._until + 2 * self._pause
+        self._pause = min(2 * self._pause, _LONGEST) if recently and self._pause else _SHORTEST
+        self._until = now + self._pause
+        self._begin()
 
     def _begin(self) -> None:
         self._limit.ask()

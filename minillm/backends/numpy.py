@@ -7,7 +7,7 @@ from typing import Any, Literal
 from ..batch import Batch
 from ..reference.experts import Routing
 from ..reference.sampling import Draw
-from .blas import Watch
+from .blas import LOST, Watch
 from .formats import BLOCKS, Format, WeightFormats
 from .loader import INTEGERS, Loader
 from .memory import Memory
@@ -42,16 +42,18 @@ class NumpyBackend(Backend):
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
-        began = time.perf_counter(), time.thread_time()
+        began, worked = time.perf_counter(), time.thread_time()
         out = super().linear(x, weight, activation=activation, residual=residual)
-        self._watch.product_ended(*began)
+        if time.perf_counter() - began - (time.thread_time() - worked) > LOST:
+            self._watch.product_lost_time()
         return out
 
     def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
         """Each row's product with its expert's matrix. [T k, in] -> [T k, out]"""
-        began = time.perf_counter(), time.thread_time()
+        began, worked = time.perf_counter(), time.thread_time()
         out = super().linear_experts(x, weight, routing)
-        self._watch.product_ended(*began)
+        if time.perf_counter() - began - (time.thread_time() - worked) > LOST:
+            self._watch.product_lost_time()
         return out
 
 

@@ -6,13 +6,14 @@ The formulas stand in `reference/`, beside the mathematics; here the shapes and 
 from collections.abc import Callable
 from typing import Any
 
-from ..reference.activation import gate_cost, glu_cost, multiply_cost, scale_logits_cost
 from ..reference.attention import attention_cost, kv_cost
 from ..reference.convolution import convolution_cost, unfold_cost
 from ..reference.cost import Cost
 from ..reference.delta_rule import delta_rule_cost
 from ..reference.experts import combine_cost, linear_experts_cost, route_cost
-from ..reference.linear import embed_cost, linear_cost, linear_heads_cost, reduce_cost
+from ..reference.gates import gate_cost, glu_cost, multiply_cost, scale_logits_cost
+from ..reference.linear import embed_cost, linear_cost, reduce_cost
+from ..reference.linear_heads import linear_heads_cost
 from ..reference.low_rank import low_rank_cost
 from ..reference.norm import layer_norm_cost, rms_norm_cost
 from ..reference.rotary import rotary_cost

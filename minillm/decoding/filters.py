@@ -2,8 +2,8 @@
 
 Their order is transformers': temperature, top-h, top-k, top-p, min-p, typical, epsilon, eta; top-n-sigma, which
 transformers does not have, comes before top-k, as in llama.cpp, and XTC last. With `samplers` (`sampler_order.py`) it
-is the user's, and the penalties are among them. `reference/sampling.py` implements temperature, top-k,
-top-p and min-p: a plain draw applies these without building the filtered row.
+is the user's, and the penalties are among them. The masks of top-k, top-p and min-p
+are in `reference/sampling_by_sorting.py`; a plain draw applies these without building the filtered row.
 
 In beam search every filter keeps at least `least` tokens, one more than there are end-of-sequence tokens, so that a
 beam can continue.
@@ -16,7 +16,8 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from ..reference.philox import XTC
-from ..reference.sampling import keep_min_p, keep_top_k, keep_top_p, scale
+from ..reference.sampling import scale
+from ..reference.sampling_by_sorting import keep_min_p, keep_top_k, keep_top_p
 from ..reference.softmax import log_softmax, softmax, top_log_probs
 from .history import History
 from .processors import InPlace, LogitsProcessor, penalties, watermark_of

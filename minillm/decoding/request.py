@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import ModelConfig
 from ..encoder_input import EncoderInput
-from ..errors import ParameterError, PromptError, listed, shown
+from ..errors import ParameterError, listed, shown
 from ..reference.philox import fold_in
 from ..text.tokenizer import Tokenizer
 from .continuation import TextStream
@@ -55,45 +55,6 @@ class RequestMaker:
         ids = ids if isinstance(ids, list | tuple) else (ids,)
         return tuple(ids) if all(isinstance(token_id, int) for token_id in ids) else ()
 
-    def turn_ends(self, defaults: Mapping[str, Any] | None = None) -> tuple[int, ...]:
-        """Tokens that end a turn of a conversation: `eos_token_ids` and, as in llama.cpp and vLLM, the tokenizer's.
-
-        Where a user has replaced the checkpoint's, no others count.
-        """
-        own = self.eos_token_ids(defaults)
-        if self.tokenizer is None or self.checkpoint_ends not in (None, own):
-            return own
-        inside = (token for token in self.tokenizer.turn_ends if token < self.config.vocab_size)
-        return tuple(dict.fromkeys([*own, *inside]))
-
-    def chat_defaults(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The defaults of a conversation; `defaults` as above."""
-        own = self.defaults if defaults is None else defaults
-        known = isinstance(own.get("eos_token_id"), int | list | tuple | None)  # else resolving refuses it
-        return {**own, **({"eos_token_id": [*self.turn_ends(defaults)]} if known else {})}
-
-    def warn_of_turn_ends(self, where: str, template: str) -> None:
-        """Name the tokens at which conversations end and other texts go on, since the checkpoint's EOS ids lack them.
-
-        Args:
-            where: the checkpoint
-            template: its chat template, in whose turns one of these tokens has to be, unless it is the tokenizer's EOS
-        """
-        ends, tokenizer = self.eos_token_ids(), self.tokenizer
-        if tokenizer is None:
-            return
-        lacking = {token: tokenizer.token(token) for token in self.turn_ends() if token not in ends}
-        named = [token for token, name in lacking.items() if token == tokenizer.eos_token_id or name in template]
-        if named:
-            logger.warning(
-                "%s: conversations end at %s, and other texts go on, as in transformers: the checkpoint's eos_token_id "
-                "is %s; with eos_token_id=%s they end there too",
-                where,
-                ", ".join(lacking[token] for token in named),
-                [*ends],
-                [*ends, *named],
-            )
-
     def make(
         self,
         prompt: Prompt,
@@ -123,12 +84,12 @@ class RequestMaker:
         room = 0 if isinstance(generation_config.max_new_tokens, int) and not generation_config.max_new_tokens else 1
         source, frames = None, None
         if self.config.frame_width:
-            sound = self._sound(prompt)
+            sound = self.sound(prompt)
             source, frames = sound.token_ids, sound.frames
-            ids = self._decoder_prompt(generation_config, room)
+            ids = self.decoder_ids(generation_config, room)
         elif self.config.encoder_layers:
             source = encode_prompt(prompt, self.tokenizer, source_config(self.config))
-            ids = self._decoder_prompt(generation_config, room)
+            ids = self.decoder_ids(generation_config, room)
         else:
             ids = encode_prompt(prompt, self.tokenizer, self.config, room=room)
         settings = self._settle(generation_config, len(ids))
@@ -169,55 +130,7 @@ class RequestMaker:
             **functions,
         )
 
-    def text_and_source(self, prompt: Prompt, source: Prompt | None) -> tuple[list[int], EncoderInput | None]:
-        """The tokens of a given text, and its source if the model has an encoder.
-
-        Raises:
-            PromptError: as `make`; likewise ParameterError, and if there is a source without an encoder, or none with
-                one.
-        """
-        ids = encode_prompt(prompt, self.tokenizer, self.config, begin=False)
-        if not self.config.encoder_layers:
-            if source is not None:
-                raise ParameterError("source has no effect: the model has no encoder; leave it out")
-            return ids, None
-        if source is None:
-            raise ParameterError("source is missing: the model's encoder reads it; the prompt is the decoder's text")
-        ids = self._decoder_prompt(GenerationConfig(decoder_prompt=ids), room=0)
-        if self.config.frame_width:
-            return ids, self._sound(source)
-        return ids, EncoderInput(encode_prompt(source, self.tokenizer, source_config(self.config), begin=False))
-
-    def with_continuations(self, prefix: Prompt, continuations: Sequence[Prompt]) -> tuple[list[int], list[list[int]]]:
-        """The tokens of a text, and those of each continuation.
-
-        A continuation in text is encoded together with the text: it is what follows as many tokens as that has alone.
-
-        Raises:
-            PromptError: as `make`.
-        """
-        ids = encode_prompt(prefix, self.tokenizer, self.config, begin=False)
-        endings = []
-        for continuation in continuations:
-            if isinstance(prefix, str) and isinstance(continuation, str):
-                whole = encode_prompt(prefix + continuation, self.tokenizer, self.config, begin=False)
-                ending = whole[len(ids) :]
-            else:
-                alone = continuation
-                if isinstance(continuation, str):
-                    alone = encode_text(continuation, self.tokenizer, self.config, add_special_tokens=False)
-                ending = encode_prompt(alone, self.tokenizer, self.config, begin=False)
-            if not ending:
-                raise PromptError(
-                    f"the continuation {shown(continuation)} adds no token to the text: it is empty, or merges with "
-                    "the text's last token; begin it with a space, or give token ids"
-                )
-            # the last token is predicted, not read; this checks the length
-            encode_prompt([*ids, *ending[:-1]], self.tokenizer, self.config, begin=False)
-            endings.append(ending)
-        return ids, endings
-
-    def _decoder_prompt(self, generation_config: GenerationConfig, room: int) -> list[int]:
+    def decoder_ids(self, generation_config: GenerationConfig, room: int) -> list[int]:
         """The beginning of the decoder's text: its start token, then the user's text unless that begins with it."""
         settings = self._resolve(generation_config)
         start, prompt = settings.decoder_start_token_id, settings.decoder_prompt or ()
@@ -230,7 +143,7 @@ class RequestMaker:
             ids = [*prompt]
         return encode_prompt(ids if ids[:1] == [start] else [start, *ids], self.tokenizer, self.config, room=room)
 
-    def _sound(self, prompt: Prompt) -> EncoderInput:
+    def sound(self, prompt: Prompt) -> EncoderInput:
         """The source that frames of sound are."""
         from .frames import sound_of  # seldom needed
 

@@ -13,6 +13,7 @@ from ..backends.placement import AS_WEIGHTS, NARROW_CACHE, Placement, choose_bac
 from ..cache import Concurrency, PagedCache, PrefixCache, new_cache
 from ..cache.prefix_store import StoringPrefixCache, trusted_folder
 from ..config import ModelConfig
+from ..decoding.conversation_ends import warn_of_turn_ends
 from ..decoding.request import RequestMaker, refuse_guesses
 from ..distributed.ranks import Ranks, joined
 from ..errors import ParameterError
@@ -135,7 +136,7 @@ def request_maker(parts: Parts, config: ModelConfig) -> RequestMaker:
     maker = RequestMaker(smallest, parts.tokenizer, dict(parts.defaults), tuple(parts.helpers), tuple(parts.adapters))
     maker = replace(maker, checkpoint_ends=maker.eos_token_ids())
     if parts.chat_template is not None:
-        maker.warn_of_turn_ends(str(parts.path), parts.chat_template.source)
+        warn_of_turn_ends(maker, str(parts.path), parts.chat_template.source)
     return maker
 
 

@@ -22,12 +22,15 @@ A step under way can also be forgotten as a whole: its tokens, which are still p
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
+from typing import NamedTuple
 
 import numpy as np
 
 from ..backends.memory import DecodeStep, TokensRead
 from ..batch import IntArray, TokenSequence
+from ..cache import PagedCache
 from ..decoding.continuation import Continuation
+from ..decoding.event import Event
 from ..decoding.row_pipeline import pipeline_of
 from ..decoding.sampling import Sampling, TokenState
 from ..errors import CacheFullError, DeviceError
@@ -137,6 +140,41 @@ def launch_next(pending: PendingStep, runner: Runner) -> PendingStep | None:
     tables = _tables(runner, rows, pages.shape[1])
     step = DecodeStep(-1 - sources, positions, pages, draws, _adapters(rows), tables)
     return _launch(runner, rows, step, left - 1)
+
+
+class TakenTokens(NamedTuple):
+    """Results of the tokens of a pending step."""
+
+    advanced: int
+    """Number of sequences that had not ended since it was launched"""
+    events: list[tuple[Run, Event]]
+    ended: dict[Run, list[TokenSequence]]
+    """Sequences whose continuations have ended with their tokens"""
+    failed: dict[Run, Exception]
+    """Requests that cannot take their tokens, and the errors that end them"""
+
+
+def take_tokens(pending: PendingStep, tokens: list[int], cache: PagedCache) -> TakenTokens:
+    """Give the sequences of a pending step their tokens, [N]."""
+    advanced, events = 0, list[tuple[Run, Event]]()
+    ended, failed = dict[Run, list[TokenSequence]](), dict[Run, Exception]()
+    for row, token in zip(pending.rows, tokens, strict=True):
+        run, continuation, sequence = row.run, row.continuation, row.sequence
+        if continuation.finish_reason is not None or run in failed:
+            continue
+        advanced += 1
+        cache.advance(sequence, 1)
+        try:
+            if continuation.push(token):
+                ended.setdefault(run, []).append(sequence)
+            else:
+                sequence.token_ids.append(token)
+        except Exception as error:
+            failed[run] = error
+            continue
+        if (event := continuation.take()) is not None:
+            events.append((run, event))
+    return TakenTokens(advanced, events, ended, failed)
 
 
 def hand_back(pending: PendingStep) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack, overload
 
+from ..decoding.conversation_ends import chat_defaults
 from ..decoding.event import Event
 from ..decoding.fields import GenerationFields
 from ..decoding.hooks import Hook
@@ -308,7 +309,7 @@ class Engine(EnginePrefixes):
             MinillmError: as `render_chat` and `request`.
         """
         prompt, rest = self._chat_prompt(messages, fields)
-        rest["defaults"] = self._maker.chat_defaults(read("defaults", rest.get("defaults")))
+        rest["defaults"] = chat_defaults(self._maker, read("defaults", rest.get("defaults")))
         return self.requests([prompt], config, **rest)[0]
 
     def fitted(self, request: Request) -> Request:

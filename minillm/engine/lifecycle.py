@@ -16,6 +16,7 @@ from ..backends.operations import Backend
 from ..backends.placement import choose_backend
 from ..cache.prefix_store import PrefixStore
 from ..config import ModelConfig
+from ..decoding.conversation_ends import chat_defaults, turn_ends
 from ..decoding.keywords import with_fields
 from ..decoding.request import RequestMaker
 from ..decoding.stats import Stats
@@ -166,12 +167,12 @@ class EngineLifecycle:
         """The tokens that end a turn of a conversation, unless a request says others: `eos_token_ids`, and those by
         which tokenizers and templates end one, such as `<|im_end|>`.
         """
-        return self._maker.turn_ends()
+        return turn_ends(self._maker)
 
     @property
     def chat_defaults(self) -> dict[str, Any]:
         """`generation_defaults` of a conversation, which ends at `turn_end_ids`."""
-        return self._maker.chat_defaults()
+        return chat_defaults(self._maker)
 
     @property
     def adapters(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from ..encoder_input import EncoderInput
 from ..errors import CacheFullError, EngineStateError, ParameterError
 from ..reference.sampling import Draw
 from ..runner.runner import Runner, Slice
-from .async_decode import DEVICE_ERRORS, PendingStep, can_run_ahead, hand_back, launch_first, launch_next
+from .async_decode import DEVICE_ERRORS, PendingStep, can_run_ahead, hand_back, launch_first, launch_next, take_tokens
 from .run import Chunk, Run
 from .scheduler import Limits, Load, Scheduler
 
@@ -132,36 +132,17 @@ class StepLoop:
         if tokens is None:
             hand_back(pending)
             return None
-        advanced = self._take_tokens(pending, tokens.tolist())
+        taken = take_tokens(pending, tokens.tolist(), runner.cache)
+        self._events += (run.addressed(event) for run, event in taken.events)
+        for run, error in taken.failed.items():
+            self._fail(run, error)
+        for run, sequences in taken.ended.items():
+            self._end_sequences(run, sequences)
         if following is None:
             hand_back(pending)
         self._pending = following
         self.stats.count_pass("target", working_time() - began)
-        return advanced
-
-    def _take_tokens(self, pending: PendingStep, tokens: list[int]) -> int:
-        """Give the sequences of a pending step their tokens. Returns how many had not ended since it was launched."""
-        advanced, cache = 0, self.runners["target"].cache
-        ended: dict[Run, list[TokenSequence]] = {}
-        for row, token in zip(pending.rows, tokens, strict=True):
-            run, continuation, sequence = row.run, row.continuation, row.sequence
-            if continuation.finish_reason is not None:
-                continue
-            advanced += 1
-            cache.advance(sequence, 1)
-            try:
-                if continuation.push(token):
-                    ended.setdefault(run, []).append(sequence)
-                else:
-                    sequence.token_ids.append(token)
-            except Exception as error:
-                self._fail(run, error)
-                continue
-            if (event := continuation.take()) is not None:
-                self._events.append(run.addressed(event))
-        for run, sequences in ended.items():
-            self._end_sequences(run, sequences)
-        return advanced
+        return taken.advanced
 
     def _forward(self, name: str, prompts: bool) -> int:
         """Run one model over its pending tokens. Returns their number.

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..decoding.fields import GenerationFields
+from ..decoding.given_texts import text_and_source, with_continuations
 from ..decoding.hooks import Hook, Hooks
 from ..decoding.prompts import Prompt, encode_prompt, is_prompt
 from ..decoding.request import check_lora
@@ -95,7 +96,7 @@ class EngineReadings(EngineTextReadings):
             prompt = placeholders(rows, self.config) if prompt is None else prompt
         if prompt is None:
             raise PromptError("there is no prompt: give text, token ids or inputs_embeds")
-        ids, encoder_input = self._maker.text_and_source(prompt, source)
+        ids, encoder_input = text_and_source(self._maker, prompt, source)
         if rows is not None:
             check_lengths(ids, rows)
         check_lora(lora, self._maker.adapters)
@@ -119,7 +120,7 @@ class EngineReadings(EngineTextReadings):
             '2.278 -0.045'
         """
         refuse_task(self.config, "tokens", "score")
-        ids, encoder_input = self._maker.text_and_source(prompt, source)
+        ids, encoder_input = text_and_source(self._maker, prompt, source)
         check_lora(lora, self._maker.adapters)
         with showing(read("progress", progress)):
             logprobs = score_tokens(self._open_runner, ids, self._driver.turn, lora, encoder_input)
@@ -168,7 +169,7 @@ class EngineReadings(EngineTextReadings):
             raise ParameterError(
                 f"continuations should be a list for {'the prefix' if single else f'each of the {len(texts)} prefixes'}"
             )
-        cases = [self._maker.with_continuations(text, ending) for text, ending in zip(texts, endings, strict=True)]
+        cases = [with_continuations(self._maker, text, ending) for text, ending in zip(texts, endings, strict=True)]
         with showing(read("progress", progress)):
             scores = score_continuations(self._open_runner, cases, self._driver.turn, lora)
         return scores[0] if single else scores

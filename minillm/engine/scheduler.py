@@ -40,7 +40,8 @@ from ..decoding.stats import Stats
 from ..encoder_input import EncoderInput
 from ..errors import CacheFullError
 from .preemption import choose_victim
-from .run import Chunk, Recompute, Run, num_pages
+from .recompute import Recompute, num_pages
+from .run import Chunk, Run
 
 MAX_PASSES = 8
 """Number of later requests that may be admitted before a waiting one that does not fit."""

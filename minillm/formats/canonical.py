@@ -10,7 +10,8 @@ from pathlib import Path
 from ..backends.loader import Tensor
 from ..config import ModelConfig
 from ..errors import listed
-from ..models import build_of, family_named, parameters, tensor_shapes
+from ..models import build_of, building, family_named, tensor_shapes
+from ..models.parameters import Names
 from .schemes.matrix import MatrixTensor
 from .stacked_experts import each_expert
 
@@ -29,7 +30,7 @@ def canonical_names(
     Heads for which the model has no place are left out: of an encoder, or the LM head of a classification. `shapes` are
     the model's own tensors, if they are known already.
     """
-    names: parameters.Names = family_named(config.model_type).NAMES
+    names: Names = family_named(config.model_type).NAMES
     tensors = each_expert(names.canonical(stored, tied_head=config.tied_head), names.stacked)
     further = tuple(f"layers.{config.num_layers + i}." for i in range(config.further_layers))
     if further and any(name.startswith(further) for name in tensors):
@@ -89,10 +90,10 @@ def check_published(stored: Mapping[str, Tensor], config: ModelConfig) -> None:
     Raises:
         CheckpointError: a tensor is missing, has the wrong shape or has no place in the model.
     """
-    names: parameters.Names = family_named(config.model_type).NAMES
-    shapes = parameters.tensor_shapes(build_of(config), config, as_built=False)
+    names: Names = family_named(config.model_type).NAMES
+    shapes = building.tensor_shapes(build_of(config), config, as_built=False)
     tensors = canonical_names(stored, replace(config, tied_head=False), shapes)
     if config.tied_head and names.head in tensors:
         tensors.setdefault(names.embedding, tensors.pop(names.head))
     extras = extra_tensors(tensors, shapes)
-    parameters.check_tensors({name: tensor for name, tensor in tensors.items() if name not in extras}, shapes)
+    building.check_tensors({name: tensor for name, tensor in tensors.items() if name not in extras}, shapes)

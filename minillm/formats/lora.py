@@ -27,7 +27,8 @@ from ..backends.weights import narrow
 from ..config import ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..models import build_of, family_named
-from ..models.parameters import Names, Parameter, Weights, parameters_of
+from ..models.building import parameters_of
+from ..models.parameters import Names, Parameter, Weights
 from .lora_config import LoraConfig, read_lora_config
 from .tensors import ComputedTensor, StoredTensor, check_unchanged
 from .weight_files import ADAPTER_CONFIG, open_adapter

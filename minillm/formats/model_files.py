@@ -19,7 +19,7 @@ from ..config import ModelConfig
 from ..decoding.checkpoint_fields import unsupported
 from ..errors import ModelNotFoundError
 from ..models import config_of, tensor_shapes
-from ..models.parameters import check_tensors
+from ..models.building import check_tensors
 from ..tasks.pooling import EmbeddingSettings
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import Tokenizer

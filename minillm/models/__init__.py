@@ -15,11 +15,12 @@ from ..backends.shapes import ShapeBackend
 from ..config import ModelConfig
 from ..errors import ParameterError, UnsupportedModelError, listed, shown
 from ..plugins import load, plugins
-from . import parameters
+from . import building
 from .base import Model
+from .building import Shapes, random_tensors
 from .decoder import Decoder
 from .heads import builder, read_head
-from .parameters import Shapes, random_tensors
+from .parameters import Build, Names
 from .text_parts import text_config
 
 logger = logging.getLogger("minillm")
@@ -143,7 +144,7 @@ def config_of(raw: Mapping[str, Any]) -> ModelConfig:
     return config.within_vocabulary()
 
 
-def build_of(config: ModelConfig) -> parameters.Build:
+def build_of(config: ModelConfig) -> Build:
     """The function that builds the model of a configuration: its family's `build`, with the configuration's head."""
     return builder(family_named(config.model_type).build, config)
 
@@ -156,13 +157,13 @@ def build_model(
     layers: range | None = None,
     **options: Any,
 ) -> Decoder:
-    """A model from tensors by name; options and errors as `parameters.build_from`. `layers`: as `load_model`."""
+    """A model from tensors by name; options and errors as `building.build_from`. `layers`: as `load_model`."""
     if layers is not None:
         options["holds"] = partial(stage_holds, config, family_named(config.model_type).NAMES, layers)
-    return parameters.build_from(build_of(config), config, tensors, backend, **options)
+    return building.build_from(build_of(config), config, tensors, backend, **options)
 
 
-def stage_holds(config: ModelConfig, names: parameters.Names, layers: range, name: str) -> bool:
+def stage_holds(config: ModelConfig, names: Names, layers: range, name: str) -> bool:
     """Whether the pipeline stage of these layers needs a parameter, "layers.3.attn" or "embed_tokens"."""
     if len(layers) == config.num_layers:
         return True
@@ -177,12 +178,12 @@ def stage_holds(config: ModelConfig, names: parameters.Names, layers: range, nam
 
 def shape_model(config: ModelConfig, backend: ShapeBackend) -> Decoder:
     """A model of shapes alone, which takes no memory."""
-    return parameters.build_of_shapes(build_of(config), config, backend)
+    return building.build_of_shapes(build_of(config), config, backend)
 
 
 def tensor_shapes(config: ModelConfig) -> Shapes:
     """Name and shape of every tensor that a model of this configuration takes, in its own order."""
-    return parameters.tensor_shapes(build_of(config), config)
+    return building.tensor_shapes(build_of(config), config)
 
 
 @cache

@@ -13,7 +13,7 @@ from ..backends.operations import Backend
 from ..config import Fields
 from ..errors import UnsupportedModelError
 from ..layers.experts import ExpertMLP
-from ..reference.activation import CLAMPED, CLAMPED_LIMIT, CLAMPED_SLOPE
+from ..reference.gates import CLAMPED, CLAMPED_LIMIT, CLAMPED_SLOPE
 from . import llama
 from .decoder import Decoder
 from .llama import read_kin

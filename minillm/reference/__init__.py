@@ -1,11 +1,12 @@
 """Reference implementation of every operation on an array module `xp`, each with its cost."""
 
-from .activation import gate, glu, multiply, scale_logits
 from .attention import attend, store_joined, store_kv
 from .convolution import convolve, unfold
 from .delta_rule import delta_rule
 from .experts import Routing, combine, linear_experts, route
-from .linear import embed, linear, linear_heads
+from .gates import gate, glu, multiply, scale_logits
+from .linear import embed, linear
+from .linear_heads import linear_heads
 from .low_rank import add_low_rank
 from .norm import layer_norm, rms_norm
 from .rotary import Rotation, cosines_and_sines, rotary

@@ -9,6 +9,8 @@ from threadpoolctl import ThreadpoolController
 
 from minillm.backends import blas
 from minillm.backends.blas import BlasLimit, Watch
+from minillm.backends.numpy import NumpyBackend
+from minillm.backends.operations import Backend
 
 
 def threads() -> list[int]:
@@ -49,9 +51,11 @@ class Limit(BlasLimit):
 
 def product(watch: Watch, clocks: Clocks, *, given: float) -> None:
     """A product of 10 ms."""
-    began = clocks.passed, clocks.given
-    clocks.pass_by(0.01, given=given)
-    watch.product_ended(*began)
+    backend = NumpyBackend()
+    backend._watch = watch
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Backend, "linear", lambda *arguments, **options: clocks.pass_by(0.01, given=given))
+        backend.linear(None, None)  # type: ignore[arg-type]
 
 
 def limited_products(watch: Watch, limit: Limit, clocks: Clocks, products: int, *, given: float) -> list[bool]:

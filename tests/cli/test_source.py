@@ -42,7 +42,7 @@ def test_a_field_a_term_and_a_class_find_the_same(word: str, capsys: pytest.Capt
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "sampling: temperature, top-k, top-p, min-p"
     [place] = [line for line in lines if line.endswith("keep_top_p")]
-    path, line = re.search(r"(\S+reference/sampling\.py):(\d+)", place).groups()
+    path, line = re.search(r"(\S+reference/sampling_by_sorting\.py):(\d+)", place).groups()
     assert Path(path).read_text().splitlines()[int(line) - 1].startswith("def keep_top_p(")
 
 

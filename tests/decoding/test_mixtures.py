@@ -17,7 +17,7 @@ from minillm.decoding.sampling import Sampling, TokenState
 from minillm.decoding.strategy import Request, Rows
 from minillm.errors import ParameterError
 from minillm.reference.philox import Keys, uniform
-from minillm.reference.sampling import sample_by_sorting
+from minillm.reference.sampling_by_sorting import sample_by_sorting
 from minillm.reference.softmax import chosen_log_probs, top_log_probs
 
 from ..tiny import request_for

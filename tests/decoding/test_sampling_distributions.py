@@ -12,7 +12,7 @@ from minillm.decoding.resolving import strategy_for
 from minillm.decoding.strategy import Rows
 from minillm.reference import philox
 from minillm.reference.philox import Keys, uniform
-from minillm.reference.sampling import sample_by_sorting
+from minillm.reference.sampling_by_sorting import sample_by_sorting
 
 from ..reference.chi_square import p_value
 from ..tiny import request_for

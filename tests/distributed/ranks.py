@@ -14,7 +14,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.distributed.communicator import Communicator, Traffic
 from minillm.distributed.threads import run_ranks
 from minillm.models import family_of, tensor_shapes
-from minillm.models.parameters import random_tensors
+from minillm.models.building import random_tensors
 from minillm.parallel import Parallel
 
 from ..families import CONFIGS, LIKE_GRANITES

@@ -15,7 +15,7 @@ from minillm.errors import RankError
 from minillm.measure.accounting.hardware import CHIPS
 from minillm.measure.profiling import profile
 from minillm.models import family_of
-from minillm.models.parameters import parameters_of
+from minillm.models.building import parameters_of
 from minillm.parallel import Parallel
 
 from ..adapters import write_adapter

@@ -17,7 +17,7 @@ from minillm import Engine
 from minillm.backends.loader import RandomTensor
 from minillm.errors import CacheFullError, MinillmError, ParameterError, TaskError, UsageError
 from minillm.models import build_of, config_of
-from minillm.models.parameters import tensor_shapes
+from minillm.models.building import tensor_shapes
 
 from .. import seq2seq, task_models
 from ..adapters import write_adapter

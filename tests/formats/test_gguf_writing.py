@@ -23,7 +23,7 @@ from minillm.formats.gguf.read_metadata import read_gguf_config, read_gguf_model
 from minillm.formats.gguf.write import write_gguf
 from minillm.formats.gguf.write_metadata import gguf_fields
 from minillm.models import family_of, gemma4_text
-from minillm.models.parameters import tensor_shapes
+from minillm.models.building import tensor_shapes
 from minillm.reference import quantize as ours
 
 from .. import families

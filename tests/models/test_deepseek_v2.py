@@ -9,7 +9,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.measure.accounting import Storage
 from minillm.measure.accounting.memory import cache_bytes_per_token, expanded_bytes_per_token
-from minillm.models import build_model, deepseek_v2, parameters, published_config
+from minillm.models import build_model, building, deepseek_v2, published_config
 
 from ..tiny import Held
 
@@ -108,7 +108,7 @@ def test_the_absorbed_projections_are_parts_of_the_checkpoints_one() -> None:
     """kv_b_proj has each head's n rows of keys, then its V rows of values."""
     config: Any = deepseek_v2.read_config(CONFIG)
     C, n, V, H = config.value_dim, config.nope_dim, config.expanded_dim, config.num_heads
-    shapes = parameters.tensor_shapes(deepseek_v2.build, config, as_built=False)
+    shapes = building.tensor_shapes(deepseek_v2.build, config, as_built=False)
     stored = {
         name: Held(np.random.default_rng(0).normal(size=shape).astype(np.float32)) for name, shape in shapes.items()
     }

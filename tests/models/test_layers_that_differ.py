@@ -23,9 +23,10 @@ from minillm.layers.head import LMHead
 from minillm.layers.shared_attention import SharedAttention
 from minillm.models import gemma3_text
 from minillm.models.base import Model
+from minillm.models.building import build_from, random_tensors, tensor_shapes
 from minillm.models.decoder import Decoder
 from minillm.models.gemma2 import GemmaConfig
-from minillm.models.parameters import Weights, build_from, random_tensors, tensor_shapes
+from minillm.models.parameters import Weights
 from minillm.reference.attention import AttentionSpec
 from minillm.runner.runner import Runner
 

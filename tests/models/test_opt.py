@@ -9,7 +9,7 @@ import pytest
 from minillm.backends.numpy import NumpyBackend
 from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.models import build_model, family_of, opt, published, published_config, tensor_shapes
-from minillm.models.parameters import random_tensors
+from minillm.models.building import random_tensors
 
 from ..tiny import VARIANTS, tiny_config, tiny_tensors
 

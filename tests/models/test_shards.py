@@ -26,7 +26,8 @@ from minillm.formats.tensors import WeightFile
 from minillm.formats.write_checkpoint import write_checkpoint
 from minillm.models import build_model, family_of, tensor_shapes
 from minillm.models.base import weight_paths
-from minillm.models.parameters import by_block, random_tensors, transpose
+from minillm.models.building import random_tensors
+from minillm.models.parameters import by_block, transpose
 from minillm.models.points import operators_of
 from minillm.reference.quantize import dequantize, quantize
 

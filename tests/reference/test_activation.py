@@ -9,19 +9,14 @@ from minillm.reference.activation import (
     ACTIVATIONS,
     ALIASES,
     FLOPS_PER_ELEMENT,
-    GATES,
     erf,
-    gate,
     gelu,
     gelu_new,
-    glu,
-    glu_cost,
-    multiply,
     relu,
     relu2,
-    scale_logits,
     silu,
 )
+from minillm.reference.gates import GATES, gate, glu, glu_cost, multiply, scale_logits
 
 X = np.concatenate([np.linspace(-9, 9, 3001), [0.0, -0.0, 1e-20, -1e-20, 50.0, -50.0]]).astype(np.float32)
 

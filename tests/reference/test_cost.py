@@ -12,8 +12,9 @@ import pytest
 
 from minillm import reference
 from minillm.batch import Batch, TokenSequence
-from minillm.reference.activation import ACTIVATIONS, GATES, glu_cost, multiply_cost, scale_logits_cost
+from minillm.reference.activation import ACTIVATIONS
 from minillm.reference.attention import AttentionSpec, attention_cost
+from minillm.reference.gates import GATES, glu_cost, multiply_cost, scale_logits_cost
 from minillm.reference.linear import embed_cost, linear_cost
 from minillm.reference.norm import layer_norm_cost, rms_norm_cost
 from minillm.reference.rotary import rotary_cost

@@ -9,7 +9,8 @@ import pytest
 
 from minillm.errors import NumericalError
 from minillm.reference.philox import uniform
-from minillm.reference.sampling import sample, sample_by_sorting
+from minillm.reference.sampling import sample
+from minillm.reference.sampling_by_sorting import sample_by_sorting
 
 from .chi_square import p_value
 

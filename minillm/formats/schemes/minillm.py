@@ -21,7 +21,7 @@ from ...backends.loader import CHUNK, Tensor
 from ...config import ModelConfig
 from ...errors import CheckpointError, ParameterError
 from ...models import tensor_shapes
-from ...models.parameters import Shapes
+from ...models.building import Shapes
 from ...reference.quantize import GROUPS, Quantized, dequantize
 from ..tensors import ComputedTensor, StoredTensor
 

@@ -9,8 +9,9 @@ import pytest
 from minillm import reference
 from minillm.backends.cpu.selftest import random_blocks
 from minillm.backends.weights import expand, narrow
-from minillm.reference.activation import ACTIVATIONS, GATES
+from minillm.reference.activation import ACTIVATIONS
 from minillm.reference.blocks import BLOCK_FORMATS, BlockFormat, BlockMatrix
+from minillm.reference.gates import GATES
 from minillm.reference.quantize import Quantized, quantize
 
 from . import kernels

@@ -9,7 +9,7 @@ import pytest
 from minillm import reference
 from minillm.backends.cpu import launching
 from minillm.reference.philox import uniform
-from minillm.reference.sampling import sample_by_sorting
+from minillm.reference.sampling_by_sorting import sample_by_sorting
 
 from . import kernels
 from .kernels import fill, loaded, run

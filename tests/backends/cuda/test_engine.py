@@ -22,7 +22,8 @@ from minillm.engine.scheduler import Limits
 from minillm.errors import NumericalError
 from minillm.formats.load_model import load_adapter
 from minillm.reference.philox import Keys, uniform
-from minillm.reference.sampling import keep_min_p, keep_top_k, keep_top_p, scale
+from minillm.reference.sampling import scale
+from minillm.reference.sampling_by_sorting import keep_min_p, keep_top_k, keep_top_p
 from minillm.runner.runner import Output, Runner
 from tests.adapters import write_adapter
 from tests.comparing import assert_same_draws, assert_same_tokens

@@ -11,7 +11,8 @@ from minillm.backends.cuda import rows
 from minillm.backends.cuda.emulator import Emulator, LaunchError
 from minillm.backends.cuda.kernels import STORAGE, Kernels
 from minillm.errors import DeviceError
-from minillm.reference.activation import ACTIVATIONS, GATES
+from minillm.reference.activation import ACTIVATIONS
+from minillm.reference.gates import GATES
 
 from .activations import exact_gate
 from .launchers import ON_GPU, exhaustive

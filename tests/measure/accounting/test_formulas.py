@@ -13,9 +13,9 @@ from minillm.batch import Batch, TokenSequence
 from minillm.measure import accounting
 from minillm.measure.accounting import Conventions, Part, Step, Storage, generation
 from minillm.models import opt, published, published_config, tensor_shapes
-from minillm.reference.activation import scale_logits_cost
 from minillm.reference.attention import AttentionSpec, attention_cost
 from minillm.reference.cost import Cost
+from minillm.reference.gates import scale_logits_cost
 from minillm.reference.linear import embed_cost
 from minillm.reference.norm import rms_norm_cost
 

@@ -17,7 +17,7 @@ from minillm.cache import PagedCache, new_cache
 from minillm.config import ModelConfig
 from minillm.measure.accounting import Conventions, Part, Step, operations
 from minillm.models import build_model, family_of, tensor_shapes
-from minillm.models.parameters import random_tensors
+from minillm.models.building import random_tensors
 from minillm.runner.runner import Runner
 
 from ...families import CASES, CONFIGS

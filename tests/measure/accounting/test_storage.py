@@ -14,7 +14,7 @@ from minillm.errors import ParameterError
 from minillm.measure.accounting import Part, Step, Storage
 from minillm.measure.accounting.memory import activation_bytes, cache_bytes_per_token, parts_held, weights_bytes
 from minillm.models import build_model, opt, tensor_shapes
-from minillm.models.parameters import random_tensors
+from minillm.models.building import random_tensors
 from minillm.runner.runner import Runner
 
 from ...shapes import BASE, VARIANTS
