@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..config import Fields, ModelConfig, read_score_function
 from ..errors import CheckpointError, UnsupportedModelError
@@ -73,11 +74,11 @@ _WORDS: dict[str, Pooling] = {
 _JOINED = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "last")
 """Order of the vectors of several flags"""
 _KINDS = (
-    *("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "LogitScore", "MultiVectorMask", "StaticEmbedding"),
-    "Dropout",
+    *("Transformer", "WeightedLayerPooling", "Pooling", "Dense", "LayerNorm", "Normalize", "LogitScore"),
+    *("MultiVectorMask", "StaticEmbedding", "Dropout"),
 )
 _STATIC_ORDER = re.compile("StaticEmbedding( Dense| LayerNorm)*( Normalize)*")
-_ORDER = re.compile("Transformer Pooling( Dense| LayerNorm)*( Normalize)*")
+_ORDER = re.compile("Transformer( WeightedLayerPooling)? Pooling( Dense| LayerNorm)*( Normalize)*")
 """Modules in the order in which they are run. Dropout does nothing but in training"""
 _LATE = ("MultiVectorEncoder", "ColBERT")
 """`model_type` of late-interaction models: sentence-transformers', and PyLate's"""
@@ -164,6 +165,18 @@ def _module_fields(path: Path) -> Fields:
     return Fields(read_json(path), str(path))
 
 
+def _arrays(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> list[NDArray[np.float32]]:
+    """The tensors of a module, in this order.
+
+    Raises:
+        CheckpointError: it has others, or of other shapes.
+    """
+    stored = open_checkpoint(folder)
+    if {name: tensor.shape for name, tensor in stored.items()} != shapes:
+        raise CheckpointError(f"{folder} should hold {shapes} by its config.json, found {sorted(stored)!s:.100}")
+    return [np.array(stored[name].load(), np.float32) for name in shapes]
+
+
 class _Reader:
     """The files of one folder, and the names of their fields that are not read."""
 
@@ -186,7 +199,8 @@ class _Reader:
             task, own = "feature-extraction", {"strip": True} | self.steps(modules)
         else:
             raise UnsupportedModelError(
-                f"{self.folder / 'modules.json'}: {', '.join(kinds)}; minillm runs Transformer, Pooling, then "
+                f"{self.folder / 'modules.json'}: {', '.join(kinds)}; minillm runs Transformer, perhaps "
+                "WeightedLayerPooling, Pooling, then "
                 "Dense and LayerNorm, then Normalize; StaticEmbedding in place of the first two; Transformer alone if "
                 "it classifies texts; Transformer, LogitScore if it generates them"
             )
@@ -213,7 +227,9 @@ class _Reader:
         dense: list[Dense | VectorNorm] = []
         pooled_width = self.config.hidden_size
         for kind, path in modules:
-            if kind == "Pooling":
+            if kind == "WeightedLayerPooling":
+                fields["layer_weights"] = self.layer_weights(path)
+            elif kind == "Pooling":
                 fields |= self.pooling(path / "config.json")
                 pooled_width *= len(fields["pooling"]) if isinstance(fields["pooling"], tuple) else 1
             elif kind == "Dense":
@@ -224,6 +240,24 @@ class _Reader:
                 self.of_vectors(Fields(read_optional_json(path / "config.json"), str(path / "config.json")))
                 fields["normalize"] = True
         return fields | {"dense": tuple(dense)}
+
+    def layer_weights(self, folder: Path) -> tuple[float, ...]:
+        """A WeightedLayerPooling module: the weights of the states before each layer and after the last.
+
+        They count only if config.json says that the model returns all states, as in sentence-transformers.
+        """
+        fields = _module_fields(folder / "config.json")
+        widths = ("embedding_dimension", "word_embedding_dimension")
+        self.not_read(fields.source, fields.raw, {"layer_start", "num_hidden_layers", *widths})
+        if not Fields(read_optional_json(self.folder / "config.json")).get("output_hidden_states", False):
+            return ()
+        if not self.config.bidirectional:
+            raise UnsupportedModelError(f"{fields.source}: minillm runs WeightedLayerPooling of encoders alone")
+        states, start = self.config.num_layers + 1, fields.get("layer_start", 4)
+        if not 0 <= start < states:
+            raise CheckpointError(f"{fields.source}: layer_start should be from 0 to {states - 1}, found {start}")
+        [weights] = _arrays(folder, {"layer_weights": (states - start,)})
+        return (*[0.0] * start, *weights.tolist())
 
     def pooling(self, path: Path) -> dict[str, Any]:
         """The settings in the configuration of a Pooling module: flags, or one word in newer releases."""
@@ -258,12 +292,10 @@ class _Reader:
         activation = fields.choice("activation_function", "torch.nn.modules.activation.Tanh", tuple(ACTIVATIONS))
         names = {"module_input_name", "module_output_name", "in_features", "out_features", "bias", "use_residual"}
         self.not_read(fields.source, fields.raw, names | {"activation_function"})
-        stored = open_checkpoint(folder)
-        shapes = {"linear.weight": (outputs, inputs)} | ({"linear.bias": (outputs,)} if bias else {})
-        if {name: tensor.shape for name, tensor in stored.items()} != shapes:
-            raise CheckpointError(f"{folder} should hold {shapes} by its config.json, found {sorted(stored)!s:.100}")
-        arrays = {name: np.array(tensor.load(), np.float32) for name, tensor in stored.items()}
-        return Dense(arrays["linear.weight"], arrays.get("linear.bias"), activation)
+        weight, *biases = _arrays(
+            folder, {"linear.weight": (outputs, inputs)} | ({"linear.bias": (outputs,)} if bias else {})
+        )
+        return Dense(weight, biases[0] if biases else None, activation)
 
     def norm(self, folder: Path, width: int) -> VectorNorm:
         """A LayerNorm module for vectors of some width: its configuration and its tensors."""
@@ -271,12 +303,7 @@ class _Reader:
         self.not_read(fields.source, fields.raw, {"dimension"})
         if fields.size("dimension") != width:
             raise CheckpointError(f"{fields.source}: dimension should be {width}, the width before it")
-        stored = open_checkpoint(folder)
-        shapes = {"norm.weight": (width,), "norm.bias": (width,)}
-        if {name: tensor.shape for name, tensor in stored.items()} != shapes:
-            raise CheckpointError(f"{folder} should hold {shapes} by its config.json, found {sorted(stored)!s:.100}")
-        weight, bias = (np.array(stored[name].load(), np.float32) for name in shapes)
-        return VectorNorm(weight, bias)
+        return VectorNorm(*_arrays(folder, {"norm.weight": (width,), "norm.bias": (width,)}))
 
     def of_vectors(self, fields: Fields, of: str = "sentence_embedding") -> None:
         """Refuse a module that computes something else from something else than the pooled vector, or than `of`."""

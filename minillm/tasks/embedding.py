@@ -22,6 +22,7 @@ from ..decoding.prompts import Prompt, encode_prompt, is_prompt, need_tokenizer
 from ..encoder_input import AudioFeatures
 from ..errors import ParameterError, PromptError, TaskError, shown
 from ..progress import work
+from ..runner.layer_mean import LayerMean
 from ..runner.runner import Runner
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import EncodedText, Tokenizer, encode_texts
@@ -250,7 +251,7 @@ class TextPasses:
             skipped = min(texts[i].prompt_tokens, len(rows) - 1)
             return np.concatenate([pooled(rows, mode, skipped) for mode in modes])  # of each mode [E] -> [W]
 
-        vectors = self._run(texts, False, wanted, vector, "embedding", lora)
+        vectors = self._run(texts, False, wanted, vector, "embedding", lora, self.settings.layer_weights)
         width = self.width * len(modes)
         stacked = np.stack(vectors) if vectors else np.empty((0, width), np.float32)  # N x [E] -> [N, E]
         return self.settings.finished(stacked, normalize=normalize, dimensions=dimensions)
@@ -387,6 +388,7 @@ class TextPasses:
         finish: Callable[[int, NDArray[np.float32]], NDArray[np.float32]],
         title: str,
         lora: str | None,
+        layer_weights: Sequence[float] = (),
     ) -> list[Any]:
         """Compute all texts, in passes of texts of about the same length.
 
@@ -397,7 +399,13 @@ class TextPasses:
             finish: makes a text's result from its number and these rows [k, W], which are a copy
             title: for the report of progress
             lora: the adapter that computes them
+            layer_weights: as in `EmbeddingSettings`
+
+        Raises:
+            TaskError: several processes share the model, and the states of all layers are wanted.
         """
+        if layer_weights and not self._runner.has_exits:
+            raise TaskError("a mean over layers is not offered where several processes share a model: use one")
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i].token_ids))
         results: list[Any] = [None] * len(texts)
         with work(title, len(texts), "texts") as progress:
@@ -405,7 +413,7 @@ class TextPasses:
                 sequences = [self._sequence(texts[i], lora) for i in pack]
                 with self._lock:
                     positions = [positions_of(texts[i]) for i in pack]
-                    rows = self._pass(self._runner_for(sequences, head), sequences, positions)
+                    rows = self._pass(self._runner_for(sequences, head), sequences, positions, layer_weights)
                 for i, result_rows in zip(pack, rows, strict=True):
                     results[i] = finish(i, result_rows)
                 progress.advance(len(pack))
@@ -453,7 +461,11 @@ class TextPasses:
         return text_runner
 
     def _pass(
-        self, runner: Runner, sequences: Sequence[TokenSequence], positions: Sequence[range]
+        self,
+        runner: Runner,
+        sequences: Sequence[TokenSequence],
+        positions: Sequence[range],
+        layer_weights: Sequence[float] = (),
     ) -> list[NDArray[np.float32]]:
         """The results at some positions of texts that share a pass, or of one in chunks. [k, W] each"""
         chunks_of_texts: list[list[NDArray[np.float32]]] = [[] for _ in sequences]
@@ -469,9 +481,12 @@ class TextPasses:
                     spans.append(len(here))
                     rows += range(start + here.start - sequence.cached, start + here.stop - sequence.cached)
                     start += count
+                mean = LayerMean(layer_weights) if layer_weights else None
                 with self._turn():
-                    output = runner.forward(sequences, counts, rows=rows)
+                    output = runner.forward(sequences, counts, rows=rows, exits=mean)
                     results = np.array(runner.backend.sampler.to_host(output.logits), np.float32)  # [R, W], a copy
+                if mean is not None:
+                    results = mean.of(results)
                 stops = np.cumsum(spans).tolist()
                 for chunks, stop, count in zip(chunks_of_texts, stops, spans, strict=True):
                     chunks.append(results[stop - count : stop])

@@ -101,6 +101,8 @@ class EmbeddingSettings:
 
     pooling: Pooling | tuple[Pooling, ...] = "mean"
     """Several: their vectors one after another"""
+    layer_weights: tuple[float, ...] = ()
+    """If there are any, pooled is the mean of the hidden states before each layer and after the last, so weighted"""
     include_prompt: bool = True
     """Whether the prompt's tokens count in the mean"""
     dense: tuple[Dense | VectorNorm, ...] = ()

@@ -174,6 +174,45 @@ def test_a_norm_after_the_pooling_is_as_there(tmp_path: Path) -> None:
         close(engine.embed(TEXTS), theirs.encode(TEXTS))
 
 
+def layered(folder: Path, raw: dict[str, Any], start: int, *, all_states: bool) -> Any:
+    """A model whose vectors are pooled from the states of several layers."""
+    config = {"output_hidden_states": True} if all_states else {}
+    transformer = base.Transformer(str(write_task_model(folder, raw)), config_kwargs=config)
+    weights = torch.nn.Parameter(torch.tensor([3.0, -0.5, 1.25][start:]))
+    mixed = parts.WeightedLayerPooling(32, num_hidden_layers=2, layer_start=start, layer_weights=weights)
+    return sentence_transformers.SentenceTransformer(modules=[transformer, mixed, parts.Pooling(32)], device="cpu")
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+@pytest.mark.parametrize("start", [0, 1])
+def test_weighted_layers_are_pooled_as_there(start: int, backend: str, tmp_path: Path) -> None:
+    layered(tmp_path / "plain", BERT, start, all_states=True).save_pretrained(str(tmp_path / "saved"))
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    expected = theirs.encode(TEXTS)
+    with Engine(tmp_path / "saved", backend=backend, progress=False) as engine:
+        close(engine.embed(TEXTS), expected)
+        close(engine.embed(TEXTS[1]), expected[1])
+    plain = sentence_transformers.SentenceTransformer(modules=[theirs[0], theirs[2]], device="cpu")
+    assert np.abs(plain.encode(TEXTS) - expected).max() > 0.1
+
+
+def test_weighted_layers_without_the_states_are_the_last_one_as_there(tmp_path: Path) -> None:
+    layered(tmp_path / "plain", BERT, 1, all_states=False).save_pretrained(str(tmp_path / "saved"))
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    with Engine(tmp_path / "saved", progress=False) as engine:
+        close(engine.embed(TEXTS), theirs.encode(TEXTS))
+
+
+def test_weights_of_more_layers_than_there_are_are_refused(tmp_path: Path) -> None:
+    from minillm.errors import CheckpointError
+
+    layered(tmp_path / "plain", BERT, 1, all_states=True).save_pretrained(str(tmp_path / "saved"))
+    for start, message in ((0, r"should hold \{'layer_weights': \(3,\)\}"), (3, "layer_start should be from 0 to 2")):
+        edit(tmp_path / "saved" / "1_WeightedLayerPooling" / "config.json", layer_start=start)
+        with pytest.raises(CheckpointError, match=message):
+            Engine(tmp_path / "saved")
+
+
 def static_embedding() -> Any:
     """A module with a random table."""
     tokenizer = word_tokenizer("bert")
