@@ -6,7 +6,9 @@ modules.json lists the steps; the first is the model:
     2_Dense         a projection with an activation, in some; or LayerNorm
     3_Normalize     division by the length
 
-or the model alone, a cross-encoder; or, of a causal LM that scores, `1_LogitScore`: a difference of two logits.
+before 1_Pooling in some WeightedLayerPooling, a mean over the layers; or the model alone, a cross-encoder; or, of a
+causal LM that scores, `1_LogitScore`: a difference of two logits; or, of a masked language model, `1_SpladePooling`: a
+weight for each token of the vocabulary.
 config_sentence_transformers.json has prompts, the cross-encoder's function of logits, how two vectors are compared, and
 their length; sentence_bert_config.json the longest text, and whether the chat template writes texts. A checkpoint
 without modules.json is pooled by the mean if it is an encoder, and by the last token if not.
@@ -41,6 +43,7 @@ from ..tasks.pooling import (
     VectorNorm,
     normalized,
 )
+from ..tasks.sparse_vectors import SparsePooling
 from .weight_files import open_checkpoint
 
 logger = logging.getLogger("minillm")
@@ -74,8 +77,8 @@ _WORDS: dict[str, Pooling] = {
 _JOINED = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "last")
 """Order of the vectors of several flags"""
 _KINDS = (
-    *("Transformer", "WeightedLayerPooling", "Pooling", "Dense", "LayerNorm", "Normalize", "LogitScore"),
-    *("MultiVectorMask", "StaticEmbedding", "Dropout"),
+    *("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "LogitScore", "MultiVectorMask", "StaticEmbedding"),
+    *("WeightedLayerPooling", "SpladePooling", "Dropout"),
 )
 _STATIC_ORDER = re.compile("StaticEmbedding( Dense| LayerNorm)*( Normalize)*")
 _ORDER = re.compile("Transformer( WeightedLayerPooling)? Pooling( Dense| LayerNorm)*( Normalize)*")
@@ -88,10 +91,13 @@ _OF_PYLATE = {
     *("query_prefix", "document_prefix", "skiplist_words"),
 }
 """Fields of PyLate beside the prompts"""
+_RENAMED = {"MLMTransformer": "Transformer"}
+"""Modules of old releases, and what they are now"""
 _RESULTS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "sequence-classification": ("logits", "scores"),
     "text-generation": ("logits", "causal_logits"),
+    "fill-mask": ("logits", "token_embeddings"),
 }
 """`transformer_task`: what the model returns, and the name under which the modules after it find that"""
 _WITHOUT_EFFECT = {
@@ -144,9 +150,10 @@ def read_modules(folder: Path, *, check: bool = True) -> list[tuple[str, Path]]:
         return []
     try:
         modules = json.loads(read_text(path))
-        listed_modules = [(str(module["type"]).rpartition(".")[2], folder / str(module["path"])) for module in modules]
+        named = [(str(module["type"]).rpartition(".")[2], folder / str(module["path"])) for module in modules]
     except (ValueError, TypeError, KeyError, RecursionError):
-        listed_modules = []
+        named = []
+    listed_modules = [(_RENAMED.get(kind, kind), path) for kind, path in named]
     if not check:
         return listed_modules
     if not listed_modules:
@@ -191,6 +198,8 @@ class _Reader:
             task, own = "sequence-classification", dict[str, Any]()
         elif kinds == ["Transformer", "LogitScore"] and output == "tokens" and not self.config.encoder_layers:
             task, own = "text-generation", {"logit_score": self.logit_score(modules[1][1])}
+        elif kinds == ["Transformer", "SpladePooling"]:
+            task, own = "fill-mask", {"strip": True, "sparse": self.sparse(modules[1][1])}
         elif self.is_late(kinds):
             task, own = "feature-extraction", {"strip": True, "late": self.late(modules)}
         elif _STATIC_ORDER.fullmatch(" ".join(kinds)) and not self.config.num_layers:
@@ -199,10 +208,10 @@ class _Reader:
             task, own = "feature-extraction", {"strip": True} | self.steps(modules)
         else:
             raise UnsupportedModelError(
-                f"{self.folder / 'modules.json'}: {', '.join(kinds)}; minillm runs Transformer, perhaps "
-                "WeightedLayerPooling, Pooling, then "
-                "Dense and LayerNorm, then Normalize; StaticEmbedding in place of the first two; Transformer alone if "
-                "it classifies texts; Transformer, LogitScore if it generates them"
+                f"{self.folder / 'modules.json'}: {', '.join(kinds)}; minillm runs Transformer, Pooling, then "
+                "Dense and LayerNorm, then Normalize; WeightedLayerPooling before Pooling; StaticEmbedding in place of "
+                "the first two; Transformer alone if it classifies texts; Transformer, LogitScore if it generates them; "
+                "Transformer, SpladePooling if it fills masks"
             )
         late = "late" in own
         settings = replace(settings, **self.model(task, late), **own)
@@ -304,6 +313,23 @@ class _Reader:
         if fields.size("dimension") != width:
             raise CheckpointError(f"{fields.source}: dimension should be {width}, the width before it")
         return VectorNorm(*_arrays(folder, {"norm.weight": (width,), "norm.bias": (width,)}))
+
+    def sparse(self, folder: Path) -> SparsePooling:
+        """A SpladePooling module."""
+        fields = _module_fields(folder / "config.json")
+        names = ("pooling_strategy", "activation_function", "embedding_dimension", "word_embedding_dimension")
+        self.not_read(fields.source, fields.raw, {*names, "chunk_size"})
+        if not self.config.fills_masks:
+            raise UnsupportedModelError(
+                f"{fields.source}: SpladePooling reads logits of masked tokens, and config.json names no model that "
+                "has some and that minillm runs (...ForMaskedLM)"
+            )
+        whole = Fields(read_optional_json(self.folder / MODEL_FILE), MODEL_FILE)
+        return SparsePooling(
+            summed=fields.choice("pooling_strategy", "max", ("max", "sum")) == "sum",
+            twice=fields.choice("activation_function", "relu", ("relu", "log1p_relu")) == "log1p_relu",
+            most=whole.size("max_active_dims") if whole.raw.get("max_active_dims") is not None else None,
+        )
 
     def of_vectors(self, fields: Fields, of: str = "sentence_embedding") -> None:
         """Refuse a module that computes something else from something else than the pooled vector, or than `of`."""
@@ -407,9 +433,11 @@ class _Reader:
         read = {"prompts", "default_prompt_name"} | _WITHOUT_EFFECT[MODEL_FILE]
         if late:
             read |= _OF_PYLATE | {"similarity_fn_name", "model_type"}
-        if task == "feature-extraction":
-            read |= {"truncate_dim", "activation_fn"}
-            if fields.raw.get("truncate_dim") is not None:
+        if task in ("feature-extraction", "fill-mask"):
+            read |= {"activation_fn"} | ({"max_active_dims"} if task == "fill-mask" else {"truncate_dim"})
+            if task == "fill-mask":
+                settings["similarity"] = "dot"
+            elif fields.raw.get("truncate_dim") is not None:
                 settings["truncate_dim"] = fields.size("truncate_dim")
             if fields.raw.get("similarity_fn_name") in SIMILARITIES:
                 read, settings["similarity"] = read | {"similarity_fn_name"}, fields.raw["similarity_fn_name"]

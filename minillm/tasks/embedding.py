@@ -28,6 +28,7 @@ from ..text.chat import ChatTemplate
 from ..text.tokenizer import EncodedText, Tokenizer, encode_texts
 from .late_interaction import Role
 from .pooling import POOLINGS, EmbeddingSettings, Pooling, pooled
+from .sparse_vectors import SparsePooling, SparseVector
 from .text_messages import TextMessages
 
 logger = logging.getLogger("minillm")
@@ -233,6 +234,12 @@ class TextPasses:
         self.settings.check()
         if self.settings.late is not None:
             raise TaskError("this late-interaction model has vectors of tokens, none of a text: use embed_tokens")
+        if self.settings.sparse is not None:
+            if pooling is not None or dimensions is not None:
+                raise ParameterError("pooling and dimensions are for dense vectors, and this model's are sparse")
+            rows = self._sparse(texts, self.settings.sparse, lora)
+            stacked = np.stack(rows) if rows else np.empty((0, self.config.vocab_size), np.float32)  # N x [V] -> [N, V]
+            return self.settings.finished(stacked, normalize=normalize, dimensions=None)
         chosen = self.settings.pooling if pooling is None else pooling
         modes = chosen if isinstance(chosen, tuple) else (chosen,)
         if any(mode not in POOLINGS for mode in modes):
@@ -255,6 +262,36 @@ class TextPasses:
         width = self.width * len(modes)
         stacked = np.stack(vectors) if vectors else np.empty((0, width), np.float32)  # N x [E] -> [N, E]
         return self.settings.finished(stacked, normalize=normalize, dimensions=dimensions)
+
+    def embed_sparse(
+        self, texts: Sequence[EncodedText], *, most: int | None = None, lora: str | None = None
+    ) -> list[SparseVector]:
+        """The sparse vectors of texts, of `most` tokens each.
+
+        Raises:
+            TaskError: the model fills no masks.
+            ParameterError: `most` is impossible.
+            NumericalError: the logits contain NaN or infinity.
+        """
+        self.settings.check()
+        sparse = self.settings.sparse
+        if not self.config.fills_masks:
+            raise TaskError("embed_sparse needs a sparse encoder (SPLADE) or another masked language model; use embed")
+        if most is not None and not _is_count(most):
+            raise ParameterError(f"most should be a whole number of at least 1, or None, found {shown(most)}")
+        pooling = sparse or SparsePooling()
+        return [self._of_tokens(row) for row in self._sparse(texts, replace(pooling, most=most or pooling.most), lora)]
+
+    def _sparse(self, texts: Sequence[EncodedText], pooling: SparsePooling, lora: str | None) -> list[Any]:
+        """The weights of all tokens. [V] each"""
+        return self._run(texts, True, _every_position, lambda i, logits: pooling(logits), "embedding", lora)
+
+    def _of_tokens(self, weights: NDArray[np.float32]) -> SparseVector:
+        """[V] -> the tokens with a weight"""
+        ids = np.argsort(-weights, kind="stable")[: np.count_nonzero(weights)]
+        tokenizer = self._tokenizer
+        names = () if tokenizer is None else tuple(tokenizer.token(int(i)) for i in ids)
+        return SparseVector(ids, weights[ids], names)
 
     @property
     def width(self) -> int:

@@ -66,7 +66,7 @@ def test_the_mean_over_layers_is_that_of_the_states_of_there(name: str, tmp_path
     [ids] = texts(1, seed=7)
     sequence = sequence_of(model, ids)
     expected = theirs.base_model(**inputs(theirs, ids, sequence.types), output_hidden_states=True).hidden_states
-    weights = [1.5, -0.25, 0.0, 0.5, 2.0][: len(expected) - 1] + [0.75]
+    weights = [*(1.5, -0.25, 0.0, 0.5)[: len(expected) - 1], 0.75]
     mean, rows = LayerMean(weights), [0, len(ids) - 1]
     last = runner_over(without_head(model), backend).forward([sequence], [len(ids)], rows=rows, exits=mean).logits
     total = sum(weight * state[0, rows].numpy() for weight, state in zip(weights, expected, strict=True))
