@@ -210,8 +210,8 @@ class _Reader:
             raise UnsupportedModelError(
                 f"{self.folder / 'modules.json'}: {', '.join(kinds)}; minillm runs Transformer, Pooling, then "
                 "Dense and LayerNorm, then Normalize; WeightedLayerPooling before Pooling; StaticEmbedding in place of "
-                "the first two; Transformer alone if it classifies texts; Transformer, LogitScore if it generates them; "
-                "Transformer, SpladePooling if it fills masks"
+                "the first two; Transformer alone if it classifies texts; Transformer, LogitScore if it generates "
+                "them; Transformer, SpladePooling if it fills masks"
             )
         late = "late" in own
         settings = replace(settings, **self.model(task, late), **own)
