@@ -58,6 +58,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta-v2": ("DebertaV2", SIZES | {
         "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "type_vocab_size": 0,
     }),
+    "deberta": ("Deberta", SIZES | {"relative_attention": True, "pos_att_type": "c2p", "hidden_act": "relu"}),
     "nomic_bert": ("NomicBert", SIZES),
     "gte": ("Gte", SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}),
 }
@@ -179,9 +180,12 @@ def test_heads_of_tokens_of_a_family_are_theirs(family: str, tmp_path: Path) -> 
 # --- masked tokens ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "deberta-v2"])
-def test_masked_tokens_of_a_family_are_theirs(family: str, tmp_path: Path) -> None:
-    folder = write(tmp_path, family, "ForMaskedLM")
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [*((family, {}) for family in FAMILIES), ("deberta", {"legacy": False}), ("deberta-v2", {"legacy": False})],
+)
+def test_masked_tokens_of_a_family_are_theirs(family: str, fields: Any, tmp_path: Path) -> None:
+    folder = write(tmp_path, family, "ForMaskedLM", **fields)
     theirs = transformers.pipeline("fill-mask", str(folder), device="cpu", dtype=torch.float32)
     texts = ["the cat sat on the [MASK] .", "a [MASK] [MASK] in paris", "is this [MASK]"]
     with pipeline("fill-mask", folder) as ours:
@@ -196,8 +200,11 @@ def test_masked_tokens_of_a_family_are_theirs(family: str, tmp_path: Path) -> No
         np.testing.assert_allclose(ours.engine.hidden_states(TEXTS[1]), states, atol=1e-4)
 
 
-def test_a_matrix_of_its_own_fills_masks(tmp_path: Path) -> None:
-    folder = write(tmp_path, "bert", "ForMaskedLM", tie_word_embeddings=False)
+@pytest.mark.parametrize(
+    ("family", "fields"), [("bert", {}), ("deberta-v2", {"legacy": True}), ("deberta-v2", {"legacy": False})]
+)
+def test_a_matrix_of_its_own_fills_masks(family: str, fields: Any, tmp_path: Path) -> None:
+    folder = write(tmp_path, family, "ForMaskedLM", tie_word_embeddings=False, **fields)
     theirs = transformers.pipeline("fill-mask", str(folder), device="cpu", dtype=torch.float32)
     with pipeline("fill-mask", folder) as ours:
         assert_same(ours("the [MASK] sat"), theirs("the [MASK] sat"))

@@ -14,6 +14,7 @@ from ..progress import showing
 from ..tasks.embedding import Classification, Pair, Text, is_one_text, listed_texts
 from ..tasks.late_interaction import ROLES, Role, role_prompt
 from ..tasks.pooling import Pooling
+from ..tasks.sparse_vectors import SparseVector
 from ..tasks.transcription import Transcript
 from ..text.tokenizer import EncodedText
 from .arguments import read, refuse_task
@@ -80,6 +81,47 @@ class EngineTextReadings(EngineTokenReadings):
         )
         with showing(read("progress", progress)):
             vectors = passes.embed(encoded, pooling=pooling, normalize=normalize, dimensions=dimensions, lora=lora)
+        return vectors[0] if single else vectors
+
+    def embed_sparse(
+        self,
+        texts: Text | Sequence[Text],
+        *,
+        most: int | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        truncate: bool = True,
+        lora: str | None = None,
+        progress: bool = True,
+    ) -> SparseVector | list[SparseVector]:
+        """The sparse vector of a text, by a SPLADE checkpoint or any masked language model; a list for several texts.
+
+        A weight for each token of the vocabulary, as sentence-transformers' SparseEncoder. `embed` gives the same with
+        the zeros, [N, V], of checkpoints with sentence-transformers' SpladePooling.
+
+        Args:
+            texts: a text, or a list
+            most: tokens of a vector at most, the heaviest; by default as the checkpoint says
+            prompt: as in `embed`
+            prompt_name: as in `embed`
+            truncate: as in `embed`
+            lora: as in `embed`
+            progress: as in `embed`
+
+        Raises:
+            TaskError: the model is no masked language model.
+            PromptError, ParameterError, NumericalError: as `embed`.
+
+        Example:
+            vector = engine.embed_sparse("A man is eating food.", most=3)
+            print(dict(zip(vector.tokens, vector.weights)))
+        """
+        passes, single = self._passes("embed_sparse"), is_one_text(texts, pairs=False)
+        check_lora(lora, self._maker.adapters)
+        members = listed_texts(texts, single=single)
+        encoded = self.encode(members, prompt=prompt, prompt_name=prompt_name, truncate=truncate)
+        with showing(read("progress", progress)):
+            vectors = passes.embed_sparse(encoded, most=most, lora=lora)
         return vectors[0] if single else vectors
 
     def embed_tokens(

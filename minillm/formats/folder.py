@@ -61,7 +61,8 @@ class Folder(ModelFiles):
     def _config_of_tensors(self) -> ModelConfig:
         """The configuration, without a head of masked tokens if the files have none, whatever config.json says."""
         config, names = self.config, family_of(self.raw).NAMES
-        if not config.fills_masks or any(names.short(name) == names.masked_head for name in self.stored):
+        heads = (names.masked_head, names.other_masked_head)
+        if not config.fills_masks or any(names.short(name) in heads for name in self.stored):
             return config
         return replace(config, fills_masks=False, tied_head=False)
 

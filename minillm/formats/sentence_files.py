@@ -6,7 +6,9 @@ modules.json lists the steps; the first is the model:
     2_Dense         a projection with an activation, in some; or LayerNorm
     3_Normalize     division by the length
 
-or the model alone, a cross-encoder; or, of a causal LM that scores, `1_LogitScore`: a difference of two logits.
+before 1_Pooling in some WeightedLayerPooling, a mean over the layers; or the model alone, a cross-encoder; or, of a
+causal LM that scores, `1_LogitScore`: a difference of two logits; or, of a masked language model, `1_SpladePooling`: a
+weight for each token of the vocabulary.
 config_sentence_transformers.json has prompts, the cross-encoder's function of logits, how two vectors are compared, and
 their length; sentence_bert_config.json the longest text, and whether the chat template writes texts. A checkpoint
 without modules.json is pooled by the mean if it is an encoder, and by the last token if not.
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..config import Fields, ModelConfig, read_score_function
 from ..errors import CheckpointError, UnsupportedModelError
@@ -40,6 +43,7 @@ from ..tasks.pooling import (
     VectorNorm,
     normalized,
 )
+from ..tasks.sparse_vectors import SparsePooling
 from .weight_files import open_checkpoint
 
 logger = logging.getLogger("minillm")
@@ -74,10 +78,10 @@ _JOINED = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "last")
 """Order of the vectors of several flags"""
 _KINDS = (
     *("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "LogitScore", "MultiVectorMask", "StaticEmbedding"),
-    "Dropout",
+    *("WeightedLayerPooling", "SpladePooling", "Dropout"),
 )
 _STATIC_ORDER = re.compile("StaticEmbedding( Dense| LayerNorm)*( Normalize)*")
-_ORDER = re.compile("Transformer Pooling( Dense| LayerNorm)*( Normalize)*")
+_ORDER = re.compile("Transformer( WeightedLayerPooling)? Pooling( Dense| LayerNorm)*( Normalize)*")
 """Modules in the order in which they are run. Dropout does nothing but in training"""
 _LATE = ("MultiVectorEncoder", "ColBERT")
 """`model_type` of late-interaction models: sentence-transformers', and PyLate's"""
@@ -87,10 +91,13 @@ _OF_PYLATE = {
     *("query_prefix", "document_prefix", "skiplist_words"),
 }
 """Fields of PyLate beside the prompts"""
+_RENAMED = {"MLMTransformer": "Transformer"}
+"""Modules of old releases, and what they are now"""
 _RESULTS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "sequence-classification": ("logits", "scores"),
     "text-generation": ("logits", "causal_logits"),
+    "fill-mask": ("logits", "token_embeddings"),
 }
 """`transformer_task`: what the model returns, and the name under which the modules after it find that"""
 _WITHOUT_EFFECT = {
@@ -143,9 +150,10 @@ def read_modules(folder: Path, *, check: bool = True) -> list[tuple[str, Path]]:
         return []
     try:
         modules = json.loads(read_text(path))
-        listed_modules = [(str(module["type"]).rpartition(".")[2], folder / str(module["path"])) for module in modules]
+        named = [(str(module["type"]).rpartition(".")[2], folder / str(module["path"])) for module in modules]
     except (ValueError, TypeError, KeyError, RecursionError):
-        listed_modules = []
+        named = []
+    listed_modules = [(_RENAMED.get(kind, kind), path) for kind, path in named]
     if not check:
         return listed_modules
     if not listed_modules:
@@ -164,6 +172,18 @@ def _module_fields(path: Path) -> Fields:
     return Fields(read_json(path), str(path))
 
 
+def _arrays(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> list[NDArray[np.float32]]:
+    """The tensors of a module, in this order.
+
+    Raises:
+        CheckpointError: it has others, or of other shapes.
+    """
+    stored = open_checkpoint(folder)
+    if {name: tensor.shape for name, tensor in stored.items()} != shapes:
+        raise CheckpointError(f"{folder} should hold {shapes} by its config.json, found {sorted(stored)!s:.100}")
+    return [np.array(stored[name].load(), np.float32) for name in shapes]
+
+
 class _Reader:
     """The files of one folder, and the names of their fields that are not read."""
 
@@ -178,6 +198,8 @@ class _Reader:
             task, own = "sequence-classification", dict[str, Any]()
         elif kinds == ["Transformer", "LogitScore"] and output == "tokens" and not self.config.encoder_layers:
             task, own = "text-generation", {"logit_score": self.logit_score(modules[1][1])}
+        elif kinds == ["Transformer", "SpladePooling"]:
+            task, own = "fill-mask", {"strip": True, "sparse": self.sparse(modules[1][1])}
         elif self.is_late(kinds):
             task, own = "feature-extraction", {"strip": True, "late": self.late(modules)}
         elif _STATIC_ORDER.fullmatch(" ".join(kinds)) and not self.config.num_layers:
@@ -187,8 +209,9 @@ class _Reader:
         else:
             raise UnsupportedModelError(
                 f"{self.folder / 'modules.json'}: {', '.join(kinds)}; minillm runs Transformer, Pooling, then "
-                "Dense and LayerNorm, then Normalize; StaticEmbedding in place of the first two; Transformer alone if "
-                "it classifies texts; Transformer, LogitScore if it generates them"
+                "Dense and LayerNorm, then Normalize; WeightedLayerPooling before Pooling; StaticEmbedding in place of "
+                "the first two; Transformer alone if it classifies texts; Transformer, LogitScore if it generates "
+                "them; Transformer, SpladePooling if it fills masks"
             )
         late = "late" in own
         settings = replace(settings, **self.model(task, late), **own)
@@ -213,7 +236,9 @@ class _Reader:
         dense: list[Dense | VectorNorm] = []
         pooled_width = self.config.hidden_size
         for kind, path in modules:
-            if kind == "Pooling":
+            if kind == "WeightedLayerPooling":
+                fields["layer_weights"] = self.layer_weights(path)
+            elif kind == "Pooling":
                 fields |= self.pooling(path / "config.json")
                 pooled_width *= len(fields["pooling"]) if isinstance(fields["pooling"], tuple) else 1
             elif kind == "Dense":
@@ -224,6 +249,24 @@ class _Reader:
                 self.of_vectors(Fields(read_optional_json(path / "config.json"), str(path / "config.json")))
                 fields["normalize"] = True
         return fields | {"dense": tuple(dense)}
+
+    def layer_weights(self, folder: Path) -> tuple[float, ...]:
+        """A WeightedLayerPooling module: the weights of the states before each layer and after the last.
+
+        They count only if config.json says that the model returns all states, as in sentence-transformers.
+        """
+        fields = _module_fields(folder / "config.json")
+        widths = ("embedding_dimension", "word_embedding_dimension")
+        self.not_read(fields.source, fields.raw, {"layer_start", "num_hidden_layers", *widths})
+        if not Fields(read_optional_json(self.folder / "config.json")).get("output_hidden_states", False):
+            return ()
+        if not self.config.bidirectional:
+            raise UnsupportedModelError(f"{fields.source}: minillm runs WeightedLayerPooling of encoders alone")
+        states, start = self.config.num_layers + 1, fields.get("layer_start", 4)
+        if not 0 <= start < states:
+            raise CheckpointError(f"{fields.source}: layer_start should be from 0 to {states - 1}, found {start}")
+        [weights] = _arrays(folder, {"layer_weights": (states - start,)})
+        return (*[0.0] * start, *weights.tolist())
 
     def pooling(self, path: Path) -> dict[str, Any]:
         """The settings in the configuration of a Pooling module: flags, or one word in newer releases."""
@@ -258,12 +301,10 @@ class _Reader:
         activation = fields.choice("activation_function", "torch.nn.modules.activation.Tanh", tuple(ACTIVATIONS))
         names = {"module_input_name", "module_output_name", "in_features", "out_features", "bias", "use_residual"}
         self.not_read(fields.source, fields.raw, names | {"activation_function"})
-        stored = open_checkpoint(folder)
-        shapes = {"linear.weight": (outputs, inputs)} | ({"linear.bias": (outputs,)} if bias else {})
-        if {name: tensor.shape for name, tensor in stored.items()} != shapes:
-            raise CheckpointError(f"{folder} should hold {shapes} by its config.json, found {sorted(stored)!s:.100}")
-        arrays = {name: np.array(tensor.load(), np.float32) for name, tensor in stored.items()}
-        return Dense(arrays["linear.weight"], arrays.get("linear.bias"), activation)
+        weight, *biases = _arrays(
+            folder, {"linear.weight": (outputs, inputs)} | ({"linear.bias": (outputs,)} if bias else {})
+        )
+        return Dense(weight, biases[0] if biases else None, activation)
 
     def norm(self, folder: Path, width: int) -> VectorNorm:
         """A LayerNorm module for vectors of some width: its configuration and its tensors."""
@@ -271,12 +312,24 @@ class _Reader:
         self.not_read(fields.source, fields.raw, {"dimension"})
         if fields.size("dimension") != width:
             raise CheckpointError(f"{fields.source}: dimension should be {width}, the width before it")
-        stored = open_checkpoint(folder)
-        shapes = {"norm.weight": (width,), "norm.bias": (width,)}
-        if {name: tensor.shape for name, tensor in stored.items()} != shapes:
-            raise CheckpointError(f"{folder} should hold {shapes} by its config.json, found {sorted(stored)!s:.100}")
-        weight, bias = (np.array(stored[name].load(), np.float32) for name in shapes)
-        return VectorNorm(weight, bias)
+        return VectorNorm(*_arrays(folder, {"norm.weight": (width,), "norm.bias": (width,)}))
+
+    def sparse(self, folder: Path) -> SparsePooling:
+        """A SpladePooling module."""
+        fields = _module_fields(folder / "config.json")
+        names = ("pooling_strategy", "activation_function", "embedding_dimension", "word_embedding_dimension")
+        self.not_read(fields.source, fields.raw, {*names, "chunk_size"})
+        if not self.config.fills_masks:
+            raise UnsupportedModelError(
+                f"{fields.source}: SpladePooling reads logits of masked tokens, and config.json names no model that "
+                "has some and that minillm runs (...ForMaskedLM)"
+            )
+        whole = Fields(read_optional_json(self.folder / MODEL_FILE), MODEL_FILE)
+        return SparsePooling(
+            summed=fields.choice("pooling_strategy", "max", ("max", "sum")) == "sum",
+            twice=fields.choice("activation_function", "relu", ("relu", "log1p_relu")) == "log1p_relu",
+            most=whole.size("max_active_dims") if whole.raw.get("max_active_dims") is not None else None,
+        )
 
     def of_vectors(self, fields: Fields, of: str = "sentence_embedding") -> None:
         """Refuse a module that computes something else from something else than the pooled vector, or than `of`."""
@@ -380,9 +433,11 @@ class _Reader:
         read = {"prompts", "default_prompt_name"} | _WITHOUT_EFFECT[MODEL_FILE]
         if late:
             read |= _OF_PYLATE | {"similarity_fn_name", "model_type"}
-        if task == "feature-extraction":
-            read |= {"truncate_dim", "activation_fn"}
-            if fields.raw.get("truncate_dim") is not None:
+        if task in ("feature-extraction", "fill-mask"):
+            read |= {"activation_fn"} | ({"max_active_dims"} if task == "fill-mask" else {"truncate_dim"})
+            if task == "fill-mask":
+                settings["similarity"] = "dot"
+            elif fields.raw.get("truncate_dim") is not None:
                 settings["truncate_dim"] = fields.size("truncate_dim")
             if fields.raw.get("similarity_fn_name") in SIMILARITIES:
                 read, settings["similarity"] = read | {"similarity_fn_name"}, fields.raw["similarity_fn_name"]

@@ -16,7 +16,7 @@ from ..backends.weights import Weight
 from ..config import Fields
 from ..errors import UnsupportedModelError
 from ..reference.attention import AttentionSpec
-from .disentangled import DisentangledConfig, read_disentangled, relative_positions
+from .disentangled import DisentangledConfig, masked_parts, read_disentangled, relative_positions
 from .encoder import EncoderNames, TextEncoder, build_encoder
 from .parameters import Names, Weights
 
@@ -44,6 +44,8 @@ NAMES = Names(
     prefixes=("deberta.",),
     left_out=("embeddings.position_ids",),
     heads=("cls.", "lm_predictions.", "pooler.", "classifier.", "embeddings.position_embeddings."),
+    masked_head="cls.predictions.transform.dense.weight",
+    other_masked_head="lm_predictions.lm_head.dense.weight",
     embedding="embeddings.word_embeddings.weight",
 )
 """Tensors of checkpoints: encoder.layer.0.output.dense.weight or deberta.encoder...; they may have a table of positions
@@ -77,4 +79,5 @@ def build(config: DisentangledConfig, weights: Weights, backend: Backend) -> Tex
         relative = relative_positions(config, *parts, backend)
         return replace(qkv, bias=biases), replace(spec, relative=relative)
 
-    return build_encoder(config, weights, EncoderNames(head_activation=config.head_activation), attention)
+    config, names = masked_parts(config, EncoderNames(head_activation=config.head_activation))
+    return build_encoder(config, weights, names, attention)

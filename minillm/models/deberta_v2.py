@@ -21,7 +21,7 @@ from ..layers.block import PostNorm
 from ..layers.neighbours import ConvolvedPostNorm, NeighbourConvolution
 from ..reference.activation import LINEAR_ACTIVATIONS
 from ..reference.attention import AttentionSpec
-from .disentangled import DisentangledConfig, read_disentangled, relative_positions
+from .disentangled import DisentangledConfig, masked_parts, read_disentangled, relative_positions
 from .encoder import EncoderNames, TextEncoder, build_encoder, encoder_qkv
 from .parameters import Names, Weights
 
@@ -68,6 +68,8 @@ NAMES = Names(
     prefixes=("deberta.",),
     left_out=("embeddings.position_ids",),
     heads=("cls.", "lm_predictions.", "mask_predictions.", "pooler.", "classifier.", "embeddings.position_embeddings."),
+    masked_head="cls.predictions.transform.dense.weight",
+    other_masked_head="lm_predictions.lm_head.dense.weight",
     embedding="embeddings.word_embeddings.weight",
 )
 """Tensors of checkpoints: encoder.layer.0.output.dense.weight or deberta.encoder...; those of v3 may have a table of
@@ -106,7 +108,8 @@ def build(config: DebertaV2Config, weights: Weights, backend: Backend) -> TextEn
         parts = table, norm, project, qkv.name, tuple(own.values())
         return qkv, replace(spec, relative=relative_positions(config, *parts, backend))
 
-    model = build_encoder(config, weights, replace(_PARTS, head_activation=config.head_activation), attention)
+    own, names = masked_parts(config, replace(_PARTS, head_activation=config.head_activation))
+    model = build_encoder(own, weights, names, attention)
     if not config.kernel:
         return model
     convolution = NeighbourConvolution(

@@ -4,7 +4,7 @@ The projections of the table of positions are the same in every pass, so they ar
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,14 @@ from ..config import Fields
 from ..errors import UnsupportedModelError
 from ..layers.norm import LayerNorm
 from ..reference.disentangled import RelativePositions
-from .encoder import EncoderConfig, read_encoder
+from .encoder import EncoderConfig, EncoderNames, read_encoder
+from .encoder_heads import MaskedNames
 from .reading import read_activation
 
+LM_PREDICTIONS = MaskedNames(
+    "lm_predictions.lm_head.dense", "lm_predictions.lm_head.LayerNorm", "", "lm_predictions.lm_head.bias"
+)
+"""The head of masked tokens without `legacy`, always tied to the embedding"""
 TERMS = ("c2p", "p2c")
 """Names of the terms of a score: content to position, and position to content"""
 
@@ -38,6 +43,8 @@ class DisentangledConfig(EncoderConfig):
     normed: bool = False
     """Whether a norm follows the table"""
     head_activation: str
+    legacy: bool
+    """Whether the head of masked tokens has BERT's names and may have a matrix of its own"""
 
     @property
     def score_scale(self) -> float:
@@ -75,8 +82,16 @@ def read_disentangled(raw: Mapping[str, Any], model_type: str) -> dict[str, Any]
         "terms": tuple(term for term in TERMS if term in named),
         "relative": fields.get("relative_attention", False),
         "most_relative": fields.size("max_relative_positions") if most > 0 else base.max_positions,
+        "legacy": fields.get("legacy", True),
         "head_activation": read_activation(fields, "pooler_hidden_act", "gelu"),
     }
+
+
+def masked_parts(config: DisentangledConfig, names: EncoderNames) -> tuple[DisentangledConfig, EncoderNames]:
+    """The configuration and the names of the head of masked tokens, of which there are two by `legacy`."""
+    if config.legacy:
+        return config, names
+    return replace(config, tied_head=True), replace(names, masked=LM_PREDICTIONS)
 
 
 def rows_of(distances: NDArray[np.int64], config: DisentangledConfig) -> NDArray[np.int64]:

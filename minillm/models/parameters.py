@@ -558,6 +558,8 @@ class Names:
     """Prefixes of heads' tensors; some checkpoints have more heads than are run"""
     masked_head: str = ""
     """A tensor of the head of masked tokens; "": the family has none"""
+    other_masked_head: str = ""
+    """Likewise, of the family's other head of masked tokens"""
     renamed: tuple[tuple[str, str], ...] = ()
     """Older names of tensors: an ending, and what stands for it today"""
     expert_tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

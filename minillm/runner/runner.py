@@ -25,6 +25,7 @@ from .model_hooks import ModelHooks, other_rows
 
 if TYPE_CHECKING:
     from .early_exits import EarlyExits
+    from .layer_mean import LayerMean
 
 
 class Output(NamedTuple):
@@ -128,7 +129,7 @@ class Runner:
         rows: Sequence[int] | None = None,
         draws: Sequence[Draw | None] = (),
         x: Any = None,
-        exits: "EarlyExits | None" = None,
+        exits: "EarlyExits | LayerMean | None" = None,
     ) -> Output:
         """Compute the next `counts[i]` pending tokens of each sequence; their K/V are in the cache afterwards.
 
@@ -139,7 +140,7 @@ class Runner:
             draws: as in `Memory.run`
             x: the hidden state [T, E] that the stage before handed over, if this is not the first; it must not be a
                 result of this runner's own backend, which reuses their memory
-            exits: rows of the flat batch that take early exits, whose logits it then has
+            exits: rows of the flat batch that take early exits, whose logits it then has; or the mean over layers
 
         Raises:
             CacheFullError: the cache cannot take the new tokens; nothing was computed.
@@ -178,7 +179,7 @@ class Runner:
         draws: Sequence[Draw | None] = (),
         x: Any = None,
         views: Sequence[View] = (),
-        exits: "EarlyExits | None" = None,
+        exits: "EarlyExits | LayerMean | None" = None,
     ) -> tuple[Output, bool]:
         """The forward pass itself, and whether its results are finite. Empty `rows`: it only fills the K/V cache."""
         last = self.layers.stop == self.model.config.num_layers

@@ -22,11 +22,13 @@ from ..decoding.prompts import Prompt, encode_prompt, is_prompt, need_tokenizer
 from ..encoder_input import AudioFeatures
 from ..errors import ParameterError, PromptError, TaskError, shown
 from ..progress import work
+from ..runner.layer_mean import LayerMean
 from ..runner.runner import Runner
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import EncodedText, Tokenizer, encode_texts
 from .late_interaction import Role
 from .pooling import POOLINGS, EmbeddingSettings, Pooling, pooled
+from .sparse_vectors import SparsePooling, SparseVector
 from .text_messages import TextMessages
 
 logger = logging.getLogger("minillm")
@@ -232,6 +234,12 @@ class TextPasses:
         self.settings.check()
         if self.settings.late is not None:
             raise TaskError("this late-interaction model has vectors of tokens, none of a text: use embed_tokens")
+        if self.settings.sparse is not None:
+            if pooling is not None or dimensions is not None:
+                raise ParameterError("pooling and dimensions are for dense vectors, and this model's are sparse")
+            rows = self._sparse(texts, self.settings.sparse, lora)
+            stacked = np.stack(rows) if rows else np.empty((0, self.config.vocab_size), np.float32)  # N x [V] -> [N, V]
+            return self.settings.finished(stacked, normalize=normalize, dimensions=None)
         chosen = self.settings.pooling if pooling is None else pooling
         modes = chosen if isinstance(chosen, tuple) else (chosen,)
         if any(mode not in POOLINGS for mode in modes):
@@ -250,10 +258,40 @@ class TextPasses:
             skipped = min(texts[i].prompt_tokens, len(rows) - 1)
             return np.concatenate([pooled(rows, mode, skipped) for mode in modes])  # of each mode [E] -> [W]
 
-        vectors = self._run(texts, False, wanted, vector, "embedding", lora)
+        vectors = self._run(texts, False, wanted, vector, "embedding", lora, self.settings.layer_weights)
         width = self.width * len(modes)
         stacked = np.stack(vectors) if vectors else np.empty((0, width), np.float32)  # N x [E] -> [N, E]
         return self.settings.finished(stacked, normalize=normalize, dimensions=dimensions)
+
+    def embed_sparse(
+        self, texts: Sequence[EncodedText], *, most: int | None = None, lora: str | None = None
+    ) -> list[SparseVector]:
+        """The sparse vectors of texts, of `most` tokens each.
+
+        Raises:
+            TaskError: the model fills no masks.
+            ParameterError: `most` is impossible.
+            NumericalError: the logits contain NaN or infinity.
+        """
+        self.settings.check()
+        sparse = self.settings.sparse
+        if not self.config.fills_masks:
+            raise TaskError("embed_sparse needs a sparse encoder (SPLADE) or another masked language model; use embed")
+        if most is not None and not _is_count(most):
+            raise ParameterError(f"most should be a whole number of at least 1, or None, found {shown(most)}")
+        pooling = sparse or SparsePooling()
+        return [self._of_tokens(row) for row in self._sparse(texts, replace(pooling, most=most or pooling.most), lora)]
+
+    def _sparse(self, texts: Sequence[EncodedText], pooling: SparsePooling, lora: str | None) -> list[Any]:
+        """The weights of all tokens. [V] each"""
+        return self._run(texts, True, _every_position, lambda i, logits: pooling(logits), "embedding", lora)
+
+    def _of_tokens(self, weights: NDArray[np.float32]) -> SparseVector:
+        """[V] -> the tokens with a weight"""
+        ids = np.argsort(-weights, kind="stable")[: np.count_nonzero(weights)]
+        tokenizer = self._tokenizer
+        names = () if tokenizer is None else tuple(tokenizer.token(int(i)) for i in ids)
+        return SparseVector(ids, weights[ids], names)
 
     @property
     def width(self) -> int:
@@ -387,6 +425,7 @@ class TextPasses:
         finish: Callable[[int, NDArray[np.float32]], NDArray[np.float32]],
         title: str,
         lora: str | None,
+        layer_weights: Sequence[float] = (),
     ) -> list[Any]:
         """Compute all texts, in passes of texts of about the same length.
 
@@ -397,7 +436,13 @@ class TextPasses:
             finish: makes a text's result from its number and these rows [k, W], which are a copy
             title: for the report of progress
             lora: the adapter that computes them
+            layer_weights: as in `EmbeddingSettings`
+
+        Raises:
+            TaskError: several processes share the model, and the states of all layers are wanted.
         """
+        if layer_weights and not self._runner.has_exits:
+            raise TaskError("a mean over layers is not offered where several processes share a model: use one")
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i].token_ids))
         results: list[Any] = [None] * len(texts)
         with work(title, len(texts), "texts") as progress:
@@ -405,7 +450,7 @@ class TextPasses:
                 sequences = [self._sequence(texts[i], lora) for i in pack]
                 with self._lock:
                     positions = [positions_of(texts[i]) for i in pack]
-                    rows = self._pass(self._runner_for(sequences, head), sequences, positions)
+                    rows = self._pass(self._runner_for(sequences, head), sequences, positions, layer_weights)
                 for i, result_rows in zip(pack, rows, strict=True):
                     results[i] = finish(i, result_rows)
                 progress.advance(len(pack))
@@ -453,7 +498,11 @@ class TextPasses:
         return text_runner
 
     def _pass(
-        self, runner: Runner, sequences: Sequence[TokenSequence], positions: Sequence[range]
+        self,
+        runner: Runner,
+        sequences: Sequence[TokenSequence],
+        positions: Sequence[range],
+        layer_weights: Sequence[float] = (),
     ) -> list[NDArray[np.float32]]:
         """The results at some positions of texts that share a pass, or of one in chunks. [k, W] each"""
         chunks_of_texts: list[list[NDArray[np.float32]]] = [[] for _ in sequences]
@@ -469,9 +518,12 @@ class TextPasses:
                     spans.append(len(here))
                     rows += range(start + here.start - sequence.cached, start + here.stop - sequence.cached)
                     start += count
+                mean = LayerMean(layer_weights) if layer_weights else None
                 with self._turn():
-                    output = runner.forward(sequences, counts, rows=rows)
+                    output = runner.forward(sequences, counts, rows=rows, exits=mean)
                     results = np.array(runner.backend.sampler.to_host(output.logits), np.float32)  # [R, W], a copy
+                if mean is not None:
+                    results = mean.of(results)
                 stops = np.cumsum(spans).tolist()
                 for chunks, stop, count in zip(chunks_of_texts, stops, spans, strict=True):
                     chunks.append(results[stop - count : stop])

@@ -20,6 +20,7 @@ from ..reference.norm import layer_norm
 if TYPE_CHECKING:
     from .late_interaction import LateInteraction
     from .reranking import RerankPrompt
+    from .sparse_vectors import SparsePooling
 
 Pooling = Literal["mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean"]
 """The vector [E] of a text from its hidden states [T, E]: their mean, the first token's, the last token's, the maximum
@@ -101,6 +102,8 @@ class EmbeddingSettings:
 
     pooling: Pooling | tuple[Pooling, ...] = "mean"
     """Several: their vectors one after another"""
+    layer_weights: tuple[float, ...] = ()
+    """If there are any, pooled is the mean of the hidden states before each layer and after the last, so weighted"""
     include_prompt: bool = True
     """Whether the prompt's tokens count in the mean"""
     dense: tuple[Dense | VectorNorm, ...] = ()
@@ -130,6 +133,8 @@ class EmbeddingSettings:
     """The function of a cross-encoder's logits; None: the one of the model's configuration"""
     late: "LateInteraction | None" = None
     """Tokens have vectors, and texts have none"""
+    sparse: "SparsePooling | None" = None
+    """A text's vector has a weight for each token of the vocabulary"""
     refused: str = ""
     """Why texts are neither embedded nor scored, where the checkpoint asks for what minillm does not run"""
 

@@ -19,7 +19,8 @@ import torch
 import transformers
 
 from minillm import Engine
-from minillm.errors import ParameterError, TaskError, UnsupportedModelError
+from minillm.errors import CheckpointError, ParameterError, TaskError, UnsupportedModelError
+from minillm.formats.sentence_files import read_modules
 from minillm.server import make_app
 from minillm.tasks.quantized_vectors import quantize_vectors
 
@@ -32,6 +33,7 @@ sentence_transformers = Late("sentence_transformers")
 base = Late("sentence_transformers.base.modules")
 parts = Late("sentence_transformers.sentence_transformer.modules")
 cross_encoder = Late("sentence_transformers.cross_encoder.modules")
+sparse = Late("sentence_transformers.sparse_encoder.modules")
 
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore")]
 
@@ -172,6 +174,110 @@ def test_a_norm_after_the_pooling_is_as_there(tmp_path: Path) -> None:
     theirs.save(str(tmp_path / "saved"))
     with Engine(tmp_path / "saved") as engine:
         close(engine.embed(TEXTS), theirs.encode(TEXTS))
+
+
+def layered(folder: Path, raw: dict[str, Any], start: int, *, all_states: bool) -> Any:
+    """A model whose vectors are pooled from the states of several layers."""
+    config = {"output_hidden_states": True} if all_states else {}
+    transformer = base.Transformer(str(write_task_model(folder, raw)), config_kwargs=config)
+    weights = torch.nn.Parameter(torch.tensor([3.0, -0.5, 1.25][start:]))
+    mixed = parts.WeightedLayerPooling(32, num_hidden_layers=2, layer_start=start, layer_weights=weights)
+    return sentence_transformers.SentenceTransformer(modules=[transformer, mixed, parts.Pooling(32)], device="cpu")
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+@pytest.mark.parametrize("start", [0, 1])
+def test_weighted_layers_are_pooled_as_there(start: int, backend: str, tmp_path: Path) -> None:
+    layered(tmp_path / "plain", BERT, start, all_states=True).save_pretrained(str(tmp_path / "saved"))
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    expected = theirs.encode(TEXTS)
+    with Engine(tmp_path / "saved", backend=backend, progress=False) as engine:
+        close(engine.embed(TEXTS), expected)
+        close(engine.embed(TEXTS[1]), expected[1])
+    plain = sentence_transformers.SentenceTransformer(modules=[theirs[0], theirs[2]], device="cpu")
+    assert np.abs(plain.encode(TEXTS) - expected).max() > 0.1
+
+
+def test_weighted_layers_without_the_states_are_the_last_one_as_there(tmp_path: Path) -> None:
+    layered(tmp_path / "plain", BERT, 1, all_states=False).save_pretrained(str(tmp_path / "saved"))
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    with Engine(tmp_path / "saved", progress=False) as engine:
+        close(engine.embed(TEXTS), theirs.encode(TEXTS))
+
+
+def test_weights_of_more_layers_than_there_are_are_refused(tmp_path: Path) -> None:
+    layered(tmp_path / "plain", BERT, 1, all_states=True).save_pretrained(str(tmp_path / "saved"))
+    for start, message in ((0, r"should hold \{'layer_weights': \(3,\)\}"), (3, "layer_start should be from 0 to 2")):
+        edit(tmp_path / "saved" / "1_WeightedLayerPooling" / "config.json", layer_start=start)
+        with pytest.raises(CheckpointError, match=message):
+            Engine(tmp_path / "saved")
+
+
+MASKED = BERT | {"architectures": ["BertForMaskedLM"]}
+
+
+def splade(folder: Path, *pooling: str, **options: Any) -> Any:
+    """A sparse encoder, saved and loaded there."""
+    transformer = base.Transformer(str(write_task_model(folder / "plain", MASKED)), transformer_task="fill-mask")
+    modules = [transformer, sparse.SpladePooling(*pooling)]
+    made = sentence_transformers.SparseEncoder(modules=modules, device="cpu", **options)
+    made.save_pretrained(str(folder / "saved"))
+    return sentence_transformers.SparseEncoder(str(folder / "saved"), device="cpu")
+
+
+@pytest.mark.parametrize("pooling", [("max", "relu"), ("sum", "relu"), ("max", "log1p_relu"), ("sum", "log1p_relu")])
+def test_a_sparse_encoder_has_the_weights_of_there(pooling: tuple[str, str], tmp_path: Path) -> None:
+    theirs = splade(tmp_path, *pooling, prompts={"query": "how are "}, max_active_dims=9)
+    expected = theirs.encode(TEXTS, convert_to_sparse_tensor=False)
+    with Engine(tmp_path / "saved", backend="numpy", progress=False) as engine:
+        close(engine.embed(TEXTS), expected)
+        close(engine.embed(TEXTS, prompt_name="query"), theirs.encode(TEXTS, prompt_name="query").to_dense())
+        ours: Any = engine.embed_sparse(TEXTS, most=4)
+        for vector, pairs in zip(ours, theirs.decode(expected, top_k=4), strict=True):
+            assert vector.tokens == tuple(token for token, _ in pairs)
+            close(vector.weights, [weight for _, weight in pairs])
+        first, second = engine.embed_sparse(TEXTS[:2])
+        close([first.dot(second)], [float(expected[0] @ expected[1])])
+        similar = theirs.similarity(expected[:1], expected)[0]
+        np.testing.assert_allclose(engine.score_pairs(TEXTS[0], TEXTS), similar, rtol=1e-5)
+        with pytest.raises(ParameterError, match="this model's are sparse"):
+            engine.embed(TEXTS, dimensions=3)
+
+
+def test_a_masked_language_model_is_a_sparse_encoder_as_there(tmp_path: Path) -> None:
+    folder = write_task_model(tmp_path, MASKED)
+    expected = sentence_transformers.SparseEncoder(str(folder), device="cpu").encode(TEXTS).to_dense()
+    with Engine(folder, progress=False) as engine:
+        for vector, row in zip(engine.embed_sparse(TEXTS), expected.numpy(), strict=True):  # type: ignore[arg-type]
+            close(vector.weights, row[vector.token_ids])
+            assert np.count_nonzero(row) == len(vector.weights)
+
+
+def test_a_sparse_encoder_of_an_old_release_is_read(tmp_path: Path) -> None:
+    expected = splade(tmp_path).encode(TEXTS).to_dense()
+    path = tmp_path / "saved" / "modules.json"
+    path.write_text(path.read_text().replace(".Transformer", ".MLMTransformer"))
+    (tmp_path / "saved" / "sentence_bert_config.json").write_text('{"max_seq_length": 64, "do_lower_case": false}')
+    with Engine(tmp_path / "saved", progress=False) as engine:
+        close(engine.embed(TEXTS), expected)
+
+
+def test_a_module_that_is_not_run_is_refused_by_name(tmp_path: Path) -> None:
+    theirs = base, parts, cross_encoder, sparse, Late("sentence_transformers.multi_vector_encoder.modules")
+    packages = [pytest.importorskip(package._name) for package in theirs]
+    kinds = {name for package in packages for name in package.__all__ if isinstance(getattr(package, name), type)}
+    refused = set()
+    for kind in kinds:
+        (tmp_path / "modules.json").write_text(json.dumps([{"type": f"sentence_transformers.{kind}", "path": ""}]))
+        try:
+            read_modules(tmp_path)
+        except UnsupportedModelError as error:
+            assert f"the module {kind!r}; minillm runs Transformer" in str(error)
+            refused.add(kind)
+    assert kinds - refused == {
+        *("Transformer", "MLMTransformer", "StaticEmbedding", "Pooling", "WeightedLayerPooling", "SpladePooling"),
+        *("Dense", "LayerNorm", "Normalize", "Dropout", "LogitScore", "MultiVectorMask"),
+    }
 
 
 def static_embedding() -> Any:

@@ -15,6 +15,7 @@ from minillm.backends.numpy import NumpyBackend  # noqa: E402
 from minillm.formats.load_model import load_model  # noqa: E402
 from minillm.models import FAMILIES  # noqa: E402
 from minillm.models.heads import without_head  # noqa: E402
+from minillm.runner.layer_mean import LayerMean  # noqa: E402
 from minillm.text.tokenizer import Tokenizer, encode_texts  # noqa: E402
 
 from .. import families, huggingface  # noqa: E402
@@ -53,6 +54,23 @@ def test_hidden_states_and_logits(name: str, tmp_path: Path) -> None:
         if labels:
             [rows] = states(runner, [each])
             np.testing.assert_allclose(rows[0], theirs(**given).logits[0].numpy(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_the_mean_over_layers_is_that_of_the_states_of_there(name: str, tmp_path: Path) -> None:
+    theirs = huggingface.build_encoder(CONFIGS[name])
+    theirs.save_pretrained(tmp_path)
+    backend = NumpyBackend()
+    model = load_model(tmp_path, backend)
+    [ids] = texts(1, seed=7)
+    sequence = sequence_of(model, ids)
+    expected = theirs.base_model(**inputs(theirs, ids, sequence.types), output_hidden_states=True).hidden_states
+    weights = [*(1.5, -0.25, 0.0, 0.5)[: len(expected) - 1], 0.75]
+    mean, rows = LayerMean(weights), [0, len(ids) - 1]
+    last = runner_over(without_head(model), backend).forward([sequence], [len(ids)], rows=rows, exits=mean).logits
+    total = sum(weight * state[0, rows].numpy() for weight, state in zip(weights, expected, strict=True))
+    np.testing.assert_allclose(mean.of(np.array(last)), total / sum(weights), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

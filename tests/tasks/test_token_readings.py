@@ -166,6 +166,22 @@ def test_masks_are_filled_where_the_files_have_the_head(tmp_path: Path) -> None:
             pipeline("fill-mask", engine)
 
 
+def test_a_sparse_vector_has_the_weights_of_its_formula(tmp_path: Path) -> None:
+    with Engine(write_task_model(tmp_path, head("ForMaskedLM")), backend="numpy") as engine:
+        [encoded] = engine.encode([TEXT])
+        [logits] = engine._passes("tokens").token_logits([encoded])
+        weights = np.log1p(np.maximum(logits, 0)).max(axis=0)  # [T, V] -> [V]
+        vector: Any = engine.embed_sparse(TEXT)
+        np.testing.assert_allclose(vector.weights, np.sort(weights[weights > 0])[::-1], rtol=1e-6)
+        np.testing.assert_allclose(vector.weights, weights[vector.token_ids], rtol=1e-6)
+        assert vector.tokens[0] == engine.tokenizer.token(int(weights.argmax()))  # type: ignore[union-attr]
+        np.testing.assert_allclose(vector.dot(vector), float(weights @ weights), rtol=1e-6)
+        shorter: Any = engine.embed_sparse([TEXT], most=2)[0]  # type: ignore[index]
+        assert shorter.tokens == vector.tokens[:2]
+        with pytest.raises(ParameterError, match="most should be a whole number of at least 1, or None, found 0"):
+            engine.embed_sparse(TEXT, most=0)
+
+
 def test_one_ignored_label_needs_no_list(labeller: Engine) -> None:
     labels = {entity.label for entity in entities_of_all(labeller, [])}
     for label in labels:
