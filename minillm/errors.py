@@ -101,7 +101,7 @@ class TaskError(UsageError):
 
 
 class PluginError(MinillmError):
-    """A strategy of another package failed."""
+    """A strategy, a logits processor or a potential of another package failed."""
 
 
 class ModelError(MinillmError):

@@ -18,7 +18,7 @@ Source: https://packaging.python.org/en/latest/specifications/entry-points/
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import ParameterError, listed, shown
+from .errors import ParameterError, PluginError, listed, shown
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -64,3 +64,8 @@ def load(group: str, name: str) -> Any:
         raise ParameterError(
             f"the {kind} {shown(name)} of {package_of(known[name])} cannot be imported: {reason}"
         ) from error
+
+
+def failure(plugin: str, error: Exception) -> PluginError:
+    """What is raised when the code of a plug-in fails, such as that of the "strategy 'ranked'"."""
+    return PluginError(f"the {plugin} failed: {type(error).__name__}: {error}")

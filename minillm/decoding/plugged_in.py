@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..backends.token_sampler import TokenSampler
-from ..errors import MinillmError, ParameterError, PluginError, shown
-from ..plugins import load
+from ..errors import MinillmError, ParameterError, shown
+from ..plugins import failure, load
 from .fields import FIELDS, GUIDES
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
@@ -79,4 +79,4 @@ class PluggedIn(Strategy):
         except MinillmError:
             raise
         except Exception as error:
-            raise PluginError(f"the strategy {self.name!r} failed: {type(error).__name__}: {error}") from error
+            raise failure(f"strategy {self.name!r}", error) from error
