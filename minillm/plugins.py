@@ -16,9 +16,11 @@ A package declares them in its pyproject.toml, and nothing is imported before it
 Source: https://packaging.python.org/en/latest/specifications/entry-points/
 """
 
+from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from .errors import ParameterError, PluginError, listed, shown
+from .errors import MinillmError, ParameterError, PluginError, listed, shown
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -67,5 +69,20 @@ def load(group: str, name: str) -> Any:
 
 
 def failure(plugin: str, error: Exception) -> PluginError:
-    """What is raised when the code of a plug-in fails, such as that of the "strategy 'ranked'"."""
+    """The error of a plug-in whose code failed, named as in "strategy 'ranked'"."""
     return PluginError(f"the {plugin} failed: {type(error).__name__}: {error}")
+
+
+def with_name(function: Callable[..., Any], plugin: str) -> Callable[..., Any]:
+    """A plug-in's function whose errors have the plug-in's name, but for minillm's own."""
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except MinillmError:
+            raise
+        except Exception as error:
+            raise failure(plugin, error) from error
+
+    return call

@@ -123,6 +123,27 @@ def test_an_error_of_a_plug_in_has_its_name_and_ends_its_request_alone(
 
 
 @pytest.mark.usefixtures("installed")
+def test_an_error_of_a_family_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minillm_example import family  # type: ignore[import-not-found]
+
+    raw = next(iter(CONFIGS["llama"].values()))
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"model_type": "example_llama"}), encoding="utf-8")
+    save_file({name: tensor.load() for name, tensor in tiny_tensors(raw).items()}, tmp_path / "model.safetensors")
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("nothing here")
+
+    for function in ("read_config", "build"):
+        with monkeypatch.context() as patch, pytest.raises(PluginError) as error:
+            patch.setattr(family, function, fail)
+            Engine(tmp_path)
+        assert str(error.value) == "the model family 'example_llama' failed: ZeroDivisionError: nothing here"
+    monkeypatch.delattr(family, "NAMES")
+    with pytest.raises(ParameterError, match="should have read_config, build and NAMES, found none called NAMES"):
+        Engine(tmp_path)
+
+
+@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -159,7 +159,7 @@ class ByIdentity:
     arguments: int = 0
     """Number of positional arguments that it takes, of those that were offered"""
     plugin: str = ""
-    """What it is, with its name, if another package has it: "potential 'rhyme'\""""
+    """Kind and name, as in "potential 'rhyme'", if it is another package's; else empty"""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ByIdentity) and other.function is self.function
@@ -276,7 +276,7 @@ def processor(value: object) -> ByIdentity:
 
 
 def _of_plugin(group: str, value: object) -> tuple[Any, str]:
-    """What another package has by a name, and what that is called in errors; anything else than a name as it is."""
+    """The object that another package has by a name, and its kind and name; anything else than a name as it is."""
     if not isinstance(value, str):
         return value, ""
     try:
