@@ -101,7 +101,7 @@ class TaskError(UsageError):
 
 
 class PluginError(MinillmError):
-    """A strategy of another package failed."""
+    """A strategy, a logits processor, a potential or a model family of another package failed."""
 
 
 class ModelError(MinillmError):

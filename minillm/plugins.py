@@ -16,9 +16,11 @@ A package declares them in its pyproject.toml, and nothing is imported before it
 Source: https://packaging.python.org/en/latest/specifications/entry-points/
 """
 
+from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from .errors import ParameterError, listed, shown
+from .errors import MinillmError, ParameterError, PluginError, listed, shown
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -64,3 +66,23 @@ def load(group: str, name: str) -> Any:
         raise ParameterError(
             f"the {kind} {shown(name)} of {package_of(known[name])} cannot be imported: {reason}"
         ) from error
+
+
+def failure(plugin: str, error: Exception) -> PluginError:
+    """The error of a plug-in whose code failed, named as in "strategy 'ranked'"."""
+    return PluginError(f"the {plugin} failed: {type(error).__name__}: {error}")
+
+
+def with_name(function: Callable[..., Any], plugin: str) -> Callable[..., Any]:
+    """A plug-in's function whose errors have the plug-in's name, but for minillm's own."""
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except MinillmError:
+            raise
+        except Exception as error:
+            raise failure(plugin, error) from error
+
+    return call

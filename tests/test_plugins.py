@@ -93,9 +93,23 @@ def test_a_family_is_loaded_by_its_model_type(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_error_of_a_strategy_has_its_name_and_ends_its_request_alone(engine: Engine) -> None:
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"strategy": "failing"}, "the strategy 'failing' failed: ZeroDivisionError: nothing here"),
+        ({"logits_processor": "failing"}, "the logits processor 'failing' failed: ZeroDivisionError: nothing here"),
+        (
+            {"potential": "failing", "num_particles": 2, "do_sample": True, "max_new_tokens": 3},
+            "the potential 'failing' failed: StopIteration: nothing here",
+        ),
+    ],
+    ids=["strategy", "processor", "potential"],
+)
+def test_an_error_of_a_plug_in_has_its_name_and_ends_its_request_alone(
+    engine: Engine, fields: dict[str, Any], message: str
+) -> None:
     plain = engine.generate("Monday,", max_new_tokens=6)
-    failing, other = engine.add(PROMPT, strategy="failing"), engine.add("Monday,", max_new_tokens=6)
+    failing, other = engine.add(PROMPT, **fields), engine.add("Monday,", max_new_tokens=6)
     tokens, errors = [], []
     while engine.busy:
         for event in engine.step():
@@ -105,7 +119,28 @@ def test_an_error_of_a_strategy_has_its_name_and_ends_its_request_alone(engine: 
     [event] = errors
     assert event.request_id == failing
     assert isinstance(event.error, PluginError)
-    assert str(event.error) == "the strategy 'failing' failed: ZeroDivisionError: nothing here"
+    assert str(event.error) == message
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_error_of_a_family_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minillm_example import family  # type: ignore[import-not-found]
+
+    raw = next(iter(CONFIGS["llama"].values()))
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"model_type": "example_llama"}), encoding="utf-8")
+    save_file({name: tensor.load() for name, tensor in tiny_tensors(raw).items()}, tmp_path / "model.safetensors")
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("nothing here")
+
+    for function in ("read_config", "build"):
+        with monkeypatch.context() as patch, pytest.raises(PluginError) as error:
+            patch.setattr(family, function, fail)
+            Engine(tmp_path)
+        assert str(error.value) == "the model family 'example_llama' failed: ZeroDivisionError: nothing here"
+    monkeypatch.delattr(family, "NAMES")
+    with pytest.raises(ParameterError, match="should have read_config, build and NAMES, found none called NAMES"):
+        Engine(tmp_path)
 
 
 @pytest.mark.usefixtures("installed")
@@ -135,7 +170,7 @@ def test_an_error_of_a_strategy_has_its_name_and_ends_its_request_alone(engine: 
         ),
         ({"strategy": "ranked", "do_sample": True}, "do_sample has no effect on the strategy 'ranked'"),
         ({"strategy": "ranked", "logits_processor": "even"}, "logits_processor has no effect on the strategy 'ranked'"),
-        ({"logits_processor": "odd"}, "there is no logits processor 'odd': those installed: even"),
+        ({"logits_processor": "odd"}, "there is no logits processor 'odd': those installed: even, failing"),
     ],
 )
 def test_a_mistake_is_named(engine: Engine, fields: dict[str, Any], message: str) -> None:

@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any, Literal
 
 from ..errors import ParameterError, shown
-from ..plugins import load
+from ..plugins import GROUPS, load
 from .values import (
     LARGE,
     MOST_CHARACTERS,
@@ -158,6 +158,8 @@ class ByIdentity:
     function: Callable[..., Any]
     arguments: int = 0
     """Number of positional arguments that it takes, of those that were offered"""
+    plugin: str = ""
+    """Kind and name, as in "potential 'rhyme'", if it is another package's; else empty"""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ByIdentity) and other.function is self.function
@@ -238,15 +240,11 @@ def potential_functions(value: Any) -> tuple[ByIdentity, ByIdentity]:
 @reader("a function (token ids) or (token ids, text) -> log weight, or an object with methods prefix and complete")
 def potential(value: object) -> ByIdentity:
     """A potential of texts, or the name of one of another package."""
-    if isinstance(value, str):
-        try:
-            value = load("minillm.potentials", value)
-        except ParameterError as error:
-            raise RefusedError(str(error)) from None
-    if isinstance(value, type):
+    functions, plugin = _of_plugin("minillm.potentials", value)
+    if isinstance(functions, type):
         raise ValueError
-    potential_functions(value)
-    return ByIdentity(value)  # type: ignore[arg-type]  # an object, but held as a function is
+    potential_functions(functions)
+    return ByIdentity(functions, plugin=plugin)  # an object, but held as a function is
 
 
 _PROCESSOR = function("", 3, 2)
@@ -273,9 +271,15 @@ def constraint(value: object) -> ByIdentity:
 @reader("")
 def processor(value: object) -> ByIdentity:
     """A logits processor: a function (history, logits, xp) or (input_ids, scores), or the name of an installed one."""
-    if isinstance(value, str):
-        try:
-            value = load("minillm.processors", value)
-        except ParameterError as error:
-            raise RefusedError(str(error)) from None
-    return _PROCESSOR(value)
+    function, plugin = _of_plugin("minillm.processors", value)
+    return replace(_PROCESSOR(function), plugin=plugin)
+
+
+def _of_plugin(group: str, value: object) -> tuple[Any, str]:
+    """The object that another package has by a name, and its kind and name; anything else than a name as it is."""
+    if not isinstance(value, str):
+        return value, ""
+    try:
+        return load(group, value), f"{GROUPS[group]} {value!r}"
+    except ParameterError as error:
+        raise RefusedError(str(error)) from None

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import NumericalError, ParameterError, holdable, shown
+from ..errors import MinillmError, NumericalError, ParameterError, holdable, shown
+from ..plugins import failure
 from .field_values import ByIdentity
 from .history import History
 
@@ -29,7 +30,7 @@ class UserProcessor:
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
         if self.function.arguments != 2:
-            return self._checked(called(self.function.function, history, logits, xp), logits)
+            return self._checked(called(self.function, history, logits, xp), logits)
         lengths = history.lengths
         if (lengths == lengths[0]).all():
             return self._theirs(history.lines, logits)
@@ -40,7 +41,7 @@ class UserProcessor:
 
     def _theirs(self, lines: Sequence[NDArray[np.int64]], logits: NDArray[Any]) -> NDArray[Any]:
         """The result of a function of transformers' form. N lines of T tokens, [N, V] -> [N, V]"""
-        result = called(self.function.function, _given(np.stack(lines)), _given(logits))
+        result = called(self.function, _given(np.stack(lines)), _given(logits))
         return self._checked(_as_array(result), logits)
 
     def _checked(self, result: Any, logits: NDArray[Any]) -> NDArray[Any]:
@@ -73,7 +74,7 @@ class StoppingCriteria:
         names = []
         for function in self.functions:
             ids = np.asarray([[*self.prompt_ids, *token_ids]], np.int64)  # [1, T]
-            answer = called(function.function, _given(ids), None)
+            answer = called(function, _given(ids), None)
             if self._ends(function, answer):
                 names.append(getattr(function.function, "__name__", type(function.function).__name__))
         return names[0] if names else None
@@ -92,12 +93,20 @@ class StoppingCriteria:
 
 
 def called(function: Any, *arguments: Any) -> Any:
-    """A user's function called; what would end a stream without a word, or the thread of an engine, is its error."""
+    """A user's function called; what would end a stream without a word, or the thread of an engine, is its error.
+
+    Raises:
+        PluginError: the function is of another package, and raised an error that is none of minillm's.
+        Exception: the function's own.
+    """
     try:
         return function(*arguments)
-    except (StopIteration, StopAsyncIteration) as error:
-        raise holdable(error) from error
     except BaseException as error:
+        plugin = function.plugin if isinstance(function, ByIdentity) else ""
+        if plugin and isinstance(error, Exception) and not isinstance(error, MinillmError):
+            raise failure(plugin, error) from error
+        if isinstance(error, StopIteration | StopAsyncIteration):
+            raise holdable(error) from error
         if isinstance(error, Exception) or threading.current_thread() is threading.main_thread():
             raise
         raise RuntimeError(f"a function raised {type(error).__name__}") from error

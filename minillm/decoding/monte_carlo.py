@@ -87,7 +87,10 @@ class MonteCarlo(Strategy):
         super().__init__(settings)
         self.pipeline = RowPipeline.of(settings, masked=True)
         potential = settings.potential
-        self.prefix, self.complete = potential_functions(_indifferent if potential is None else potential.function)
+        self.prefix, self.complete = (
+            replace(function, plugin="" if potential is None else potential.plugin)
+            for function in potential_functions(_indifferent if potential is None else potential.function)
+        )
 
     @property
     def max_sequences(self) -> int:
@@ -241,7 +244,7 @@ class MonteCarlo(Strategy):
             ParameterError: it is not a log weight.
         """
         arguments = (token_ids, spelled.decode(errors="ignore"))[: function.arguments]
-        value = called(function.function, *arguments)
+        value = called(function, *arguments)
         if isinstance(value, bool | np.bool_):
             return 0.0 if value else -math.inf
         if not isinstance(value, Real) or not float(value) < math.inf:  # NaN is not

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..backends.token_sampler import TokenSampler
-from ..errors import MinillmError, ParameterError, PluginError, shown
-from ..plugins import load
+from ..errors import MinillmError, ParameterError, shown
+from ..plugins import load, with_name
 from .fields import FIELDS, GUIDES
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
@@ -74,9 +74,4 @@ class PluggedIn(Strategy):
         Raises:
             PluginError: the strategy raised an error that is none of minillm's.
         """
-        try:
-            return getattr(self.inner, method)(*arguments)
-        except MinillmError:
-            raise
-        except Exception as error:
-            raise PluginError(f"the strategy {self.name!r} failed: {type(error).__name__}: {error}") from error
+        return with_name(getattr(self.inner, method), f"strategy {self.name!r}")(*arguments)

@@ -14,7 +14,7 @@ from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
 from ..config import ModelConfig
 from ..errors import ParameterError, UnsupportedModelError, listed, shown
-from ..plugins import load, plugins
+from ..plugins import load, plugins, with_name
 from . import building
 from .base import Model
 from .building import Shapes, random_tensors
@@ -109,11 +109,23 @@ def family_named(model_type: str) -> ModuleType:
     """A family's module, imported on demand: a run needs only one. It may be another package's.
 
     Raises:
-        ParameterError: that of another package cannot be imported.
+        ParameterError: that of another package cannot be imported, or lacks a part of a family.
     """
     if model_type.replace("-", "_") not in FAMILIES + ENCODER_DECODERS + SPEECH + ENCODERS + TABLES:
-        return load("minillm.models", model_type)  # type: ignore[no-any-return]
+        return _family_of_plugin(model_type)
     return import_module(f".{model_type.replace('-', '_')}", __package__)
+
+
+def _family_of_plugin(model_type: str) -> ModuleType:
+    """A family of another package; errors of its functions have its name."""
+    module, plugin = load("minillm.models", model_type), f"model family {model_type!r}"
+    family = ModuleType(model_type)
+    for part in ("read_config", "build", "NAMES"):
+        if not hasattr(module, part):
+            raise ParameterError(f"the {plugin} should have read_config, build and NAMES, found none called {part}")
+        member = getattr(module, part)
+        setattr(family, part, with_name(member, plugin) if callable(member) else member)
+    return family
 
 
 def family_of(raw: Mapping[str, Any]) -> ModuleType:
