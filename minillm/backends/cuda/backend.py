@@ -69,7 +69,7 @@ class CudaBackend(Recordable, Backend):
         """
         self.device = device
         self.kernels = Kernels(launcher, debug=debug, dependent=dependent)
-        self.products = Products(self.kernels, device.multiply, device.timer, self._empty)
+        self.products = Products(self.kernels, device.multiply if device.has_library else None, self._empty)
         self._heads: WeakKeyDictionary[Weight, Experts] = WeakKeyDictionary()
         self._routings: dict[tuple[int, int], Routing] = {}
         self._stacks: dict[tuple[LowRankWeight | None, ...], low_rank.Stack] = {}

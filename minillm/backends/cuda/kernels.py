@@ -47,6 +47,8 @@ class Launcher(Protocol):
 
     architecture: str
     """Compute capability of the device, such as "90" """
+    processors: int
+    """Its multiprocessors: a launch should make about as many blocks, or more"""
 
     def module(self, path: Path, options: tuple[str, ...]) -> Module:
         """Compile `path` with options such as -DNAME=VALUE."""
@@ -100,6 +102,11 @@ class Kernels:
         self._modules: dict[tuple[str, tuple[str, ...]], Module] = {}
         self._kernels: dict[tuple[Any, ...], Kernel] = {}
         self._collected: list[Launch] | None = None
+
+    @property
+    def processors(self) -> int:
+        """Multiprocessors of the device."""
+        return self._launcher.processors
 
     def has(self, module: str) -> bool:
         """Whether the device runs a module: all but those of another architecture."""

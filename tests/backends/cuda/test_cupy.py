@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from minillm import Engine
+from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.device import CupyDevice
+from minillm.backends.cuda.kernels import NULL, Kernels
+from minillm.backends.cuda.rows import GluArguments
 from minillm.backends.cuda.weights import number_type
 from minillm.errors import DeviceError, install
 
@@ -79,6 +82,45 @@ def test_the_library_multiplies_parts_of_rows(storage: str, monkeypatch: pytest.
     CupyDevice().multiply(x, weight, out[:, 2:8])
     assert (out[:, 2:8].astype("f") == numbers[:5, 3:11] @ numbers[7:, 12:].T).all()
     assert not out[:, :2].any() and not out[:, 8:].any()
+
+
+def test_a_launch_takes_arguments_that_have_names() -> None:
+    """`fusing` reads them so. CuPy looks at the class of grid and block alone, before it asks for the driver."""
+    cupy = pytest.importorskip("cupy", reason="launches by CuPy's own call")
+    if cupy.cuda.is_available():
+        pytest.skip("there is a GPU, on which every test launches so")
+    function = cupy.cuda.function.Function.__new__(cupy.cuda.function.Function)  # of no module
+    arguments = GluArguments(NULL, NULL, *map(np.int32, range(4)))
+    for given in (arguments, tuple(arguments)):
+        with pytest.raises(cupy.cuda.runtime.CUDARuntimeError):
+            function((1, 1), (32,), given, shared_mem=0)
+    with pytest.raises(TypeError, match="Argument 'grid' has incorrect type"):
+        function(SimpleNamespace(), (32,), arguments)
+
+
+def gpu_of(architecture: str, processors: int = 132) -> Any:
+    """CuPy on a machine with one GPU."""
+    attributes = {"MultiProcessorCount": processors}
+    device = SimpleNamespace(compute_capability=architecture, attributes=attributes, id=0)
+    runtime = SimpleNamespace(getDeviceCount=lambda: 1)
+    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Device=lambda: device))
+
+
+def test_a_gpu_that_is_too_old_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for architecture, dotted in (("75", "7.5"), ("70", "7.0")):
+        monkeypatch.setattr("minillm.backends.cuda.compiling.import_cupy", lambda a=architecture: gpu_of(a))
+        with pytest.raises(DeviceError, match=rf"needs a GPU of compute capability 8\.0 .* has {dotted}") as error:
+            CupyLauncher()
+        assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("architecture", "processors"), [("80", 108), ("89", 58), ("90", 132), ("120", 170)])
+def test_the_number_of_processors_is_the_devices(
+    architecture: str, processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minillm.backends.cuda.compiling.import_cupy", lambda: gpu_of(architecture, processors))
+    launcher = CupyLauncher()
+    assert (launcher.architecture, Kernels(launcher).processors) == (architecture, processors)
 
 
 class FakeStream:
