@@ -147,6 +147,7 @@ class CupyDevice(Device):
     def __init__(self) -> None:
         cupy = import_cupy()
         super().__init__(cupy)
+        self._gpu = cupy.cuda.Device()  # of the thread's current one; other threads begin with number 0
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.has_library = True
         self._factors = np.array([1, 0], np.float32)  # of a product, and of what `out` held before
@@ -154,7 +155,8 @@ class CupyDevice(Device):
         self.clock = EventClock(cupy.cuda, self.stream)
 
     def activate(self) -> None:
-        """Make our stream the thread's current one; CuPy's own calls between two steps use it too."""
+        """Make our GPU and stream the thread's current ones; CuPy's own calls between two steps use them too."""
+        self._gpu.use()
         self.stream.use()
 
     def release_unused(self) -> None:
@@ -164,6 +166,7 @@ class CupyDevice(Device):
 
     def free_bytes(self) -> int:
         """Free bytes of the driver, and unused bytes of CuPy's pool."""
+        self.activate()
         free, _ = self.xp.cuda.runtime.memGetInfo()
         return int(free) + int(self.xp.get_default_memory_pool().free_bytes())
 

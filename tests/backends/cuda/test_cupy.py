@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from importlib import import_module
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,6 +85,28 @@ def test_the_library_multiplies_parts_of_rows(storage: str, monkeypatch: pytest.
     assert not out[:, :2].any() and not out[:, 8:].any()
 
 
+def test_each_thread_computes_on_the_gpu_that_the_engine_was_made_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To CUDA the current device is the thread's, and a new thread begins with the first one."""
+    cupy: Any = import_module("tests.cupy_standin.cupy")
+    monkeypatch.setattr("minillm.backends.cuda.device.import_cupy", lambda: cupy)
+    in_thread: list[int] = []
+
+    def compute() -> None:
+        in_thread.append(cupy.cuda.getdevice())
+        device.activate()  # the stand-in refuses a stream of another device
+        in_thread.append(cupy.cuda.getdevice())
+
+    cupy.cuda.Device(1).use()
+    try:
+        device = CupyDevice()
+        thread = Thread(target=compute)
+        thread.start()
+        thread.join()
+    finally:
+        cupy.cuda.Device(0).use()
+    assert in_thread == [0, 1]
+
+
 def test_a_launch_takes_arguments_that_have_names() -> None:
     """`fusing` reads them so. CuPy looks at the class of grid and block alone, before it asks for the driver."""
     cupy = pytest.importorskip("cupy", reason="launches by CuPy's own call")
@@ -146,7 +169,8 @@ class FakeStream:
 
 def test_a_step_is_captured_on_our_stream_and_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "minillm.backends.cuda.device.import_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(Stream=FakeStream))
+        "minillm.backends.cuda.device.import_cupy",
+        lambda: SimpleNamespace(cuda=SimpleNamespace(Stream=FakeStream, Device=lambda: SimpleNamespace(use=int))),
     )
     device = CupyDevice()
     calls = device.stream.calls

@@ -106,8 +106,9 @@ class Device:
     compute_capability = "90"
     attributes = MappingProxyType({"MultiProcessorCount": 132})
 
-    def __init__(self, number: int = 0) -> None:
-        self.id = number
+    def __init__(self, number: int | None = None) -> None:
+        """The thread's current one unless it is given."""
+        self.id = getdevice() if number is None else number
 
     def use(self) -> None:
         """Make it the thread's current one."""
