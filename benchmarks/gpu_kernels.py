@@ -38,6 +38,9 @@ NUMBER = 2
 LOGITS_STD = 3.0
 """About that of a trained model: nearly equal logits would all fall into a few bins of the draw"""
 
+LIBRARY_FROM = 16
+"""Products of more rows are timed by the library too"""
+
 Call = Callable[[], object]
 
 
@@ -208,7 +211,7 @@ class Bench:
         amounts: dict[str, Any] = {"bytes": moved, "flops": 2 * T * outputs * inputs}
         ours: list[Callable[[], object]] = [partial(linear.linear, self.kernels, product) for product in products]
         yield self.figure(f"{name}, {T} rows", ours, **amounts)
-        if T <= linear.FEW_ROWS or out.dtype != x.dtype:
+        if T <= LIBRARY_FROM or out.dtype != x.dtype:
             return
 
         def library() -> None:

@@ -113,8 +113,7 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
         )
     if placement.deterministic:
         raise DeviceError(
-            "deterministic=True is for a CPU: on 'cuda' few and many rows have kernels that sum in different orders, "
-            "and the stopwatch chooses among those for many"
+            "deterministic=True is for a CPU: on 'cuda' few and many rows have kernels that sum in different orders"
         )
     from .cuda.backend import CudaBackend
     from .cuda.compiling import CupyLauncher

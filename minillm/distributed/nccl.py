@@ -1,13 +1,16 @@
 """Ranks with a GPU each: arrays on the devices go over NCCL, messages of rank 0 and small objects over MPI.
 
-Source: NVIDIA's NCCL user guide (communicators, collectives, point-to-point), through `cupy.cuda.nccl`. Not tested: it
-needs a machine with two GPUs.
+Source: NVIDIA's NCCL user guide (communicators, collectives, point-to-point), through `cupy.cuda.nccl`. The choice of
+GPUs is tested; the rest needs a machine with two.
 """
 
+import os
+import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import DeviceError
+from ..errors import DeviceError, FollowedError
 from .communicator import Communicator
 
 
@@ -15,7 +18,7 @@ class NcclCommunicator(Communicator):
     """Processes that MPI connects; each has a GPU."""
 
     def __init__(self, processes: Communicator) -> None:
-        """Connect the devices; each process has made its own the current one.
+        """Connect the devices; each process has made its own the current one (`use_own_gpu`).
 
         Raises:
             DeviceError: CuPy has no NCCL.
@@ -88,3 +91,64 @@ class NcclCommunicator(Communicator):
 
         pointer: int = get_current_stream().ptr
         return pointer
+
+
+def use_own_gpu(processes: Communicator) -> int:
+    """Make a GPU of this machine, which no other process there takes, the thread's current one. Returns its number.
+
+    `CupyDevice` makes it that of each thread that computes.
+
+    Raises:
+        DeviceError: on every rank, for the same cause: one sees no GPU, or more processes than GPUs are on a machine.
+    """
+    cause, seen = "", []
+    try:
+        from cupy.cuda import Device, runtime
+
+        seen = [runtime.deviceGetPCIBusId(number) for number in range(runtime.getDeviceCount())]
+    except (ImportError, RuntimeError) as error:  # CUDARuntimeError is one
+        cause = f"device 'cuda' needs CuPy, an NVIDIA GPU and its driver: {' '.join(str(error).split())}"
+    told = processes.all_gather((_machine(), seen, cause))
+    numbers = gpus_of([(machine, gpus) for machine, gpus, _ in told], shared="NCCL_HOSTID" in os.environ)
+    for rank, (number, (machine, gpus, failed)) in enumerate(zip(numbers, told, strict=True)):
+        if number is None:
+            beside = sum(other == machine for other, *_ in told)
+            failed = failed or (
+                f"no GPU is left for it: it sees {len(gpus)}, and there are {beside} processes on its machine: "
+                "start as many as there are GPUs"
+            )
+            raise (FollowedError if processes.rank else DeviceError)(f"rank {rank}: {failed}")
+    own = numbers[processes.rank]
+    assert own is not None
+    Device(own).use()
+    return own
+
+
+def gpus_of(seen: Sequence[tuple[str, Sequence[str]]], *, shared: bool = False) -> list[int | None]:
+    """Each rank's GPU, by its place among those that it sees.
+
+    In the order of the ranks, each gets the first one it sees that no rank before it has; so it does not matter whether
+    a launcher has shown each process one GPU or all of them.
+
+    Args:
+        seen: of each rank its machine, and the bus ids of the GPUs it sees
+        shared: whether a rank without one of its own gets the first one it sees
+
+    Returns:
+        Numbers, from 0; None: no GPU is left.
+    """
+    numbers: list[int | None] = []
+    taken: set[tuple[str, str]] = set()
+    for machine, gpus in seen:
+        free = [i for i, gpu in enumerate(gpus) if (machine, gpu) not in taken]
+        number = free[0] if free else 0 if shared and gpus else None
+        if number is not None:
+            taken.add((machine, gpus[number]))
+        numbers.append(number)
+    return numbers
+
+
+def _machine() -> str:
+    """A name that no other running machine has: containers may have the same host name."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()} {boot.read_text() if boot.exists() else ''}"

@@ -217,7 +217,7 @@ def joined(parallel: Parallel | None, communicator: Communicator | None, device:
 
     Raises:
         ParameterError: `parallel` is no `Parallel`, or there are other numbers of processes.
-        DeviceError: there is no MPI, or no NCCL.
+        DeviceError: there is no MPI, no NCCL, or no GPU for each process.
     """
     if parallel is not None and not isinstance(parallel, Parallel):
         raise ParameterError(f"parallel should be Parallel(tensor=..., pipeline=...), found {shown(parallel)}")
@@ -229,8 +229,9 @@ def joined(parallel: Parallel | None, communicator: Communicator | None, device:
 
         communicator = world().copy()  # each engine's, so that several can run at the same time
         if device == "cuda":
-            from .nccl import NcclCommunicator
+            from .nccl import NcclCommunicator, use_own_gpu
 
+            use_own_gpu(communicator)
             communicator = NcclCommunicator(communicator)
     return Ranks(communicator, parallel, owned=owned)
 

@@ -18,8 +18,8 @@ SPLIT = 128
 """Positions that a block of the decode kernel takes at a time, or twice as many of narrow heads (`split_of`); the head
 of its source gives the reason."""
 
-DECODE_BLOCKS = 2048
-"""The most blocks of a launch, four to five times what a GPU of 132 multiprocessors holds; more would only wait. A
+DECODE_BLOCKS = 16
+"""The most blocks of a launch for each multiprocessor, four to five times what it holds; more would only wait. A
 smaller batch gets more blocks for each sequence."""
 
 DECODE_THREADS = 128
@@ -177,7 +177,7 @@ def decode(
     constants |= {} if V == D else {"VALUE_DIM": V}
     shared = staged_bytes(D, q.dtype.itemsize)
     kernel = kernels.get("attention_decode", "attention_decode", shared_mem=shared, **constants)
-    blocks = max(1, min(splits, DECODE_BLOCKS // (N * H // group)))
+    blocks = max(1, min(splits, DECODE_BLOCKS * kernels.processors // (N * H // group)))
     arrays = out, workspace.partials, workspace.arrived, q, keys, values, batch.context_lens, batch.block_table
     sizes = int32s(H, K, pages, B, splits, row_stride(q), row_stride(out), mask.window)
     arguments = (*arrays, mask.slopes, mask.sinks, *sizes, mask.scale, mask.cap)

@@ -69,7 +69,7 @@ class CudaBackend(Recordable, Backend):
         """
         self.device = device
         self.kernels = Kernels(launcher, debug=debug, dependent=dependent)
-        self.products = Products(self.kernels, device.multiply, device.timer, self._empty)
+        self.products = Products(self.kernels, device.multiply if device.has_library else None, self._empty)
         self._heads: WeakKeyDictionary[Weight, Experts] = WeakKeyDictionary()
         self._routings: dict[tuple[int, int], Routing] = {}
         self._stacks: dict[tuple[LowRankWeight | None, ...], low_rank.Stack] = {}
@@ -134,7 +134,7 @@ class CudaBackend(Recordable, Backend):
             return y if residual is None else self.xp.add(y, residual, out=y)
         dtype = np.float32 if weight.makes_logits else None
         out = self.memory.arena.take((len(x), weight.shape[0]), dtype)
-        room = self.memory.workspace.splits
+        room = self.memory.workspace.scratch.splits
         self.products.linear(Product(x, weight.data, weight.bias, out, activation, residual, room))
         return out
 
@@ -231,7 +231,7 @@ class CudaBackend(Recordable, Backend):
     ) -> Routing:
         """Two launches. [T, X] -> [T, k]"""
         assert logits.shape[1] <= experts.MOST_EXPERTS, logits.shape
-        places = self.memory.workspace.places
+        places = self.memory.workspace.scratch.places
         places.restart()
         added, times = (None if weight is None else weight.data for weight in (bias, factors))
         given: dict[str, Any] = {"normalised": normalised, "bias": added, "spec": spec, "factors": times}
@@ -255,7 +255,7 @@ class CudaBackend(Recordable, Backend):
 
         [T, H, r + in] -> [T, H, r + out]
         """
-        (T, H, D), (height, inputs), scratch = x.shape, weight.shape, self.memory.workspace.heads
+        (T, H, D), (height, inputs), scratch = x.shape, weight.shape, self.memory.workspace.scratch.heads
         scratch.restart()
         outputs, kept = height // H, D - inputs
         by_head, products = scratch.take((H, T, inputs)), scratch.take((H, T, outputs))
@@ -378,7 +378,7 @@ class CudaBackend(Recordable, Backend):
             return attention.attend_by_reference(q, keys, values, queries, spec, self.xp, out)
         N, B = batch.block_table.shape
         seen = attention.reach(spec.window, B * self.memory.page_size)
-        room = self.memory.workspace.attention(N if batch.max_queries == 1 else 0, H, V, seen)
+        room = self.memory.workspace.scratch.attention(N if batch.max_queries == 1 else 0, H, V, seen)
         attention.attend(self.kernels, q, keys, values, batch, out, room, spec, max_queries=batch.max_queries)
         return out
 

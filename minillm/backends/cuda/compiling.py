@@ -17,6 +17,8 @@ from .kernels import Kernel, Module
 
 OPTIONS = ("--std=c++17", "-lineinfo")
 """With line numbers, which cost nothing when a kernel runs, and which profilers and sanitizers name"""
+LEAST_ARCHITECTURE = 80
+"""The first with asynchronous copies to shared memory, and products of bfloat16"""
 _FIRST_ERROR = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error: (?P<what>.+)$", re.MULTILINE)
 _NO_HEADER = re.compile(r"(?:could not|cannot) open source file \"(?P<name>[^\"]+)\"")
 
@@ -31,7 +33,8 @@ class CupyLauncher:
         """Check that there is a GPU.
 
         Raises:
-            DeviceError: CuPy is not installed, or it finds no driver or no GPU.
+            DeviceError: CuPy is not installed, it finds no driver or no GPU, or one that lacks instructions of the
+                kernels.
         """
         self._cupy = import_cupy()
         try:
@@ -40,7 +43,14 @@ class CupyLauncher:
             raise DeviceError(f"device 'cuda' needs an NVIDIA GPU and its driver: {error}") from None
         if count == 0:
             raise DeviceError("device 'cuda' needs an NVIDIA GPU: the driver shows none")
-        self.architecture = str(self._cupy.cuda.Device().compute_capability)
+        device = self._cupy.cuda.Device()
+        self.architecture = str(device.compute_capability)
+        if int(self.architecture) < LEAST_ARCHITECTURE:
+            raise DeviceError(
+                f"device 'cuda' needs a GPU of compute capability {_dotted(LEAST_ARCHITECTURE)} or later (A100, RTX 30 "
+                f"and newer), and GPU {device.id} has {_dotted(self.architecture)}: use device 'cpu'"
+            )
+        self.processors = int(device.attributes["MultiProcessorCount"])
 
     def module(self, path: Path, options: tuple[str, ...]) -> Module:
         """The module of a `.cu` file, with options such as -DNAME=VALUE; compiled when a kernel is first requested."""
@@ -105,6 +115,12 @@ def import_cupy() -> Any:
             f"device 'cuda' needs CuPy ({error}): {install('cuda13')}, or cuda12 for a driver before 580"
         ) from None
     return cupy
+
+
+def _dotted(architecture: int | str) -> str:
+    """Compute capability as NVIDIA writes it."""
+    digits = str(architecture)
+    return f"{digits[:-1]}.{digits[-1]}"
 
 
 def _for_nvrtc(path: Path, options: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:

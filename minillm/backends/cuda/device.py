@@ -19,7 +19,6 @@ from ..memory import free_memory
 from .compiling import import_cupy
 from .dependent import Driver, begins_early
 from .kernels import Launch, type_name
-from .linear import Timer
 
 Wait = Callable[[], None]
 
@@ -40,6 +39,11 @@ _LIBRARY_TYPES = {"float32": "CUDA_R_32F", "float16": "CUDA_R_16F", "bfloat16": 
 """Name of a dtype -> cuBLAS's, in `cupy.cuda.runtime`"""
 
 
+_SUMS_IN_32_BITS = 16
+"""CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION of cublas_api.h, which CuPy does not bind. Without it blocks that
+share a sum of 16-bit products may add their parts in 16 bits, which overflow"""
+
+
 class Device:
     """The host as a substitute for a GPU: copies are synchronous, and no step is recorded."""
 
@@ -48,8 +52,8 @@ class Device:
         self.xp = xp
         self.waits = 0
         """Number of times the host has waited for the device."""
-        self.timer: Timer | None = None
-        """Measures the seconds of a call on the device; None where they would be meaningless."""
+        self.has_library = False
+        """Whether products of many rows are `multiply`'s"""
         self.clock: Clock = HostClock()
         """Times the work of the device."""
 
@@ -143,14 +147,16 @@ class CupyDevice(Device):
     def __init__(self) -> None:
         cupy = import_cupy()
         super().__init__(cupy)
+        self._gpu = cupy.cuda.Device()  # of the thread's current one; other threads begin with number 0
         self.stream = cupy.cuda.Stream(non_blocking=True)
-        self.timer = self._time
+        self.has_library = True
         self._factors = np.array([1, 0], np.float32)  # of a product, and of what `out` held before
         self._one, self._zero = (self._factors.ctypes.data + offset for offset in (0, 4))
         self.clock = EventClock(cupy.cuda, self.stream)
 
     def activate(self) -> None:
-        """Make our stream the thread's current one; CuPy's own calls between two steps use it too."""
+        """Make our GPU and stream the thread's current ones; CuPy's own calls between two steps use them too."""
+        self._gpu.use()
         self.stream.use()
 
     def release_unused(self) -> None:
@@ -160,6 +166,7 @@ class CupyDevice(Device):
 
     def free_bytes(self) -> int:
         """Free bytes of the driver, and unused bytes of CuPy's pool."""
+        self.activate()
         free, _ = self.xp.cuda.runtime.memGetInfo()
         return int(free) + int(self.xp.get_default_memory_pool().free_bytes())
 
@@ -196,9 +203,11 @@ class CupyDevice(Device):
         """
         cuda = self.xp.cuda
         blas, kind = cuda.cublas, getattr(cuda.runtime, _LIBRARY_TYPES[type_name(x.dtype)])
+        handle = cuda.get_cublas_handle()
+        blas.setMathMode(handle, _SUMS_IN_32_BITS)  # each thread has a handle of its own
         (rows, inputs), outputs, size = x.shape, len(weight), x.dtype.itemsize
         blas.gemmEx(
-            cuda.get_cublas_handle(),
+            handle,
             *(blas.CUBLAS_OP_T, blas.CUBLAS_OP_N, outputs, rows, inputs),
             *(self._one, weight.data.ptr, kind, inputs, x.data.ptr, kind, x.strides[0] // size),
             *(self._zero, out.data.ptr, kind, out.strides[0] // size),
@@ -232,17 +241,6 @@ class CupyDevice(Device):
                 self.stream.end_capture()
             raise
         return partial(self.stream.end_capture().launch, self.stream)
-
-    def _time(self, call: Callable[[], object], repeats: int = 5) -> float:
-        """Seconds of a call on the device, the best of `repeats`."""
-        events = [(self.xp.cuda.Event(), self.xp.cuda.Event()) for _ in range(repeats)]
-        call()
-        for start, stop in events:
-            start.record(self.stream)
-            call()
-            stop.record(self.stream)
-        self.stream.synchronize()
-        return float(1e-3 * min(self.xp.cuda.get_elapsed_time(start, stop) for start, stop in events))
 
 
 class EventClock:

@@ -90,7 +90,7 @@ def multiply(kernels: Kernels, x: Any, experts: Experts, routing: Routing, out: 
     if not rows:
         return
     T, matrix, outputs = len(routing.weights), experts.whole, out.shape[1]
-    name, constants, splits, blocks = expert_shape(kernels.storage, T, outputs, matrix)
+    name, constants, splits, blocks = expert_shape(kernels, T, outputs, matrix)
     grid, shape = (blocks, len(routing.present)), map(np.int32, (inputs, outputs))
     strides = row_stride(x), row_stride(out)
     if isinstance(matrix, Quantized):

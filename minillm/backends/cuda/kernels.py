@@ -47,6 +47,8 @@ class Launcher(Protocol):
 
     architecture: str
     """Compute capability of the device, such as "90" """
+    processors: int
+    """Its multiprocessors: a launch should make about as many blocks, or more"""
 
     def module(self, path: Path, options: tuple[str, ...]) -> Module:
         """Compile `path` with options such as -DNAME=VALUE."""
@@ -101,6 +103,11 @@ class Kernels:
         self._kernels: dict[tuple[Any, ...], Kernel] = {}
         self._collected: list[Launch] | None = None
 
+    @property
+    def processors(self) -> int:
+        """Multiprocessors of the device."""
+        return self._launcher.processors
+
     def has(self, module: str) -> bool:
         """Whether the device runs a module: all but those of another architecture."""
         return ARCHITECTURES.get(module, self._launcher.architecture).removesuffix("a") == self._launcher.architecture
@@ -108,7 +115,7 @@ class Kernels:
     def get(self, module: str, kernel: str, *, shared_mem: int = 0, **constants: int) -> Kernel:
         """A kernel of `kernels/cuda/{module}.cu`, compiled with `constants` as macros.
 
-        `shared_mem` is the most dynamic shared memory it will be launched with; above 48 KiB a kernel must allow it.
+        `shared_mem` is the most dynamic shared memory it will be launched with.
         """
         key = (module, kernel, shared_mem, *constants.items())
         function = self._kernels.get(key)
@@ -122,8 +129,8 @@ class Kernels:
                     options = (*own, storage, *self._switches, *defines, f"-DMINILLM_SOURCES={sources_digest()}")
                     self._modules[module, defines] = self._launcher.module(kernel_folder() / f"{module}.cu", options)
                 function = self._kernels[key] = self._modules[module, defines].get_function(kernel)
-            if shared_mem > function.max_dynamic_shared_size_bytes:  # CuPy asks the driver
-                function.max_dynamic_shared_size_bytes = shared_mem
+            if shared_mem:  # more than 48 KiB with what a kernel has statically must be asked for
+                function.max_dynamic_shared_size_bytes = max(shared_mem, function.max_dynamic_shared_size_bytes)
         return function if self._collected is None else _Collecting(self._collected, kernel, constants, function)
 
     def collect(self, call: Callable[[], object]) -> list[Launch]:

@@ -8,13 +8,13 @@ the shapes alone.
 A matrix of 8 or 4 bits (`Quantized`, its arrays on the device) goes to `gemv.cu` too, up to INTEGER_ROWS rows; for more
 it is expanded to 16 bits first, some rows of it at a time (`kernels/cuda/expand.cu`).
 
-For many rows `Products` takes the fastest of ours and the library's product (cuBLAS), by shape.
+For many rows `Products` takes the library's product (cuBLAS), by the number of rows alone: so the same prompt has the
+same bits in every process.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,9 +28,6 @@ Room = Callable[[int, int], tuple[Any, Any]]
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
 """Name of an activation in config.json -> its number in `kernels/cuda/activation.cuh`. The square of ReLU
 is ReLU's gate of a row with itself (`CudaBackend.linear`)."""
-
-FEW_ROWS = 16
-"""Up to so many rows gemv.cu is taken without a comparison with the library."""
 
 MOST_ROWS = {"float32": 16, "float16": 64, "bfloat16": 64}
 """Storage type -> the most rows that gemv.cu takes; of 16 bits with tensor cores."""
@@ -48,16 +45,17 @@ INTEGER_STEPS = {8: 4, 4: 2}
 INTEGER_WARPS = 16
 """The warps that a processor has for them. A block has 4, 8 or 16, so that all blocks run at once if they can."""
 
-PROCESSORS = 132
-"""Multiprocessors of an H100 or H200: a launch should make about as many blocks, or more."""
-
 SPLIT_ROWS = 128
 """Up to so many rows several blocks of gemm_mma or gemm_wgmma may share a tile, each with a part of `in`."""
 
-SPLITS = 3 * PROCESSORS, 128
-"""The most blocks that this may make, several for each processor, and the least part of `in` that one takes."""
+LIBRARY_ROWS = {"float32": 17, "float16": SPLIT_ROWS + 1, "bfloat16": SPLIT_ROWS + 1}
+"""Storage type -> from so many rows on a product is the library's. On an H100 2,000 rows took it 0.5 to 0.8 of the time
+of ours in all shapes but the smallest (768 x 768: 17.8 and 16.5 us), and left 4 to 60 us to `finish_product`."""
 
-WGMMA_SPLITS = PROCESSORS, 256
+SPLITS = 3, 128
+"""The most blocks that this may make for each processor, and the least part of `in` that one takes."""
+
+WGMMA_SPLITS = 1, 256
 """The same of gemm_wgmma, of which one block fits on a processor."""
 
 TILES = ((128, 128), (64, 64), (32, 64))
@@ -114,12 +112,12 @@ def gemv(kernels: Kernels, product: Product) -> None:
     args = _arguments(kernels, product)
     constants = {"ROWS": _power_of_two(rows), **product.macros}
     if kernels.storage == "float32" or rows <= 4:
-        outs, splits = _fma_shape(constants["ROWS"], outputs)
+        outs, splits = _fma_shape(constants["ROWS"], outputs, kernels.processors)
         kernel = kernels.get("gemv", "gemv_fma", OUTS=outs, **constants)
         kernel((_ceil(outputs, outs * 4 // splits),), (128,), (*args, np.int32(splits)))
     else:
         constants["ROWS"] = max(constants["ROWS"], 8)
-        outs = _mma_outs(outputs)
+        outs = _mma_outs(outputs, kernels.processors)
         kernel = kernels.get("gemv", "gemv_mma", OUTS=outs, **constants)
         kernel((_ceil(outputs, outs),), (256,), args)
 
@@ -132,18 +130,18 @@ def integer_gemv(kernels: Kernels, product: Product, shape: tuple[int, int] | No
     """
     (rows, outputs), macros, warps = product.out.shape, product.macros, 8
     if rows <= 4:
-        warps, steps = shape or integer_shape(product.weight, rows)
+        warps, steps = shape or integer_shape(product.weight, rows, kernels.processors)
         constants = {"ROWS": _power_of_two(rows), "OUTS": 16, "SPLITS": warps, "STEPS": steps}
     else:
         most = min(max(_power_of_two(rows), 8), 64)
         widest, sums = (16, 512) if macros["OFFSETS"] == 16 else (32, 1024)  # of a warp; registers hold no more
-        constants = {"ROWS": most, "OUTS": min(_mma_outs(outputs), widest, sums // most)}
+        constants = {"ROWS": most, "OUTS": min(_mma_outs(outputs, kernels.processors), widest, sums // most)}
     kernel = kernels.get("gemv", "gemv_mma", **constants, **macros)
     blocks = _ceil(outputs, constants["OUTS"]), _ceil(rows, constants["ROWS"])
     kernel(blocks, (32 * warps,), _arguments(kernels, product))
 
 
-def integer_shape(matrix: Quantized, rows: int) -> tuple[int, int]:
+def integer_shape(matrix: Quantized, rows: int, processors: int) -> tuple[int, int]:
     """SPLITS and STEPS of gemv_mma for 1 to 4 rows and a matrix of 8 or 4 bits.
 
     As few warps as have a whole row of W in flight, and no more than leave all blocks on the processors at once.
@@ -151,7 +149,7 @@ def integer_shape(matrix: Quantized, rows: int) -> tuple[int, int]:
     outputs, inputs = matrix.shape
     steps = _integer_steps(matrix, rows)
     parts = _ceil(inputs, 4 * 128 // matrix.bits * steps)  # of a row, each in flight in one warp
-    room = INTEGER_WARPS * PROCESSORS // _ceil(outputs, 16)
+    room = INTEGER_WARPS * processors // _ceil(outputs, 16)
     return max(4, min(16, _power_of_two(parts), _power_of_two(room + 1) // 2)), steps
 
 
@@ -161,7 +159,7 @@ def _integer_steps(matrix: Quantized, rows: int) -> int:
     return INTEGER_STEPS[matrix.bits] // (2 if summed else 1)
 
 
-def expert_shape(storage: str, T: int, outputs: int, matrix: Any) -> tuple[str, dict[str, int], int | None, int]:
+def expert_shape(kernels: Kernels, T: int, outputs: int, matrix: Any) -> tuple[str, dict[str, int], int | None, int]:
     """The product of gemv.cu for the experts of T tokens: its name, constants, splits and blocks of an expert.
 
     An expert has T rows at most, and fewer than that if there are many of either.
@@ -169,11 +167,13 @@ def expert_shape(storage: str, T: int, outputs: int, matrix: Any) -> tuple[str, 
     if isinstance(matrix, Quantized) and T <= 4:
         few = {"ROWS": _power_of_two(T), "OUTS": 16, "SPLITS": 8, "STEPS": INTEGER_STEPS[matrix.bits] // 2}
         return "experts_mma", few, None, _ceil(outputs, 16)
-    if isinstance(matrix, Quantized) or (storage != "float32" and T > 4):
-        constants = {"ROWS": 8 if T <= 8 else 16, "OUTS": min(_mma_outs(outputs), 16)}  # 16 x 32 spill on sm_120
+    processors = kernels.processors
+    if isinstance(matrix, Quantized) or (kernels.storage != "float32" and T > 4):
+        outs = min(_mma_outs(outputs, processors), 16)  # 16 x 32 spill on sm_120
+        constants = {"ROWS": 8 if T <= 8 else 16, "OUTS": outs}
         return "experts_mma", constants, None, _ceil(outputs, constants["OUTS"])
     constants = {"ROWS": min(_power_of_two(T), 4)}
-    constants["OUTS"], splits = _fma_shape(constants["ROWS"], outputs)
+    constants["OUTS"], splits = _fma_shape(constants["ROWS"], outputs, processors)
     return "experts_fma", constants, splits, _ceil(outputs, constants["OUTS"] * 4 // splits)
 
 
@@ -233,10 +233,12 @@ def gemm(
         tensor_cores = "wgmma" if kernels.has("gemm_wgmma") else "mma"
         version = "tiled" if kernels.storage == "float32" else tensor_cores
     few = room is not None and rows <= SPLIT_ROWS and version in ("mma", "wgmma")
-    tile_rows, tile_outs = tile or (_wgmma_tile if version == "wgmma" else _tile)(rows, outputs, few)
+    processors = kernels.processors
+    tile_rows, tile_outs = tile or (_wgmma_tile if version == "wgmma" else _tile)(rows, outputs, few, processors)
     tiles = _ceil(rows, tile_rows), _ceil(outputs, tile_outs)
     if splits is None:
-        splits = _splits(tiles[0] * tiles[1], inputs, *(WGMMA_SPLITS if version == "wgmma" else SPLITS)) if few else 1
+        blocks, least = WGMMA_SPLITS if version == "wgmma" else SPLITS
+        splits = _splits(tiles[0] * tiles[1], inputs, blocks * processors, least) if few else 1
     scratch: tuple[Any, Any] = (NULL, NULL)
     if splits > 1:
         assert room is not None, "blocks that share a tile need room for their sums"
@@ -271,58 +273,28 @@ def finish_product(kernels: Kernels, product: Product) -> None:
 Multiply = Callable[[Any, Any, Any], None]
 """out = x W^T by a library, of x [T, in], W [out, in] and out [T, out]."""
 
-Timer = Callable[[Callable[[], object]], float]
-"""Calls a function several times, and returns the seconds that one call takes on the device."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one product of `rows` rows by each implementation, epilogue included."""
-
-    rows: int
-    seconds: Mapping[str, float]
-    """By "ours" and "library"."""
-
-    @cached_property
-    def chosen(self) -> str:
-        """The fastest; of equals the first."""
-        return min(self.seconds, key=self.seconds.__getitem__)
-
 
 class Products:
-    """The matrix products of a backend, each by the fastest implementation.
-
-    All are timed once, on the first call of a shape with more rows than gemv takes; the result is kept for all row
-    counts up to the next power of two.
-    """
+    """The matrix products of a backend: of many rows by the library, else by our kernels."""
 
     def __init__(
         self,
         kernels: Kernels,
         multiply: Multiply | None,
-        timer: Timer | None,
         empty: Callable[[int], Any] | None = None,
     ) -> None:
         """Set the kernels and the library.
 
         Args:
             kernels: ours
-            multiply: the library's product
-            timer: times a product; without one only our kernels run
+            multiply: the library's product; without one only our kernels run
             empty: allocates so many numbers of the kernels' type, for matrices to be expanded
         """
-        self.timings: dict[tuple[int, int, int], Timing] = {}
-        """Measured times, by (rows rounded up to a power of two, out, in)."""
         self._kernels = kernels
         self._multiply = multiply
-        self._timer = timer
         self._only_ours = False
         self._empty = empty
         self._expanded: Any = None
-        self._implementations: dict[str, Callable[[Product], None]] = {
-            "ours": partial(linear, kernels),
-            "library": self._by_library,
-        }
 
     @property
     def nbytes(self) -> int:
@@ -331,7 +303,7 @@ class Products:
 
     @contextmanager
     def only_ours(self) -> Iterator[None]:
-        """Within the block, time nothing and do not call the library.
+        """Within the block, do not call the library.
 
         For the capture of a CUDA graph: CuPy raises NotImplementedError for every cuBLAS call in it.
         """
@@ -342,29 +314,21 @@ class Products:
             self._only_ours = before
 
     def linear(self, product: Product) -> None:
-        """Compute a product by the fastest implementation."""
+        """Compute a product."""
         x, weight = product.x, product.weight
         if isinstance(weight, Quantized) and len(x) > INTEGER_ROWS and self._empty is not None:
             self._by_parts(product, self._empty)
         elif (
             isinstance(weight, Quantized)
-            or self._timer is None
+            or self._multiply is None
             or self._only_ours
-            or len(x) <= FEW_ROWS
+            or len(x) < LIBRARY_ROWS[self._kernels.storage]
             or product.out.dtype != x.dtype  # the library has no product of 16-bit inputs with float outputs
         ):
             linear(self._kernels, product)
         else:
-            shape = (_power_of_two(len(x)), *weight.shape)
-            if shape not in self.timings:
-                times = {name: self._timer(partial(run, product)) for name, run in self._implementations.items()}
-                self.timings[shape] = Timing(len(x), times)
-            self._implementations[self.timings[shape].chosen](product)
-
-    def _by_library(self, product: Product) -> None:
-        assert self._multiply is not None
-        self._multiply(product.x, product.weight, product.out)
-        finish_product(self._kernels, product)
+            self._multiply(x, weight, product.out)
+            finish_product(self._kernels, product)
 
     def _by_parts(self, product: Product, empty: Callable[[int], Any]) -> None:
         """Compute a product with as many rows of a matrix of 8 or 4 bits at a time as there is room to expand."""
@@ -385,19 +349,6 @@ class Products:
                 residual=None if residual is None else residual[:, rows],
             )
             self.linear(columns)
-
-    def table(self) -> str:
-        """The measured times as text: a line for each shape, with all times and the rate of the fastest one."""
-        names = tuple(self._implementations)
-        columns = " ".join(f"{name + ' us':>10}" for name in names)
-        lines = [f"{'rows':>6} {'out':>6} {'in':>6} {columns} {'TFLOP/s':>8}  chosen"]
-        for (_, outputs, inputs), timing in sorted(self.timings.items()):
-            rate = 2e-12 * timing.rows * outputs * inputs / timing.seconds[timing.chosen]
-            times = " ".join(
-                f"{timing.seconds[name] * 1e6:10.1f}" if name in timing.seconds else f"{'-':>10}" for name in names
-            )
-            lines.append(f"{timing.rows:6} {outputs:6} {inputs:6} {times} {rate:8.1f}  {timing.chosen}")
-        return "\n".join(lines)
 
 
 class ProductArguments(NamedTuple):
@@ -447,15 +398,15 @@ def _arguments(kernels: Kernels, product: Product) -> tuple[Any, ...]:
     return (*ProductArguments(*pointers, *numbers), *more)
 
 
-def _mma_outs(outputs: int) -> int:
+def _mma_outs(outputs: int, processors: int) -> int:
     """OUTS of gemv_mma: the most that still occupies two thirds of the processors."""
-    return next((outs for outs in (32, 16) if outputs >= outs * PROCESSORS * 2 // 3), 8)
+    return next((outs for outs in (32, 16) if outputs >= outs * processors * 2 // 3), 8)
 
 
-def _fma_shape(rows: int, outputs: int) -> tuple[int, int]:
+def _fma_shape(rows: int, outputs: int, processors: int) -> tuple[int, int]:
     """OUTS and splits of gemv_fma: as many outputs a warp as registers hold, fewer where that leaves too few blocks."""
     outs, splits = (4 if rows <= 4 else 2), 1
-    while _ceil(outputs, outs * 4 // splits) < 2 * PROCESSORS and (outs > 1 or splits < 4):
+    while _ceil(outputs, outs * 4 // splits) < 2 * processors and (outs > 1 or splits < 4):
         if outs > 1:
             outs //= 2
         else:
@@ -472,25 +423,25 @@ def _splits(tiles: int, inputs: int, blocks: int, least: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _tile(rows: int, outputs: int, few: bool) -> tuple[int, int]:
+def _tile(rows: int, outputs: int, few: bool, processors: int) -> tuple[int, int]:
     """The largest tile of gemm.cu that still occupies two thirds of the processors, else the smallest; of few rows,
     whose blocks may share a tile, the middle one.
     """
     if few:
         return TILES[1]
-    enough = (tile for tile in TILES if _ceil(rows, tile[0]) * _ceil(outputs, tile[1]) >= PROCESSORS * 2 // 3)
+    enough = (tile for tile in TILES if _ceil(rows, tile[0]) * _ceil(outputs, tile[1]) >= processors * 2 // 3)
     return next(enough, TILES[-1])
 
 
 @lru_cache(maxsize=4096)
-def _wgmma_tile(rows: int, outputs: int, few: bool) -> tuple[int, int]:
+def _wgmma_tile(rows: int, outputs: int, few: bool, processors: int) -> tuple[int, int]:
     """The largest tile of gemm_wgmma.cu with one and a half blocks for each processor, else the smallest; of few rows
     the smallest whose blocks all run at once. On an H100 at 128 rows and 2048 x 2048 the smallest tile took 10 us and
     the next 14; at 12288 x 4096, where its 192 blocks are too many, 59 and 44.
     """
     if few:
-        return WGMMA_TILES[2 if _ceil(outputs, WGMMA_TILES[2][1]) <= PROCESSORS else 1]
-    enough = (tile for tile in WGMMA_TILES if _ceil(rows, tile[0]) * _ceil(outputs, tile[1]) >= PROCESSORS * 3 // 2)
+        return WGMMA_TILES[2 if _ceil(outputs, WGMMA_TILES[2][1]) <= processors else 1]
+    enough = (tile for tile in WGMMA_TILES if _ceil(rows, tile[0]) * _ceil(outputs, tile[1]) >= processors * 3 // 2)
     return next(enough, WGMMA_TILES[-1])
 
 

@@ -4,7 +4,8 @@ Each is padded to a bucket and recorded as a CUDA graph, with the workspace that
 
 A graph repeats launches with the same addresses. So each bucket has its own workspace, reserved when its step first
 runs, from which everything that changes between steps is read. The first run launches call by call, and compiles the
-kernels; the second is recorded; later ones replay it.
+kernels; the second is recorded; later ones replay it. What a step computes lies in memory that the steps of all buckets
+of a model share, since they run one after the other: when a larger one has it grow, the others are recorded anew.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -77,19 +78,19 @@ class CudaPages(Pages):
         super().write(pages, {name: self._device.xp.asarray(array) for name, array in arrays.items()})
 
 
-class StepWorkspace:
-    """Device memory of steps of one kind: the batch, results, and scratch memory of attention and token choice."""
+class StepScratch:
+    """Device memory for what a step computes, of steps that run one after the other; it grows to the largest one's."""
 
-    def __init__(self, device: Device, dtype: Any, parcels: int = 1) -> None:
-        """`parcels`: batches whose copies may be under way at once; a recorded step reads one place only."""
+    def __init__(self, device: Device, dtype: Any) -> None:
+        """`dtype`: of activations."""
         self._device = device
-        self._parcels = [BatchBuffers(device) for _ in range(parcels)]
+        self.reservations = 0
+        """Number of arrays reserved so far; when it changes, addresses may have changed"""
         self.arena = Arena(device.xp, dtype, self._empty)
         self.places = Arena(device.xp, np.int32, self._empty)
         """The routing of experts: the next layer's takes its place"""
         self.heads = Arena(device.xp, dtype, self._empty)
         """Rows sorted by head, and their products: the next call's take their place"""
-        self.choice = Choice(device)
         self._partials = self._empty((0,), "float32")
         self._arrived = self._empty((0,), "int32")
 
@@ -112,37 +113,53 @@ class StepWorkspace:
     @property
     def nbytes(self) -> int:
         """Bytes held on the device."""
-        parts = (*self._parcels, self.arena, self.places, self.heads, self.choice, self._partials, self._arrived)
-        return int(sum(part.nbytes for part in parts))
+        return int(sum(part.nbytes for part in (self.arena, self.places, self.heads, self._partials, self._arrived)))
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        self.reservations += 1
+        return self._device.empty(shape, dtype, WORKSPACE)
+
+
+class StepWorkspace:
+    """Device memory of steps of one kind: the batch, token choice, and memory for results that others may share."""
+
+    def __init__(self, device: Device, scratch: StepScratch, parcels: int = 1) -> None:
+        """`parcels`: batches whose copies may be under way at once; a recorded step reads one place only."""
+        self._parcels = [BatchBuffers(device) for _ in range(parcels)]
+        self.scratch = scratch
+        self.choice = Choice(device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device, without the scratch memory."""
+        return sum(parcel.nbytes for parcel in self._parcels) + self.choice.nbytes
 
     def next_batch(self) -> BatchBuffers:
         """Memory for the next batch, the one that was filled longest ago."""
         self._parcels.append(self._parcels.pop(0))
         return self._parcels[-1]
 
-    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return self._device.empty(shape, dtype, WORKSPACE)
-
 
 class RecordedStep(Generic[Result]):
     """One bucket's step for one owner."""
 
-    def __init__(self, device: Device, kernels: Kernels, dtype: Any) -> None:
-        self.workspace = StepWorkspace(device, dtype)
+    def __init__(self, device: Device, kernels: Kernels, scratch: StepScratch) -> None:
+        self.workspace = StepWorkspace(device, scratch)
         self.plain = False
         """Whether something runs that is no kernel, so that the step is not recorded; set while it runs."""
         self._device, self._kernels = device, kernels
         self._replay: Callable[[], object] | None = None
+        self._reservations = 0  # when it was recorded
         self._result: Result | None = None
 
     @property
     def replays(self) -> bool:
-        """Whether it has been recorded."""
-        return self._replay is not None
+        """Whether it has been recorded, with the addresses that its results still have."""
+        return self._replay is not None and self._reservations == self.workspace.scratch.reservations
 
     def replay(self) -> None:
         """Launch it, recorded as it is."""
-        assert self._replay is not None
+        assert self.replays and self._replay is not None
         self._replay()
 
     def run(self, launch: Callable[[], Result], launch_sealed: Callable[[], Result | None]) -> Result:
@@ -150,17 +167,19 @@ class RecordedStep(Generic[Result]):
 
         `launch_sealed` returns None where something runs that a graph would not hold.
         """
-        if self._replay is None and self._result is not None and not self.plain:
+        if not self.replays and self._result is not None and not self.plain:
+            self._replay = None
             launches = self._kernels.collect(lambda: self._run_sealed(launch_sealed))
             if not self.plain:
                 launches = fuse(self._kernels, launches, self._result, self._device.address)
                 run_all = partial(self._device.launch_all, launches, dependent=self._kernels.dependent)
                 self._replay = self._device.record(run_all)
+                self._reservations = self.workspace.scratch.reservations
         if self._replay is not None:
             self._replay()
             self.workspace.choice.repeated()
         elif self.plain or not self._run_sealed(launch_sealed):
-            self.workspace.arena.restart()
+            self.workspace.scratch.arena.restart()
             self._result = launch()
         assert self._result is not None
         return self._result
@@ -218,6 +237,7 @@ class CudaMemory(Memory):
         self._sampler, self._products, self._max_batch_size = sampler, products, max_batch_size
         self._caches: WeakSet[CudaPages] = WeakSet()
         self._steps: WeakKeyDictionary[object, dict[Bucket, RecordedStep[Any]]] = WeakKeyDictionary()
+        self._scratch: WeakKeyDictionary[object, StepScratch] = WeakKeyDictionary()
         self._largest = (0, 0)  # tokens and rows of a pass
         self._chosen: Any = None  # on the device: the tokens of the last pass, if `launch` has launched it
 
@@ -226,7 +246,8 @@ class CudaMemory(Memory):
         self.activations = self.cache = form
         self._dtype = number_type(form.name)
         # Two parcels: the host fills one while the device still computes the chunk of a prompt from the other.
-        self.workspace = self._plain = StepWorkspace(self._device, self._dtype, parcels=2)
+        scratch = StepScratch(self._device, self._dtype)
+        self.workspace = self._plain = StepWorkspace(self._device, scratch, parcels=2)
 
     def new_pages(self, shape: Shape, value_dim: int = 0) -> Pages:
         """A K/V cache on the device; `value_dim` as of `Pages`.
@@ -256,7 +277,8 @@ class CudaMemory(Memory):
     @property
     def recorded_bytes(self) -> int:
         """Bytes of the workspaces of recorded steps; those of a model are freed with its runner."""
-        return sum(step.workspace.nbytes for steps in self._steps.values() for step in steps.values())
+        steps = [step for steps in self._steps.values() for step in steps.values()]
+        return sum(step.workspace.nbytes for step in steps) + sum(each.nbytes for each in self._scratch.values())
 
     def use(self) -> MemoryUse:
         """Memory in use on the device."""
@@ -264,6 +286,7 @@ class CudaMemory(Memory):
             self._uploader.sent_bytes,
             sum(pages.nbytes for pages in self._caches),
             self._plain.nbytes
+            + self._plain.scratch.nbytes
             + self.recorded_bytes
             + self._sampler.nbytes
             + self._products.nbytes
@@ -275,7 +298,7 @@ class CudaMemory(Memory):
     def _results(self) -> Arena:
         """The arena of unrecorded passes."""
         self._device.activate()
-        return self._plain.arena
+        return self._plain.scratch.arena
 
     def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
         """Send a batch without padding."""
@@ -291,7 +314,7 @@ class CudaMemory(Memory):
         self._chosen = None
         self.step = step
         self.workspace = self._plain if step is None else step.workspace
-        self.arena = self.workspace.arena
+        self.arena = self.workspace.scratch.arena
         self.arena.restart()
         sent, wanted = self.workspace.next_batch().fill(batch, rows, self.page_size, bucket, self.adapter_numbers)
         self.row_adapters = sent.row_adapters
@@ -331,7 +354,9 @@ class CudaMemory(Memory):
             else:
                 steps = self._steps.setdefault(owner, {})
                 if bucket not in steps:
-                    steps[bucket] = RecordedStep(self._device, self._kernels, self._dtype)
+                    if owner not in self._scratch:
+                        self._scratch[owner] = StepScratch(self._device, self._dtype)
+                    steps[bucket] = RecordedStep(self._device, self._kernels, self._scratch[owner])
                 step: RecordedStep[Result] = steps[bucket]
                 arrays = self._begin(step, batch, rows, bucket)
                 with self._products.only_ours():

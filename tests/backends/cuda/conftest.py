@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from minillm.backends.cuda import linear
 from minillm.backends.cuda.emulator import SCHEDULES, Emulator
 from minillm.backends.cuda.emulator import missing as missing_for_emulator
-from minillm.backends.cuda.kernels import Launcher
+from minillm.backends.cuda.kernels import Kernels, Launcher
 
 from .launchers import ON_GPU, exhaustive, launcher, missing
 from .recording import Recorder, RecordingDevice
@@ -58,7 +57,7 @@ def device(emulator: Launcher, monkeypatch: pytest.MonkeyPatch) -> RecordingDevi
     """The GPU for a backend, emulated as one of one multiprocessor: on a larger one the products' grids would only be
     wider.
     """
-    monkeypatch.setattr(linear, "PROCESSORS", 1)
+    monkeypatch.setattr(Kernels, "processors", 1)
     return RecordingDevice(Recorder(emulator))
 
 

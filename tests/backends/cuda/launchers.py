@@ -47,7 +47,7 @@ class GpuLauncher:
         from minillm.backends.cuda.compiling import CupyLauncher
 
         self._inner = CupyLauncher()
-        self.architecture = self._inner.architecture
+        self.architecture, self.processors = self._inner.architecture, self._inner.processors
         if UNPOOLED:
             import cupy
 

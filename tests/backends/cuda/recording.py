@@ -24,7 +24,7 @@ class Recorder:
 
     def __init__(self, inner: Launcher) -> None:
         self.inner = inner
-        self.architecture = inner.architecture
+        self.architecture, self.processors = inner.architecture, inner.processors
         self.launches: list[Launch] = []
         """All that ran since the beginning or the last `clear`"""
         self.recording: list[Launch] | None = None

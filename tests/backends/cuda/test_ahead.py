@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.batches import known_ids
 from minillm.backends.cuda.kernels import Kernels, Launcher
@@ -63,7 +62,7 @@ class LateDevice(RecordingDevice):
 
 @pytest.fixture
 def late(emulator: Launcher, monkeypatch: pytest.MonkeyPatch) -> Runner:
-    monkeypatch.setattr(linear, "PROCESSORS", 1)
+    monkeypatch.setattr(Kernels, "processors", 1)
     device = LateDevice(LateRecorder(emulator))
     backend = CudaBackend(device, device.recorder, "float32", max_batch_size=4)
     return runner_of(tiny_model(seed=2, backend=backend), backend=backend, pages=24)

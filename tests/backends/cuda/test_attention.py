@@ -278,6 +278,7 @@ def test_a_block_takes_one_split_after_the_other(
     case = Case(storage, [(2 * SPLIT + 33, 1), (SPLIT + 5, 1)], D=D)
     bits = case.run(any_emulator)
     case.check(bits)
+    monkeypatch.setattr(Kernels, "processors", 1)
     monkeypatch.setattr(attention, "DECODE_BLOCKS", 1)
     np.testing.assert_array_equal(case.run(any_emulator), bits)
 
@@ -286,6 +287,7 @@ def test_a_sequence_has_the_same_bits_in_any_batch(emulator: Emulator, monkeypat
     lengths = [(5 * SPLIT + 3, 1), (40, 1), (2 * SPLIT, 1)]
     case = Case("float16", lengths)
     together = case.run(emulator)
+    monkeypatch.setattr(Kernels, "processors", 1)
     for blocks in (1, 14):  # each block takes all splits of its sequence, or every second
         monkeypatch.setattr(attention, "DECODE_BLOCKS", blocks)
         assert (case.run(emulator) == together).all()

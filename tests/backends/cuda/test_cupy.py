@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from importlib import import_module
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,10 @@ import numpy as np
 import pytest
 
 from minillm import Engine
+from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.device import CupyDevice
+from minillm.backends.cuda.kernels import NULL, Kernels
+from minillm.backends.cuda.rows import GluArguments
 from minillm.backends.cuda.weights import number_type
 from minillm.errors import DeviceError, install
 
@@ -81,6 +85,67 @@ def test_the_library_multiplies_parts_of_rows(storage: str, monkeypatch: pytest.
     assert not out[:, :2].any() and not out[:, 8:].any()
 
 
+def test_each_thread_computes_on_the_gpu_that_the_engine_was_made_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To CUDA the current device is the thread's, and a new thread begins with the first one."""
+    cupy: Any = import_module("tests.cupy_standin.cupy")
+    monkeypatch.setattr("minillm.backends.cuda.device.import_cupy", lambda: cupy)
+    in_thread: list[int] = []
+
+    def compute() -> None:
+        in_thread.append(cupy.cuda.getdevice())
+        device.activate()  # the stand-in refuses a stream of another device
+        in_thread.append(cupy.cuda.getdevice())
+
+    cupy.cuda.Device(1).use()
+    try:
+        device = CupyDevice()
+        thread = Thread(target=compute)
+        thread.start()
+        thread.join()
+    finally:
+        cupy.cuda.Device(0).use()
+    assert in_thread == [0, 1]
+
+
+def test_a_launch_takes_arguments_that_have_names() -> None:
+    """`fusing` reads them so. CuPy looks at the class of grid and block alone, before it asks for the driver."""
+    cupy = pytest.importorskip("cupy", reason="launches by CuPy's own call")
+    if cupy.cuda.is_available():
+        pytest.skip("there is a GPU, on which every test launches so")
+    function = cupy.cuda.function.Function.__new__(cupy.cuda.function.Function)  # of no module
+    arguments = GluArguments(NULL, NULL, *map(np.int32, range(4)))
+    for given in (arguments, tuple(arguments)):
+        with pytest.raises(cupy.cuda.runtime.CUDARuntimeError):
+            function((1, 1), (32,), given, shared_mem=0)
+    with pytest.raises(TypeError, match="Argument 'grid' has incorrect type"):
+        function(SimpleNamespace(), (32,), arguments)
+
+
+def gpu_of(architecture: str, processors: int = 132) -> Any:
+    """CuPy on a machine with one GPU."""
+    attributes = {"MultiProcessorCount": processors}
+    device = SimpleNamespace(compute_capability=architecture, attributes=attributes, id=0)
+    runtime = SimpleNamespace(getDeviceCount=lambda: 1)
+    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Device=lambda: device))
+
+
+def test_a_gpu_that_is_too_old_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for architecture, dotted in (("75", "7.5"), ("70", "7.0")):
+        monkeypatch.setattr("minillm.backends.cuda.compiling.import_cupy", lambda a=architecture: gpu_of(a))
+        with pytest.raises(DeviceError, match=rf"needs a GPU of compute capability 8\.0 .* has {dotted}") as error:
+            CupyLauncher()
+        assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("architecture", "processors"), [("80", 108), ("89", 58), ("90", 132), ("120", 170)])
+def test_the_number_of_processors_is_the_devices(
+    architecture: str, processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minillm.backends.cuda.compiling.import_cupy", lambda: gpu_of(architecture, processors))
+    launcher = CupyLauncher()
+    assert (launcher.architecture, Kernels(launcher).processors) == (architecture, processors)
+
+
 class FakeStream:
     """Notes what is asked of it."""
 
@@ -104,7 +169,8 @@ class FakeStream:
 
 def test_a_step_is_captured_on_our_stream_and_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "minillm.backends.cuda.device.import_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(Stream=FakeStream))
+        "minillm.backends.cuda.device.import_cupy",
+        lambda: SimpleNamespace(cuda=SimpleNamespace(Stream=FakeStream, Device=lambda: SimpleNamespace(use=int))),
     )
     device = CupyDevice()
     calls = device.stream.calls

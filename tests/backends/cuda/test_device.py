@@ -11,10 +11,11 @@ import pytest
 from minillm import Engine
 from minillm.backends.cuda import device as devices
 from minillm.backends.cuda import weights
+from minillm.backends.cuda.attention import staged_bytes
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.device import CACHE, Device, StagingBuffer
 from minillm.backends.cuda.kernels import Kernels
-from minillm.backends.cuda.memory import StepWorkspace
+from minillm.backends.cuda.memory import StepScratch, StepWorkspace
 from minillm.backends.cuda.weights import Uploader, number_type
 from minillm.backends.formats import FORMATS
 from minillm.backends.loader import RandomTensor
@@ -101,7 +102,8 @@ class Late(Device):
 def test_a_chunk_of_a_prompt_waits_only_for_the_copy_of_the_one_before_the_last() -> None:
     """Each has a place of its own on the host and on the device for two passes; recorded steps have one."""
     device = Late()
-    plain, recorded = StepWorkspace(device, np.float32, parcels=2), StepWorkspace(device, np.float32)
+    scratch = StepScratch(device, np.float32)
+    plain, recorded = StepWorkspace(device, scratch, parcels=2), StepWorkspace(device, scratch)
     sequence = TokenSequence(list(range(60)), 0, [0, 1, 2, 3])
     filled = []
     for under_way in 1, 2, 2, 2:
@@ -164,7 +166,7 @@ def test_memory_is_what_the_shape_predicts(rows: int, device: RecordingDevice) -
     taken = {kind: (taken, predicted) for kind, taken, predicted in footprints([runner])}
     assert taken["weights"] == (sent, sent)
     assert taken["cache"] == (2 * 2 * 8 * 16 * 32 * 2,) * 2
-    assert backend.memory._plain.arena.nbytes == taken["workspace"][1]
+    assert backend.memory._plain.scratch.arena.nbytes == taken["workspace"][1]
     assert taken["workspace"][0] >= taken["workspace"][1]
     assert footprints([tiny_runner()]) == []
 
@@ -311,3 +313,21 @@ def test_builds_are_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch
 
     Kernels(Noting(), "float32", debug=True).get("kv", "store_kv")
     assert "-DMINILLM_CUDA_DEBUG" in options[0]
+
+
+def test_shared_memory_is_asked_for_where_a_launch_has_48_kib_beside_what_its_kernel_has() -> None:
+    """Of latents of 576 numbers the decode kernel has exactly so much, and a KiB statically: together too much unless
+    the driver was asked, which says of such a kernel that it allows 48 KiB.
+    """
+    asked: list[int] = []
+
+    class Function:
+        max_dynamic_shared_size_bytes = property(lambda self: 48 << 10, lambda self, value: asked.append(value))
+
+    launcher: Any = SimpleNamespace(module=lambda *_: SimpleNamespace(get_function=lambda name: Function()))
+    kernels, shared = Kernels(launcher, "float16"), staged_bytes(576, 2)
+    assert shared == 48 << 10
+    for _ in range(2):
+        kernels.get("attention_decode", "attention_decode", shared_mem=shared)
+    kernels.get("kv", "store_kv")
+    assert asked == [48 << 10]

@@ -407,6 +407,24 @@ def test_a_pass_may_want_no_logits(runner: Runner, device: RecordingDevice) -> N
     assert not device.records
 
 
+def test_recorded_steps_of_all_sizes_share_the_memory_of_the_largest(
+    backend: CudaBackend, device: RecordingDevice
+) -> None:
+    """One that has it grow moves it: what was recorded before is recorded anew when it runs next."""
+    runner, expected = runner_on(backend), tiny_runner(seed=2)
+
+    def run(prompts: list[list[int]]) -> tuple[int, int]:
+        """Recordings so far, and bytes of results."""
+        assert generate(runner, prompts, max_new_tokens=5) == generate(expected, prompts, max_new_tokens=5)
+        (scratch,) = backend.memory._scratch.values()
+        return len(device.records), scratch.nbytes
+
+    (one, few), (two, more), (again, same) = run(PROMPTS[:1]), run(PROMPTS[:2]), run(PROMPTS[:1])
+    assert (one, two, again) == (1, 2, 3)
+    assert few < more == same
+    assert run(PROMPTS[:2]) == run(PROMPTS[:1]) == (3, more)
+
+
 def test_recorded_steps_go_with_their_runner(backend: CudaBackend) -> None:
     runner = runner_on(backend)
     generate(runner, PROMPTS[:1], max_new_tokens=4)

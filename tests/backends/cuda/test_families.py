@@ -194,4 +194,4 @@ def test_memory_is_what_the_shape_predicts(raw: dict[str, Any], device: Recordin
     taken = {kind: (taken, predicted) for kind, taken, predicted in footprints([runner])}
     assert taken["weights"][0] == taken["weights"][1]
     assert taken["cache"][0] == taken["cache"][1]
-    assert backend.memory._plain.arena.nbytes == taken["workspace"][1]
+    assert backend.memory._plain.scratch.arena.nbytes == taken["workspace"][1]

@@ -155,7 +155,7 @@ SHAPES = [("float32", 7, 37, 4), ("float16", 1, 40, 4), ("float16", 4, 1100, 132
 )
 def test_every_shape(storage: str, rows: int, E: int, processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are aligned and not, of one warp's norm and of several; one output a warp and more."""
-    monkeypatch.setattr("minillm.backends.cuda.linear.PROCESSORS", processors)
+    monkeypatch.setattr(Kernels, "processors", processors)
     for turned in ROTATIONS:
         assert_same_bits(Step(storage, rows, E), launcher(), Step.store, turned)
     assert_same_bits(Step(storage, rows, E), launcher(), Step.store, None, "layer")

@@ -149,7 +149,7 @@ def test_the_shape_of_one_to_four_rows() -> None:
         group = (outputs, inputs // 32)
         values = np.empty((outputs, inputs * bits // 8), np.int8 if bits == 8 else np.uint8)
         offsets = np.empty(group, np.float16) if offset_bits else None
-        return integer_shape(Quantized(values, np.empty(group, np.float16), inputs, offsets), rows)
+        return integer_shape(Quantized(values, np.empty(group, np.float16), inputs, offsets), rows, 132)
 
     assert [shape(2048, 6144, bits, 1) for bits in (8, 4)] == [(4, 4), (4, 2)]
     assert [shape(2048, 2048, bits, 1) for bits in (8, 4)] == [(8, 4), (8, 2)]
@@ -175,7 +175,7 @@ def test_every_build(
     kind: tuple[int, int, int], storage: str, processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each number of row tiles, few rows, twice as many as one block takes, and 8 or more outputs a block."""
-    monkeypatch.setattr(products, "PROCESSORS", processors)
+    monkeypatch.setattr(Kernels, "processors", processors)
     run = kernels(storage)
     for rows in 2, 8, 13, 31, 59, 64, 100, 128, 150:
         Case(kind, storage, rows, 328, 69).run(partial(linear, run))
@@ -221,7 +221,7 @@ def test_more_rows_are_multiplied_with_16_bits_some_rows_of_the_matrix_at_a_time
         taken.append(numbers)
         return np.full(numbers, np.nan, np.float16)
 
-    both = Products(Kernels(recorder, "float16"), None, None, empty)
+    both = Products(Kernels(recorder, "float16"), None, empty)
     case = Case(kind, "float16", INTEGER_ROWS + 1, 72, 90)
     for _ in range(2):
         out = np.full((INTEGER_ROWS + 1, 90), np.nan, np.float16)

@@ -177,7 +177,7 @@ def test_few_rows_bfloat16(rows: int, inputs: int, outputs: int) -> None:
 )
 def test_few_rows_and_many_outputs(storage: str, rows: int, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warp then has several outputs: 4, or 32 with tensor cores. So has it here, on a GPU of one processor."""
-    monkeypatch.setattr("minillm.backends.cuda.linear.PROCESSORS", 1)
+    monkeypatch.setattr(Kernels, "processors", 1)
     run(gemv, kernels(storage), problem(storage, rows, 200, outputs))
 
 
@@ -188,7 +188,7 @@ def test_few_rows_in_any_order_of_threads(storage: str, rows: int, any_emulator:
 
 def test_64_rows_in_any_order_of_threads(any_emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 32 outputs shared memory holds half of the warps' sums at a time."""
-    monkeypatch.setattr("minillm.backends.cuda.linear.PROCESSORS", 1)
+    monkeypatch.setattr(Kernels, "processors", 1)
     run(gemv, Kernels(any_emulator, "float16"), problem("float16", 60, 776, 37))
 
 
@@ -318,7 +318,8 @@ def test_as_many_blocks_share_a_tile_as_processors_want() -> None:
     widths = [(768, 768), (3072, 768), (2048, 2048), (8192, 2048), (4096, 4096), (16384, 4096), (20480, 5120)]
 
     def blocks(limits: tuple[int, int]) -> list[int]:
-        return [outputs // 64 * _splits(outputs // 64, inputs, *limits) for inputs, outputs in widths]
+        most, least = limits[0] * 132, limits[1]
+        return [outputs // 64 * _splits(outputs // 64, inputs, most, least) for inputs, outputs in widths]
 
     assert blocks(SPLITS) == [48, 192, 256, 256, 256, 256, 320]
     assert blocks(WGMMA_SPLITS) == [24, 96, 128, 128, 128, 128, 80]
@@ -431,7 +432,7 @@ def test_every_build_for_few_rows(
 ) -> None:
     if rows > MOST_ROWS[storage]:
         pytest.skip("gemm takes them")
-    monkeypatch.setattr("minillm.backends.cuda.linear.PROCESSORS", processors)
+    monkeypatch.setattr(Kernels, "processors", processors)
     run(gemv, kernels(storage), problem(storage, rows, 520, 69, float_out=float_out))
 
 

@@ -109,7 +109,9 @@ class RawKernel:
         self._kernel.max_dynamic_shared_size_bytes = value
 
     def __call__(self, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
-        """Run all blocks, or record that."""
+        """Run all blocks, or record that. Grid and block are tuples and of no other class, as CuPy demands."""
+        assert type(grid) is tuple, grid
+        assert type(block) is tuple, block
         cuda.launch(lambda: self._kernel(grid, block, args, shared_mem=shared_mem))
 
 

@@ -61,6 +61,7 @@ class Emulator:
         Without, a kernel that writes elsewhere damages this very process: give a new kernel to the checks first.
         """
         self.architecture = "90"
+        self.processors = 132
         self.schedule = SCHEDULES.index(schedule)
         self.seed = seed
         self.checks = checks

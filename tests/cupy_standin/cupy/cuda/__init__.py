@@ -1,10 +1,19 @@
 """Streams, events and graphs of a device that is not there: all is done when it is asked for, or recorded."""
 
+import threading
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 from . import compiler, cublas
+
+_current = threading.local()
+
+
+def getdevice() -> int:
+    """The thread's current device, 0 until it takes another."""
+    return getattr(_current, "number", 0)
+
 
 _recording: list[Callable[[], None]] | None = None
 
@@ -45,10 +54,11 @@ class Stream:
     ptr = 0
 
     def __init__(self, non_blocking: bool = False) -> None:
-        self.non_blocking = non_blocking
+        self.non_blocking, self.device_id = non_blocking, getdevice()
 
     def use(self) -> "Stream":
         """Make it the current one."""
+        assert self.device_id == getdevice(), "a stream of another device"
         return self
 
     def synchronize(self) -> None:
@@ -94,6 +104,15 @@ class Device:
     """The only one, of the architecture of an H100."""
 
     compute_capability = "90"
+    attributes = MappingProxyType({"MultiProcessorCount": 132})
+
+    def __init__(self, number: int | None = None) -> None:
+        """The thread's current one unless it is given."""
+        self.id = getdevice() if number is None else number
+
+    def use(self) -> None:
+        """Make it the thread's current one."""
+        _current.number = self.id
 
 
 def get_elapsed_time(start: Event, stop: Event) -> float:
@@ -115,6 +134,8 @@ runtime = SimpleNamespace(
     CUDA_R_16F=2,
     CUDA_R_16BF=14,
     getDeviceCount=lambda: 1,
+    getDevice=getdevice,
+    deviceGetPCIBusId=lambda number: f"0000:{number:02x}:00.0",
     memGetInfo=lambda: (4 << 30, 8 << 30),
     getDeviceProperties=lambda device: {"name": b"no GPU: emulated", "totalGlobalMem": 8 << 30},
     driverGetVersion=lambda: 0,

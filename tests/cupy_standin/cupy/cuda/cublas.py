@@ -8,6 +8,15 @@ import numpy as np
 CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
 CUBLAS_COMPUTE_32F = 68
 CUBLAS_GEMM_DEFAULT_TENSOR_OP = 99
+SUMS_IN_32_BITS = 16
+"""CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION, which CuPy does not bind"""
+
+_modes: dict[int, int] = {}
+
+
+def setMathMode(handle: int, mode: int) -> None:  # noqa: N802  CuPy's name
+    """Set how a handle's products are summed up."""
+    _modes[handle] = mode
 
 
 def gemmEx(  # noqa: N802  CuPy's name
@@ -35,6 +44,7 @@ def gemmEx(  # noqa: N802  CuPy's name
     from . import refuse_in_capture
 
     refuse_in_capture("a library call")
+    assert _modes.get(handle) == SUMS_IN_32_BITS, "blocks that share a sum would add 16-bit numbers"
     assert (transa, transb, compute) == (CUBLAS_OP_T, CUBLAS_OP_N, CUBLAS_COMPUTE_32F)
     one, zero = (ctypes.c_float.from_address(address).value for address in (alpha, beta))
     assert (one, zero) == (1, 0)
