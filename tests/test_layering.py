@@ -33,7 +33,7 @@ FOLDERS = {
     "distributed": "reference backends cache decoding models runner formats",
     "engine": "reference text backends cache decoding models measure/accounting runner tasks formats distributed",
     "measure": "reference text backends cache decoding models measure/accounting runner engine",
-    "pipelines": "text decoding tasks engine",
+    "pipelines": "reference text decoding tasks engine",
     "lm_eval": "reference backends decoding engine",
     "minillm": "decoding engine pipelines",
     "course": "backends",

@@ -15,6 +15,7 @@ from ..backends.token_sampler import TokenSampler
 from ..reference.philox import Keys
 from ..reference.sampling import Draw, Parameters
 from .continuation import Continuation, reports
+from .prompt_scores import TopLogProbs
 from .row_pipeline import Continuations, RowPipeline, pipeline_of
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
@@ -71,10 +72,10 @@ class Sampling(Strategy):
         """Choose one token for each row of processed logits. [R, V] -> R ids"""
         draws = [pipeline_of(state).draw for state, _ in growing]
         if not any(draw.temperature for draw in draws):
-            return [int(token) for token in sampler.argmax(logits)]
+            return [*map(int, sampler.argmax(logits))]
         columns = zip(Parameters._fields, zip(*draws, strict=True), strict=True)
         parameters: dict[str, Any] = {name: np.asarray(column) for name, column in columns}
-        return [int(token) for token in sampler.sample(logits, keys_of(growing), **parameters)]
+        return [*map(int, sampler.sample(logits, keys_of(growing), **parameters))]
 
     def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Choose a token for every growing continuation and feed it."""
@@ -97,8 +98,7 @@ class Sampling(Strategy):
         """
         pipelines = [pipeline_of(state) for state, _ in growing]
         changed = [row for row, (_, c) in enumerate(growing) if pipelines[row].changes or c.guide is not None]
-        counts = [pipeline.top_logprobs for pipeline in pipelines]
-        reported = {row: count for row, count in enumerate(counts) if count is not None}
+        reported = {row: p.top_logprobs for row, p in enumerate(pipelines) if p.top_logprobs is not None}
         unchanged: Any = None
         if reported:
             at_risk = raw is None and sampler.on_host and not reported.keys().isdisjoint(changed)
@@ -110,15 +110,14 @@ class Sampling(Strategy):
             tokens = self._process_and_choose(sampler, logits, growing, changed)
         else:
             tokens = self._chosen(sampler, logits, growing)
-        pushes: list[tuple[Any, ...]] = [(token,) for token in tokens]
+        row_reports: dict[int, tuple[float, TopLogProbs | None]] = {}
         if reported:
-            row_reports = reports(sampler, unchanged, [tokens[row] for row in reported], [*reported.values()])
-            for row, report in zip(reported, row_reports, strict=True):
-                pushes[row] = tokens[row], *report
-        for push, (state, continuation) in zip(pushes, growing, strict=True):
+            chosen, tops = [tokens[row] for row in reported], [*reported.values()]
+            row_reports = dict(zip(reported, reports(sampler, unchanged, chosen, tops), strict=True))
+        for row, (state, continuation) in enumerate(growing):
             if state.error is None:
                 try:
-                    continuation.push(*push)
+                    continuation.push(tokens[row], *row_reports.get(row, ()))
                 except Exception as error:
                     state.error = error
 
@@ -174,8 +173,8 @@ def rows_per_continuation(states: Sequence[State]) -> list[int]:
     first = 0
     for state in states:
         assert isinstance(state, TokenState)
-        shared = state.feeds == 1
-        sources += [first if shared else first + i for i in range(len(state.growing))]
+        count = len(state.growing)
+        sources += [first] * count if state.feeds == 1 else range(first, first + count)
         first += state.feeds
     return sources
 

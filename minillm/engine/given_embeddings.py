@@ -76,8 +76,13 @@ def read_rows(value: Any, count: int) -> list[Any]:
     Raises:
         ParameterError: there are not as many arrays as prompts.
     """
-    single = getattr(value, "ndim", None) == 2
-    arrays = [value] if single else [*value] if hasattr(value, "__len__") and getattr(value, "ndim", 3) == 3 else []
+    arrays = (
+        [value]
+        if is_single(value)
+        else [*value]
+        if hasattr(value, "__len__") and getattr(value, "ndim", 3) == 3
+        else []
+    )
     if len(arrays) != count:
         raise ParameterError(f"inputs_embeds should be an array [T, E] for each prompt ({count}), found {len(arrays)}")
     return arrays

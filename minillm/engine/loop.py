@@ -187,9 +187,9 @@ class StepLoop:
                 for chunk in own:
                     chunk.run.keep_outputs()
             return tokens
-        for run in {chunk.run for chunk in chunks}:
-            if run.probe is not None and run.probe.error is not None:
-                self._fail(run, run.probe.error)
+        for chunk in chunks:
+            if chunk.run.probe is not None and chunk.run.probe.error is not None:
+                self._fail(chunk.run, chunk.run.probe.error)
         return tokens
 
     def _pass(self, name: str, chunks: Sequence[Chunk]) -> int:
@@ -417,9 +417,10 @@ class StepLoop:
 
     def _end_overdue(self) -> None:
         """End the requests whose deadline has passed."""
-        now = time.monotonic() if self._deadlines else 0.0
-        for request_id in [request_id for request_id, deadline in self._deadlines.items() if deadline <= now]:
-            self._cut_off(request_id, "timeout")
+        if self._deadlines:
+            now = time.monotonic()
+            for request_id in [request_id for request_id, deadline in self._deadlines.items() if deadline <= now]:
+                self._cut_off(request_id, "timeout")
 
     def _fail(self, run: Run, error: Exception) -> None:
         """End a request with an error."""

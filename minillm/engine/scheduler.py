@@ -176,9 +176,9 @@ class Scheduler:
 
     def admit(self) -> list[Run]:
         """Move requests from the queue into the batch while they fit, as every one does alone. Returns them."""
-        places = self.limits.max_batch_size - sum(run.max_sequences for run in self.running)
-        if not self.waiting or places <= 0:
+        if not self.may_admit:
             return []
+        places = self.limits.max_batch_size - sum(run.max_sequences for run in self.running)
         pages = self._uncommitted_pages()
         admitted: list[Run] = []
         too_large: list[Run] = []

@@ -1,13 +1,13 @@
 """Calls that read heads of each token: labels of tokens, answers in a text, and masked tokens."""
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..decoding.prompts import need_tokenizer
 from ..decoding.request import check_lora
+from ..decoding.values import whole
 from ..errors import ParameterError, PromptError, TaskError, shown
 from ..progress import showing
 from ..tasks.answering import LARGEST_STRIDE, LONGEST_WINDOW, Answer, answers_of
@@ -16,7 +16,7 @@ from ..tasks.masked import Filling, fillings_of, masks_of, target_ids
 from ..tasks.token_labels import AGGREGATIONS, Aggregation, Entity, entities_of
 from ..text.tokenizer.aligned import align_texts
 from ..text.tokenizer.encoding import check_text
-from .arguments import read, refuse_task
+from .arguments import optional, read, refuse_task
 from .lifecycle import EngineLifecycle
 
 
@@ -61,6 +61,7 @@ class EngineTokenReadings(EngineLifecycle):
             raise ParameterError(
                 f"aggregation {shown(aggregation)} is not known: expected one of {', '.join(AGGREGATIONS)}"
             )
+        stride = read("stride", stride, optional(whole(0)))
         if stride is not None and aggregation == "none":
             raise ParameterError("a stride joins entities, and aggregation is none: name one")
         ignored = _names("ignore_labels", ignore_labels)
@@ -72,7 +73,7 @@ class EngineTokenReadings(EngineLifecycle):
         passes, tokenizer = self._passes("classify_tokens"), need_tokenizer(self.tokenizer)
         windows = []
         for text in members:
-            own = align_texts(tokenizer, text, limit=passes.context, stride=_whole("stride", stride))
+            own = align_texts(tokenizer, text, limit=passes.context, stride=stride)
             if own[0].encoded.truncated and stride is None:
                 passes.note_cut(truncate)
             windows.append(own)
@@ -124,20 +125,17 @@ class EngineTokenReadings(EngineLifecycle):
             NumericalError: the logits contain NaN or infinity.
         """
         refuse_task(self.config, "spans", "answer")
-        counts = {"top_k": top_k, "max_answer_tokens": max_answer_tokens}
-        for name, value in counts.items():
-            if not _whole(name, value):
-                raise ParameterError(f"{name} should be at least 1, found {shown(value)}")
+        top_k, most = read("top_k", top_k, whole(1)), read("max_answer_tokens", max_answer_tokens, whole(1))
         check_text(question)
         check_text(context)
         if not context or not question:
             raise PromptError("the question and the text should not be empty")
         check_lora(lora, self._maker.adapters)
         passes, tokenizer = self._passes("answer"), need_tokenizer(self.tokenizer)
-        limit = min(passes.context, LONGEST_WINDOW) if window is None else _whole("window", window) or 0
+        limit = min(passes.context, LONGEST_WINDOW) if window is None else read("window", window, whole(0))
         if limit > passes.context:
             raise ParameterError(f"window should be at most {passes.context}, which the model reads, found {limit}")
-        shared = min(limit // 2, LARGEST_STRIDE) if stride is None else _whole("stride", stride)
+        shared = min(limit // 2, LARGEST_STRIDE) if stride is None else read("stride", stride, whole(0))
         windows = align_texts(tokenizer, question, context, limit=limit, cut="second", stride=shared)
         with showing(read("progress", progress)):
             logits = passes.token_logits([own.encoded for own in windows], lora=lora)
@@ -146,7 +144,7 @@ class EngineTokenReadings(EngineLifecycle):
             windows,
             logits,
             top_k=top_k,
-            max_answer_tokens=max_answer_tokens,
+            max_answer_tokens=most,
             allow_none=allow_none,
             whole_words=whole_words,
             first_stands_for_none=self.config.bidirectional,
@@ -186,8 +184,7 @@ class EngineTokenReadings(EngineLifecycle):
                 "fill_masks needs a masked language model (...ForMaskedLM) with its head; this "
                 f"{self.config.model_type} checkpoint is none"
             )
-        if not _whole("top_k", top_k):
-            raise ParameterError(f"top_k should be at least 1, found {shown(top_k)}")
+        top_k = read("top_k", top_k, whole(1))
         passes, tokenizer = self._passes("fill_masks"), need_tokenizer(self.tokenizer)
         check_lora(lora, self._maker.adapters)
         chosen = None if targets is None else target_ids(_names("targets", targets), tokenizer)
@@ -223,22 +220,3 @@ def _names(name: str, value: str | Collection[str]) -> list[str]:
     if texts is None or not all(isinstance(text, str) for text in texts):
         raise ParameterError(f"{name} should be texts, found {shown(value)}")
     return texts
-
-
-@overload
-def _whole(name: str, value: int) -> int: ...
-@overload
-def _whole(name: str, value: None) -> None: ...
-@overload
-def _whole(name: str, value: int | None) -> int | None: ...
-def _whole(name: str, value: int | None) -> int | None:
-    """A number of tokens or results.
-
-    Raises:
-        ParameterError: it is none.
-    """
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-        raise ParameterError(f"{name} should be a whole number, found {shown(value)}")
-    return int(value)

@@ -12,6 +12,7 @@ import numpy as np
 from ..decoding.prompts import need_tokenizer
 from ..engine.engine import Engine
 from ..errors import ParameterError, TaskError, listed, shown
+from ..reference.softmax import softmax
 from ..text.tokenizer.aligned import align_texts
 from .base import Pipeline
 from .inputs import listed_inputs, longest_input
@@ -72,8 +73,7 @@ class ZeroShotClassification(Pipeline):
             contradiction = logits[:, :, -1 if entailment == 0 else 0]
             scores = 1 / (1 + np.exp(contradiction - own))  # [N, labels]
         else:
-            exponentials = np.exp(own - own.max(axis=-1, keepdims=True))
-            scores = exponentials / exponentials.sum(axis=-1, keepdims=True)  # [N, labels]
+            scores = softmax(own, np)  # [N, labels]
         records = []
         for text, row in zip(texts, scores, strict=True):
             order = np.argsort(-row, kind="stable").tolist()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ..reference.softmax import softmax
 from ..text.tokenizer.aligned import AlignedText
 
 LONGEST_WINDOW, LARGEST_STRIDE = 384, 128
@@ -60,7 +61,7 @@ def answers_of(
     for window, rows in zip(windows, logits, strict=True):
         own = np.array([owner == 1 for owner in window.owners])  # [T]
         own[0] = own[0] or first_stands_for_none
-        start, end = (_probabilities(np.where(own, column, np.float32(-10_000))) for column in rows.T)  # [T] each
+        start, end = (softmax(np.where(own, column, np.float32(-10_000)), np) for column in rows.T)  # [T] each
         least_none = min(least_none, float(start[0] * end[0]))
         start[0] = end[0] = 0
         count = 2 * top_k + 10 if whole_words else top_k  # words may be equal where tokens differ
@@ -72,12 +73,6 @@ def answers_of(
     if allow_none:
         answers.append(Answer("", least_none, 0, 0))
     return sorted(answers, key=lambda answer: -answer.score)[:top_k]
-
-
-def _probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[T] -> [T]"""
-    exponentials = np.exp(logits - logits.max())
-    return np.asarray(exponentials / exponentials.sum(), np.float32)
 
 
 def _best_spans(

@@ -22,6 +22,7 @@ from ..decoding.prompts import Prompt, encode_prompt, is_prompt, need_tokenizer
 from ..encoder_input import AudioFeatures
 from ..errors import ParameterError, PromptError, TaskError, shown
 from ..progress import work
+from ..reference.softmax import softmax
 from ..runner.layer_mean import LayerMean
 from ..runner.runner import Runner
 from ..text.chat import ChatTemplate
@@ -532,17 +533,12 @@ class TextPasses:
         return [chunks[0] if len(chunks) == 1 else np.concatenate(chunks) for chunks in chunks_of_texts]
 
 
-def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    exponentials = np.exp(logits - logits.max())
-    return np.asarray(exponentials / exponentials.sum(), np.float32)
-
-
 def _sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))), np.float32)
 
 
 SCORES: Mapping[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
-    "softmax": _softmax,
+    "softmax": lambda logits: softmax(logits, np),
     "sigmoid": _sigmoid,
     "none": lambda logits: logits,
 }

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ParameterError, PromptError, shown
+from ..reference.softmax import softmax
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer.encoding import check_text
 
@@ -87,8 +88,7 @@ def fillings_of(
     """
     fillings = []
     for place, row in zip(places, logits, strict=True):
-        exponentials = np.exp(row - row.max())
-        scores = exponentials / exponentials.sum()  # [V]
+        scores = softmax(row, np)  # [V]
         among = np.arange(len(scores)) if targets is None else np.array(targets)
         best = among[np.argsort(-scores[among], kind="stable")[:top_k]]
         fillings.append(

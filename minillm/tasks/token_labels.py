@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ..reference.softmax import softmax
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer.aligned import AlignedText, joined_tokens, marks_continued_words, unknown_id
 
@@ -71,7 +72,7 @@ def entities_of(
     """
     entities: list[Entity] = []
     for window, rows in zip(windows, logits, strict=True):
-        tokens = _tokens(text, window, _softmax(rows), tokenizer)
+        tokens = _tokens(text, window, softmax(rows, np), tokenizer)
         if aggregation in ("none", "simple"):
             labelled = [_labelled(token.scores, names, [token]) for token in tokens]
         else:
@@ -80,12 +81,6 @@ def entities_of(
             labelled = [_joined(run, tokenizer) for run in _runs(labelled)]
         entities += [entity for entity in labelled if entity.label not in ignored]
     return _distinct(entities) if len(windows) > 1 else entities
-
-
-def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[T, labels] -> [T, labels]"""
-    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True), np.float32)
 
 
 def _tokens(text: str, window: AlignedText, scores: NDArray[np.float32], tokenizer: Tokenizer) -> list[_Token]:

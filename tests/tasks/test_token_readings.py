@@ -129,7 +129,7 @@ def test_a_mistake_is_one_line(call: Any, error: type[Exception], message: str, 
 
 def test_questions_are_refused_in_one_line(answerer: Engine) -> None:
     for options, message in (
-        ({"top_k": 0}, "top_k should be at least 1, found 0"),
+        ({"top_k": 0}, "top_k should be a whole number of at least 1, found 0"),
         ({"window": 99}, "window should be at most 64"),
         ({"window": 3}, "3 tokens have no room for a text beside the other"),
     ):
