@@ -58,9 +58,7 @@ def read_head(config: ModelConfig, raw: Mapping[str, Any], *, masked: bool = Fal
     if output is not None:
         labels = _labels(fields)
         if config.encoder_layers and config.decoder_start_token_id is None and not config.source_wraps:
-            raise CheckpointError(
-                "config.json: decoder_start_token_id is missing: the decoder's text begins with it"
-            )
+            raise CheckpointError("config.json: decoder_start_token_id is missing: the decoder's text begins with it")
         if output == "spans":
             if len(labels) != len(SPAN):
                 raise CheckpointError(
