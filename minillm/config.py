@@ -104,6 +104,8 @@ class ModelConfig:
     """M: numbers of each frame of sound that the encoder reads, two frames for each position; 0: it reads token ids"""
     decoder_start_token_id: int | None = None
     """The token with which the decoder's text begins"""
+    source_wraps: bool = False
+    """In a classifier it begins with the source's last token in its place (mBART)"""
     bidirectional: bool = False
     """An encoder: each token attends to all of its text"""
     token_types: int = 0

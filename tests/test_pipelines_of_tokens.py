@@ -62,6 +62,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "nomic_bert": ("NomicBert", SIZES),
     "gte": ("Gte", SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}),
 }
+TWO_STACKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bart": ("Bart", {
+        "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "pad_token_id": 1,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 20, "max_position_embeddings": 40,
+        "vocab_size": SIZES["vocab_size"], "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 3,
+    }),
+}
 # fmt: on
 
 
@@ -105,7 +112,7 @@ def write(
     **more: Any,
 ) -> Path:
     """A tiny checkpoint of a family with a head, as transformers writes it."""
-    name, fields = FAMILIES[family]
+    name, fields = (FAMILIES | TWO_STACKS)[family]
     raw = fields | {"model_type": family, "architectures": [f"{name}{head}"]} | more
     if "Masked" not in head:
         raw |= {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
@@ -264,7 +271,7 @@ def test_answers_are_the_likeliest_spans_by_the_logits_of_theirs(family: str, tm
 # --- labels that a call names, and of the mean of all tokens ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "bart"])
 @pytest.mark.parametrize("names", [("contradiction", "neutral", "entailment"), ("ENTAILMENT", "not_entailment")])
 def test_labels_that_a_call_names_are_theirs(family: str, names: tuple[str, ...], tmp_path: Path) -> None:
     folder = write(tmp_path, family, "ForSequenceClassification", names)

@@ -206,6 +206,8 @@ class LeadingRunner(RankRunner):
         config = self.part.model.config
         if head and config.fills_masks:
             raise TaskError("several processes fill no masks: load the model in one")
+        if config.encoder_layers:
+            raise TaskError("several processes classify no texts with an encoder-decoder: load the model in one")
         shared = config.bidirectional
         cache = new_cache(PagedCache, config, self.backend, pages, layers=self.layers, shared=shared)
         return LeadingRunner(self.leader, cache, "labels" if head else "states")

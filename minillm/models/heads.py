@@ -2,7 +2,10 @@
 
 Which head a checkpoint has follows from `architectures` in config.json: `BertForSequenceClassification`,
 `LlamaForTokenClassification`. Encoders build their heads themselves (`encoder_heads.py`); the head of a decoder is one
-matrix, which takes the place of the LM head in any family.
+matrix, which takes the place of the LM head in any family. An encoder-decoder classifies a text that both stacks read,
+the decoder one token later, by the decoder's hidden state at the last end-of-sequence token:
+
+    logits = tanh(x W_dense + b) W_out + b
 """
 
 from collections.abc import Mapping
@@ -28,6 +31,8 @@ HEADS: Mapping[str, Output] = {
 PLAIN = ("Model", MASKED, "ForPreTraining", "LMHeadModel", "ForCausalLM")
 """Endings of an encoder's architecture whose hidden states are read"""
 SPAN = ("start", "end")
+TWO_STACKS_HEAD = ("classification_head.dense", "classification_head.out_proj")
+"""Names of the head of an encoder-decoder that classifies texts"""
 DECODER_HEADS = {"labels": ("score", False), "token_labels": ("score", True), "spans": ("qa_outputs", True)}
 """Name of a decoder's head, and whether it has a bias"""
 MOST_LABELS = 2**20
@@ -43,14 +48,17 @@ def read_head(config: ModelConfig, raw: Mapping[str, Any], *, masked: bool = Fal
     fields = Fields(raw)
     named = fields.get("architectures", [])
     architecture = named[0] if named and isinstance(named[0], str) else ""
-    if config.encoder_layers and architecture.endswith((*HEADS, "EncoderModel")):
+    others = (*(ending for ending in HEADS if ending != CLASSIFIER or config.frame_width), "EncoderModel")
+    if config.encoder_layers and architecture.endswith(others):
         raise UnsupportedModelError(
             f"config.json: architectures is {architecture!r:.80}; of this family minillm runs the encoder-decoder that "
-            "generates text"
+            f"generates text{'' if config.frame_width else f', and ...{CLASSIFIER}'}"
         )
     output = next((HEADS[ending] for ending in HEADS if architecture.endswith(ending)), None)
     if output is not None:
         labels = _labels(fields)
+        if config.encoder_layers and config.decoder_start_token_id is None and not config.source_wraps:
+            raise CheckpointError("config.json: decoder_start_token_id is missing: the decoder's text begins with it")
         if output == "spans":
             if len(labels) != len(SPAN):
                 raise CheckpointError(
@@ -125,7 +133,14 @@ def builder(build: Build, config: ModelConfig) -> Build:
             return model
         before, width = model.head.project_out, model.head.weight.shape[1]
         head: Head = NoHead(before)
-        if config.output != "states":
+        if config.encoder_layers:
+            dense, out = TWO_STACKS_HEAD
+            head = ClassificationHead(
+                weights.linear(out, len(config.labels), inputs=width, bias=True, role="labels"),
+                dense=weights.linear(dense, width, inputs=width, bias=True),
+                activation="tanh",
+            )
+        elif config.output != "states":
             name, bias = DECODER_HEADS[config.output]
             score = weights.linear(name, len(config.labels), inputs=width, bias=bias, role="labels")
             head = ClassificationHead(score, dense=before)

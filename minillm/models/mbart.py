@@ -15,4 +15,5 @@ __all__ = ["NAMES", "build", "read_config"]
 def read_config(raw: Mapping[str, Any]) -> BartConfig:
     """mBART's configuration from config.json; errors as of `bart.read_config`."""
     special = {"bos_token_id": 0, "eos_token_id": 2}
-    return read(raw, "mbart", special, pre_norm=True, embedding_norm=True, learned_positions=True, final_norm=True)
+    norms = {"pre_norm": True, "embedding_norm": True, "final_norm": True}
+    return read(raw, "mbart", special, **norms, learned_positions=True, source_wraps=True)

@@ -130,12 +130,13 @@ def _given(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 NAMES = Names(
-    prefixes=(),
+    prefixes=("transformer.",),
     left_out=("coder.embed_tokens.weight", "EncDecAttention.relative_attention_bias.weight"),
     embedding="shared.weight",
     head_decides=True,
 )
-"""Tensors of checkpoints: copies of the embedding in each stack, and a table that no released version reads."""
+"""Tensors of checkpoints: encoder.block.0..., in classifiers transformer.encoder...; copies of the embedding in each
+stack, and a table that no released version reads, are left out."""
 
 
 def build(config: T5Config, weights: Weights, backend: Backend) -> EncoderDecoder:

@@ -24,7 +24,7 @@ class Text2Text(Generating):
     @classmethod
     def fits(cls, engine: Engine) -> bool:
         """Encoder-decoders of texts do."""
-        return engine.config.encoder_layers > 0 and not engine.config.frame_width
+        return engine.config.encoder_layers > 0 and engine.config.output == "tokens" and not engine.config.frame_width
 
     def __call__(self, inputs: Any, *, progress: bool = True, **options: Any) -> Any:
         """Write what the task asks for, of one text or of each of a list.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..batch import TokenSequence
 from ..config import ModelConfig, ScoreFunction
 from ..decoding.prompts import Prompt, encode_prompt, is_prompt, need_tokenizer
-from ..encoder_input import AudioFeatures
+from ..encoder_input import AudioFeatures, EncoderInput
 from ..errors import ParameterError, PromptError, TaskError, shown
 from ..progress import work
 from ..reference.softmax import softmax
@@ -118,8 +118,9 @@ class TextPasses:
     @property
     def context(self) -> int:
         """Tokens of the longest text."""
-        longest = self.settings.max_tokens
-        return self.config.max_positions if longest is None else min(longest, self.config.max_positions)
+        config, longest = self.config, self.settings.max_tokens
+        most = min(config.max_positions, config.max_source_positions) if config.encoder_layers else config.max_positions
+        return most if longest is None else min(longest, most)
 
     # --- texts --------------------------------------------------------------------------------------------------------
 
@@ -405,8 +406,16 @@ class TextPasses:
     def _judged(self, text: EncodedText) -> range:
         """The position whose hidden state the head reads: an encoder's first, a decoder's last.
 
-        As in transformers, a padding token at the end of a classified text does not count.
+        As in transformers, a padding token at the end of a classified text does not count; an encoder-decoder's is that
+        of the last end-of-sequence token.
         """
+        if self.config.encoder_layers:
+            ends = [i for i, token in enumerate(text.token_ids) if token in self.config.eos_token_ids]
+            if not ends:
+                raise PromptError(
+                    "an encoder-decoder classifies a text at its end-of-sequence token: this one has none"
+                )
+            return range(ends[-1], ends[-1] + 1)
         if self.config.bidirectional:
             return range(1)
         if self.settings.logit_score is not None:
@@ -480,10 +489,20 @@ class TextPasses:
             yield pack
 
     def _sequence(self, text: EncodedText, lora: str | None) -> TokenSequence:
+        if self.config.encoder_layers:
+            return self._shifted(text.token_ids, lora)
         types: Sequence[int] = ()
         if count := self.config.token_types:
             types = text.types if max(text.types) < count else [0] * len(text.types)
         return TokenSequence(list(text.token_ids), types=types, adapter=lora, unseen=text.unseen)
+
+    def _shifted(self, ids: Sequence[int], lora: str | None) -> TokenSequence:
+        """A text that both stacks of an encoder-decoder read, the decoder one token later."""
+        first = self.config.decoder_start_token_id
+        if self.config.source_wraps:
+            first = ids[sum(token != self.config.pad_token_id for token in ids) - 1]
+        assert first is not None
+        return TokenSequence([first, *ids[:-1]], adapter=lora, encoder_input=EncoderInput(list(ids)))
 
     def _runner_for(self, sequences: Sequence[TokenSequence], head: bool) -> Runner:
         """A runner whose cache holds these texts."""
@@ -491,6 +510,7 @@ class TextPasses:
         runner = self._runner
         size = runner.backend.memory.page_size
         pages = sum(-(-len(sequence.token_ids) // size) for sequence in sequences)
+        pages *= 2 if self.config.encoder_layers else 1  # of the source too
         if text_runner is None or text_runner.cache.num_pages < pages:
             pages = max(pages, -(-self._budget // size), 0 if text_runner is None else 2 * text_runner.cache.num_pages)
             with self._turn():
@@ -567,12 +587,13 @@ def refuse_two_stacks(config: ModelConfig, call: str) -> None:
     """Refuse a call that is for an encoder or a decoder alone.
 
     Raises:
-        TaskError: the model is an encoder-decoder.
+        TaskError: the model is an encoder-decoder, unless it classifies texts and the call does.
     """
-    if config.encoder_layers:
+    labels = config.output == "labels"
+    if config.encoder_layers and not (labels and call in ("classify", "encode")):
         raise TaskError(
             f"{call} needs an encoder or a decoder alone; this {config.model_type} model is an encoder-decoder: it "
-            "generates text"
+            f"{'classifies' if labels else 'generates'} text"
         )
 
 

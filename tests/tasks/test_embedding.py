@@ -410,7 +410,7 @@ def test_an_encoder_decoder_is_refused_in_one_line() -> None:
             with pytest.raises(TaskError, match="this t5 model"):
                 call([5, 6])
     raw = published()["t5-small"]
-    for architecture in ("T5ForSequenceClassification", "T5EncoderModel"):
+    for architecture in ("T5ForTokenClassification", "T5EncoderModel"):
         with pytest.raises(UnsupportedModelError, match="of this family minillm runs the encoder-decoder"):
             config_of(raw | {"architectures": [architecture]})
 

@@ -36,6 +36,7 @@ from .expert_architectures import EXPERT_ARCHITECTURES
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": Architecture(
         model_type="bert",
+        kin=("xlm-roberta",),
         keys=SIZES | {"attention.layer_norm_epsilon": "layer_norm_eps"},
         tensors=ENCODER
         | {

@@ -52,10 +52,12 @@ class EncoderTranslation(Translation):
         return {"attention.causal": False}
 
     def written(self, name: str, tensors: Mapping[str, Written], config: Any) -> dict[str, Written] | None:
-        """The tables as they are."""
+        """The tables as they are, of positions the rows that tokens have."""
         for published, ours in _TABLES.items():
             if name == f"{published}.weight":
-                return {ours: unrounded(tensors[name].parts[0])}
+                table = tensors[name].parts[0]
+                first = getattr(config, "first_position", 0) if ours == _POSITIONS else 0
+                return {ours: unrounded(table.part(0, first, table.shape[0]) if first else table)}
         return None
 
 

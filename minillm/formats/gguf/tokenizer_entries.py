@@ -5,8 +5,10 @@ Nothing is written that llama.cpp would read as another tokenizer: what the entr
 (`tokenizer.ggml.pre`), whatever a tokenizer.json calls them.
 """
 
+import base64
 import json
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +43,10 @@ class Entries(GGUF):
 
     def numbers(self, key: str) -> NDArray[Any] | None:
         """The numbers of this key."""
-        return np.array(self.metadata[key]) if key in self.metadata else None
+        value = self.metadata.get(key)
+        return (
+            np.frombuffer(value, np.uint8) if isinstance(value, bytes) else None if value is None else np.array(value)
+        )
 
 
 def gguf_entries(tokenizer: Tokenizer, vocab_size: int, where: Path) -> dict[str, Any]:
@@ -57,10 +62,12 @@ def gguf_entries(tokenizer: Tokenizer, vocab_size: int, where: Path) -> dict[str
     """
     described = json.loads(tokenizer.to_json())
     model = described["model"]
-    if model["type"] not in ("BPE", "WordPiece"):
+    if model["type"] not in ("BPE", "WordPiece", "Unigram"):
         raise UnsupportedModelError(
-            f"{where}: the tokenizer is of type {model['type']}; GGUF files are written with BPE and WordPiece"
+            f"{where}: the tokenizer is of type {model['type']}; GGUF files are written with BPE, WordPiece and Unigram"
         )
+    if model["type"] == "Unigram":
+        return _unigram_entries(tokenizer, described, vocab_size, where)
     if model["type"] == "WordPiece":
         return _wordpiece_entries(tokenizer, described, vocab_size, where)
     byte_level = _holds(described.get("decoder"), "ByteLevel")
@@ -142,6 +149,54 @@ def _wordpiece_entries(
             "to a GGUF file"
         )
     return entries
+
+
+def _unigram_entries(
+    tokenizer: Tokenizer, described: Mapping[str, Any], vocab_size: int, where: Path
+) -> dict[str, Any]:
+    """The entries of a Unigram tokenizer with one token before a text and one after it (XLM-RoBERTa).
+
+    Raises:
+        UnsupportedModelError: llama.cpp would split texts otherwise.
+    """
+    model, framed = described["model"], tokenizer.encode("")
+    pieces = {piece: i for i, (piece, _) in enumerate(model["vocab"])}
+    tokens, types = _tokens(described | {"model": model | {"vocab": pieces}}, vocab_size, where, byte_level=True)
+    scores = [score for _, score in model["vocab"]]
+    roles = {"unknown": model["unk_id"], "mask": tokenizer.mask_token_id}
+    if model["unk_id"] is not None:
+        types[model["unk_id"]] = UNKNOWN
+    if len(framed) == 2:
+        roles |= {"bos": framed[0], "cls": framed[0], "eos": framed[1], "seperator": framed[1]}
+    roles["padding"] = next((i for i, token in enumerate(tokens) if token == "<pad>" and types[i] == CONTROL), None)
+    entries: dict[str, Any] = {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.scores": scores + [0.0] * (len(tokens) - len(scores)),
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": True,
+        **{f"tokenizer.ggml.{role}_token_id": i for role, i in roles.items() if i is not None},
+    }
+    if characters := _characters(described.get("normalizer")):
+        entries["tokenizer.ggml.precompiled_charsmap"] = characters
+    for removed, spaced in product((True, False), repeat=2):
+        own = {"tokenizer.ggml.remove_extra_whitespaces": removed, "tokenizer.ggml.add_space_prefix": spaced}
+        written = read_backend(Entries(where, entries | own, {})) if len(framed) == 2 else None
+        if written is not None and _same(tokenizer, written[0]):
+            return entries | own
+    raise UnsupportedModelError(
+        f"{where}: llama.cpp would split texts otherwise than this Unigram tokenizer does: it cannot be written to a "
+        "GGUF file"
+    )
+
+
+def _characters(normalizer: Any) -> bytes:
+    """SentencePiece's table of characters in the normaliser of a tokenizer.json; empty if there is none."""
+    steps = [normalizer, *(normalizer or {}).get("normalizers", [])]
+    tables = (step["precompiled_charsmap"] for step in steps if step and step.get("type") == "Precompiled")
+    return base64.b64decode(next(tables, ""))
 
 
 def _tokens(

@@ -286,5 +286,5 @@ def _add_entries(writer: Any, entries: dict[str, Any]) -> None:
                 writer.add_float32(key, value)
             case str():
                 writer.add_string(key, value)
-            case list():
+            case list() | bytes():
                 writer.add_array(key, value)
