@@ -105,7 +105,7 @@ def write_pair(
             quantised[name] = values.astype(getattr(ml_dtypes, published.stored, published.stored))
             continue
         parts, meant = published.write(values)
-        exact = published.dtype.startswith("int")
+        exact = published.dtype not in ("float32", "float16", "bfloat16")
         plain[name] = meant.astype(np.float32) if exact else rounded(meant.astype(np.float32), published.stored)
         quantised |= {name.removesuffix("weight") + part: array for part, array in parts.items()}
     if change is not None:
@@ -304,7 +304,7 @@ NF4 = np.float32(
 """The 16 values of NF4 (QLoRA, appendix E)"""
 
 
-def nf4(*, nested: bool = False, block: int = 64, stored: str = "float16") -> Published:
+def nf4(*, nested: bool = False, block: int = 64, dtype: str = "NF4", stored: str = "float16") -> Published:
     """bitsandbytes' NF4: one line of numbers in blocks, two indices a byte, the first in the high bits."""
 
     def write(matrix: np.ndarray) -> tuple[Parts, np.ndarray]:
@@ -334,7 +334,51 @@ def nf4(*, nested: bool = False, block: int = 64, stored: str = "float16") -> Pu
         return parts, (NF4[indices] * scale).reshape(matrix.shape)
 
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4"}
-    return Published(config | {"bnb_4bit_use_double_quant": nested}, write, stored, stored)
+    return Published(config | {"bnb_4bit_use_double_quant": nested}, write, dtype, stored)
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+"""Magnitudes of 4-bit floats: a sign, two bits of exponent, one of fraction"""
+
+
+def float4(method: str, size: int) -> Published:
+    """E2M1 with scales in float8 of 16 and one of the matrix (NVFP4), or exponents of 32 (MXFP4)."""
+
+    def write(matrix: np.ndarray) -> tuple[Parts, np.ndarray]:
+        grouped = matrix.reshape(len(matrix), -1, size)
+        largest = np.abs(grouped).max(axis=2)
+        whole = np.float32(1)
+        if size == 32:
+            stored = (np.floor(np.log2(largest)) - 2 + 127).astype(np.uint8)
+            scales = np.ldexp(np.float32(1), stored.astype(int) - 127)
+        else:
+            whole = np.float32(1 if method == "mlx" else largest.max() / (6 * 448))
+            eights = (largest / 6 / whole).astype(ml_dtypes.float8_e4m3fn)
+            stored = eights.view(np.uint8) if method == "mlx" else eights
+            divisor = np.float32(1) / whole
+            scales = eights.astype(np.float32) / divisor if method.startswith("c") else eights.astype(np.float32) * whole
+        codes = np.abs(np.abs(grouped / scales[..., None])[..., None] - E2M1).argmin(axis=3).astype(np.uint8)
+        meant = E2M1.astype(np.float32)[codes] * np.sign(grouped) * scales[..., None]
+        codes = (codes | (grouped < 0).astype(np.uint8) << 3).reshape(len(matrix), -1)
+        pairs = codes[:, ::2] | codes[:, 1::2] << 4
+        if method == "mlx":
+            parts = {"weight": pairs.view("<u4"), "scales": stored}
+        elif method == "modelopt":
+            parts = {"weight": pairs, "weight_scale": stored, "weight_scale_2": whole, "input_scale": np.float32(1)}
+        else:
+            parts = {"weight_packed": pairs, "weight_scale": stored}
+            parts |= {} if size == 32 else {"weight_global_scale": divisor.reshape(1)}
+        return parts, meant.reshape(matrix.shape)
+
+    kind = "nvfp4" if size == 16 else "mxfp4"
+    config: dict[str, Any] = {"quant_method": method, "bits": 4, "group_size": size, "mode": kind}
+    if method == "modelopt":
+        config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}
+    elif method != "mlx":
+        strategy = "tensor_group" if size == 16 else "group"
+        weights = {"num_bits": 4, "type": "float", "strategy": strategy, "symmetric": True, "group_size": size}
+        config = _compressed_config(f"{kind}-pack-quantized", {"targets": ["Linear"], "weights": weights})
+    return Published(config, write, kind.upper(), "bfloat16")
 
 
 def llm_int8(stored: str = "float16") -> Published:
@@ -390,9 +434,15 @@ ALL: dict[str, Published] = {
     "fp8-small-blocks": float8("fp8", block=(48, 32)),
     "fp8-number": float8("fp8"),
     "modelopt": float8("modelopt", stored="float16"),
+    "compressed-nvfp4": float4("compressed-tensors", 16),
+    "compressed-mxfp4": float4("compressed-tensors", 32),
+    "modelopt-nvfp4": float4("modelopt", 16),
+    "mlx-nvfp4": float4("mlx", 16),
+    "mlx-mxfp4": float4("mlx", 32),
     "bitsandbytes-nf4": nf4(),
     "bitsandbytes-nf4-nested": nf4(nested=True, stored="bfloat16"),
     "bitsandbytes-nf4-of-4096": nf4(block=4096, stored="float32"),
+    "bitsandbytes-nf4-of-32": nf4(block=32, dtype="float16"),
     "bitsandbytes-int8": llm_int8(),
 }
 """Every layout that is read, by a name"""

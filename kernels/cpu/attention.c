@@ -28,6 +28,7 @@
  *   of them, in strips that stay in the L1 cache. Products are register tiles of GROUP rows by 4 keys, or 4 vectors.
  */
 #include "activation.h"
+#include "hadamard.h"
 #include "pool.h"
 #include <math.h>
 #include <stdbool.h>
@@ -43,19 +44,29 @@ enum {
 
 /* --- register tiles ----------------------------------------------------------------------------------------------- */
 
-/* Address of number i of an array in a format of the cache. */
+/* Some vectors of the cache, or of a strip. */
+typedef struct {
+    const void *numbers;
+    const float *scales; /* of each 32 numbers, int4 only */
+} vectors;
+
+/* Address of number i of an array in a format of the cache; of int4 the first of 32. */
 INLINE const void *number_at(const void *p, int64_t format, int64_t i) {
-    return (const char *)p + i * (format == FLOAT32 ? 4 : format == BFLOAT16 ? 2 : 1);
+    return (const char *)p + (format == INT4 ? i / 2 : i * (format == FLOAT32 ? 4 : format == BFLOAT16 ? 2 : 1));
 }
 
-INLINE floats load_cached(const void *p, int format, int64_t i) {
+INLINE floats load_cached(vectors from, int format, int64_t i) {
+    const void *p = from.numbers;
     if (format == FLOAT32) return load((const float *)p + i);
     if (format == BFLOAT16) return load_bfloat16((const uint16_t *)p + i);
-    return load_int8((const int8_t *)p + i);
+    if (format == INT8) return load_int8((const int8_t *)p + i);
+    ints both = load_bytes((const uint8_t *)p + i / 32 * 16 + i % 16);
+    ints numbers = ((i % 32 < 16 ? both : both >> 4) & 15) - 8;
+    return __builtin_convertvector(numbers, floats) * from.scales[i / 32];
 }
 
 /* scores[r, j] = queries[r] @ keys[j] for R rows and `count` keys, C (4 or 8) at a time. queries [R, width] */
-INLINE void multiply_keys(const int R, const int C, const int format, const float *queries, const void *keys,
+INLINE void multiply_keys(const int R, const int C, const int format, const float *queries, vectors keys,
                           int64_t width, int64_t count, float *scores) {
     for (int64_t j = 0; j < count; j += C) {
         floats total[4][8];
@@ -91,7 +102,7 @@ INLINE void multiply_keys(const int R, const int C, const int format, const floa
     }
 }
 
-INLINE void multiply_keys_by_rows(int64_t rows, const int format, const float *queries, const void *keys, int64_t width,
+INLINE void multiply_keys_by_rows(int64_t rows, const int format, const float *queries, vectors keys, int64_t width,
                                   int64_t count, float *scores) {
     switch (rows) {
     case 1: multiply_keys(1, 8, format, queries, keys, width, count, scores); break;
@@ -102,18 +113,19 @@ INLINE void multiply_keys_by_rows(int64_t rows, const int format, const float *q
 }
 
 /* The same for up to GROUP rows and any format. */
-static void compute_scores(int64_t rows, int64_t format, const float *queries, const void *keys, int64_t width,
+static void compute_scores(int64_t rows, int64_t format, const float *queries, vectors keys, int64_t width,
                            int64_t count, float *scores) {
     switch (format) {
     case FLOAT32: multiply_keys_by_rows(rows, FLOAT32, queries, keys, width, count, scores); break;
     case BFLOAT16: multiply_keys_by_rows(rows, BFLOAT16, queries, keys, width, count, scores); break;
     case INT8: multiply_keys_by_rows(rows, INT8, queries, keys, width, count, scores); break;
+    case INT4: multiply_keys_by_rows(rows, INT4, queries, keys, width, count, scores); break;
     }
 }
 
 /* result[r, d] += sum over j of weights[r, j] * values[j, d] for R rows and V vectors of d. result [R, width]; values
  * are `stride` numbers apart. */
-INLINE void add_vectors(const int R, const int V, const int format, const float *weights, const void *values,
+INLINE void add_vectors(const int R, const int V, const int format, const float *weights, vectors values,
                         int64_t stride, int64_t width, int64_t first, int64_t count, float *result) {
     floats total[4][8];
 #pragma GCC unroll 4
@@ -138,7 +150,7 @@ INLINE void add_vectors(const int R, const int V, const int format, const float 
         for (int v = 0; v < V; v++) store(result + r * width + first + v * LANES, total[r][v]);
 }
 
-INLINE void add_values_to(const int R, const int format, const float *weights, const void *values, int64_t stride,
+INLINE void add_values_to(const int R, const int format, const float *weights, vectors values, int64_t stride,
                           int64_t width, int64_t count, float *result) {
     int64_t d = 0;
     if (R == 1)
@@ -148,7 +160,7 @@ INLINE void add_values_to(const int R, const int format, const float *weights, c
     for (; d < width; d += LANES) add_vectors(R, 1, format, weights, values, stride, width, d, count, result);
 }
 
-INLINE void add_values_to_rows(int64_t rows, const int format, const float *weights, const void *values, int64_t stride,
+INLINE void add_values_to_rows(int64_t rows, const int format, const float *weights, vectors values, int64_t stride,
                                int64_t width, int64_t count, float *result) {
     switch (rows) {
     case 1: add_values_to(1, format, weights, values, stride, width, count, result); break;
@@ -158,12 +170,13 @@ INLINE void add_values_to_rows(int64_t rows, const int format, const float *weig
     }
 }
 
-static void add_values(int64_t rows, int64_t format, const float *weights, const void *values, int64_t stride,
+static void add_values(int64_t rows, int64_t format, const float *weights, vectors values, int64_t stride,
                        int64_t width, int64_t count, float *result) {
     switch (format) {
     case FLOAT32: add_values_to_rows(rows, FLOAT32, weights, values, stride, width, count, result); break;
     case BFLOAT16: add_values_to_rows(rows, BFLOAT16, weights, values, stride, width, count, result); break;
     case INT8: add_values_to_rows(rows, INT8, weights, values, stride, width, count, result); break;
+    case INT4: add_values_to_rows(rows, INT4, weights, values, stride, width, count, result); break;
     }
 }
 
@@ -182,7 +195,7 @@ typedef struct {
     const float *q; /* [T, H, D], `stride` numbers from one token to the next */
     float *out;     /* [T, H, V], likewise */
     const void *keys, *values; /* both D numbers from one position to the next */
-    const float *key_scales, *value_scales; /* int8 only */
+    const void *key_scales, *value_scales; /* of int8 float, a vector's; of int4 float16, of each 32 numbers; or NULL */
     const float *slopes;      /* [H], or NULL: ALiBi */
     const span *spans;        /* [N] */
     const int64_t *tables;    /* [N, table_stride]: pages of each sequence */
@@ -206,6 +219,7 @@ typedef struct {
     float *queries, *result, *merged;            /* [TILE, width], of D or V */
     float *scores;                               /* [TILE, ROW], then weights */
     float *strip;                                /* [STRIP, width], likewise */
+    float *strip_scales;                         /* [STRIP, width / 32 rounded up]: int4 only */
     float *key_scales, *value_scales;            /* [BLOCK]: int8 only */
     float *key_positions;                        /* [BLOCK]: ALiBi only */
     float *best, *mass, *merged_best, *merged_mass; /* [TILE]: maximum of the scores, and sum of the weights */
@@ -215,9 +229,19 @@ static int64_t width_of(int64_t D) {
     return (D + LANES - 1) / LANES * LANES;
 }
 
+/* Groups of 32 numbers that share a scale in int4. */
+static int64_t groups_of(int64_t D) {
+    return (D + 31) / 32;
+}
+
+/* Numbers from one position to the next. */
+static int64_t stored_width(const attention_arguments *a) {
+    return a->format == INT4 ? groups_of(a->D) * 32 : a->D;
+}
+
 /* Numbers of float that a worker needs. */
 int64_t attention_scratch(int64_t D) {
-    return (3 * TILE + STRIP) * width_of(D) + TILE * (ROW + 4) + 3 * BLOCK;
+    return (3 * TILE + STRIP) * width_of(D) + TILE * (ROW + 4) + 3 * BLOCK + STRIP * groups_of(D);
 }
 
 static memory memory_of(float *p, int64_t width) {
@@ -234,6 +258,7 @@ static memory memory_of(float *p, int64_t width) {
     m.mass = m.best + TILE;
     m.merged_best = m.mass + TILE;
     m.merged_mass = m.merged_best + TILE;
+    m.strip_scales = m.merged_mass + TILE;
     return m;
 }
 
@@ -279,20 +304,21 @@ static float cached_number(const void *p, int64_t format, int64_t i) {
 }
 
 /* Converts vectors to float, padded with zeros. [count, D], `stride` numbers apart -> [count, width] */
-INLINE void convert_from(const int format, const void *p, int64_t stride, int64_t D, int64_t count, float *out) {
-    int64_t width = width_of(D);
+INLINE void convert_from(const int format, vectors p, int64_t stride, int64_t D, int64_t count, float *out) {
+    int64_t width = width_of(D), whole = format == INT4 ? width : D; /* groups of int4 end with zeros */
     for (int64_t j = 0; j < count; j++) {
         int64_t d = 0;
-        for (; d + LANES <= D; d += LANES) store(out + j * width + d, load_cached(p, format, j * stride + d));
-        for (; d < width; d++) out[j * width + d] = d < D ? cached_number(p, format, j * stride + d) : 0;
+        for (; d + LANES <= whole; d += LANES) store(out + j * width + d, load_cached(p, format, j * stride + d));
+        for (; d < width; d++) out[j * width + d] = d < D ? cached_number(p.numbers, format, j * stride + d) : 0;
     }
 }
 
-static void convert(const void *p, int64_t format, int64_t stride, int64_t D, int64_t count, float *out) {
+static void convert(vectors p, int64_t format, int64_t stride, int64_t D, int64_t count, float *out) {
     switch (format) {
     case FLOAT32: convert_from(FLOAT32, p, stride, D, count, out); break;
     case BFLOAT16: convert_from(BFLOAT16, p, stride, D, count, out); break;
     case INT8: convert_from(INT8, p, stride, D, count, out); break;
+    case INT4: convert_from(INT4, p, stride, D, count, out); break;
     }
 }
 
@@ -301,26 +327,39 @@ static int64_t slot_of(const attention_arguments *a, const tile *t, int64_t posi
     return (t->table[position / a->P] * a->K + t->head) * a->P + position % a->P;
 }
 
+/* Scales of int4 as float. */
+static const float *strip_scales(const void *scales, int64_t first, int64_t count, float *out) {
+    const uint16_t *from = (const uint16_t *)scales + first;
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) store(out + i, load_float16(from + i));
+    for (; i < count; i++) out[i] = float16_to_float(from[i]);
+    return out;
+}
+
 /* The tile's scores with the keys first : end of the block that begins at `start`; or, with a result, the sum of values
  * by weight. Rows of a group skip what none of them sees. */
 static void multiply_block(const attention_arguments *a, const tile *t, const memory *m, int64_t start, int64_t first,
-                           int64_t end, const void *cache, float *result) {
+                           int64_t end, const void *cache, const void *scales, float *result) {
     const span *s = t->sequence;
-    int64_t G = a->H / a->K, own = result ? a->V : a->D, width = width_of(own);
-    bool direct = width == own && (a->format == FLOAT32 || t->rows <= GROUP);
+    int64_t G = a->H / a->K, own = result ? a->V : a->D, width = width_of(own), stored = stored_width(a);
+    bool direct = width == own && (a->format == FLOAT32 || t->rows <= GROUP) && (a->format != INT4 || stored == own);
     for (int64_t i = first, count; i < end; i += count) {
         count = smaller(end - i, smaller(a->P - i % a->P, STRIP - i % STRIP));
-        const void *vectors = number_at(cache, a->format, slot_of(a, t, i) * a->D);
-        if (!direct) convert(vectors, a->format, a->D, own, count, m->strip);
+        int64_t slot = slot_of(a, t, i), groups = groups_of(a->D);
+        vectors from = {number_at(cache, a->format, slot * stored), NULL};
+        if (a->format == INT4) from.scales = strip_scales(scales, slot * groups, count * groups, m->strip_scales);
+        if (!direct) {
+            convert(from, a->format, stored, own, count, m->strip);
+            from = (vectors){m->strip, NULL};
+        }
         for (int64_t row = 0; row < t->rows; row += GROUP) {
             int64_t rows = smaller(GROUP, t->rows - row);
             int64_t visible = smaller(count, after_visible(a, s, (t->row + row + rows - 1) / G) - i);
             if (visible <= 0) continue;
             float *scores = m->scores + row * ROW + i - start;
-            const void *from = direct ? vectors : m->strip;
             int64_t format = direct ? a->format : FLOAT32;
             if (result) {
-                add_values(rows, format, scores, from, direct ? a->D : width, width, visible, result + row * width);
+                add_values(rows, format, scores, from, direct ? stored : width, width, visible, result + row * width);
             } else {
                 compute_scores(rows, format, m->queries + row * width, from, width, visible, scores);
             }
@@ -404,8 +443,8 @@ static void load_scales(const attention_arguments *a, const tile *t, const memor
     for (int64_t j = 0; a->format == INT8 && j < BLOCK; j++) {
         bool visible = start + j >= first && start + j < end;
         int64_t slot = visible ? slot_of(a, t, start + j) : 0;
-        m->key_scales[j] = visible ? a->key_scales[slot] : 0;
-        m->value_scales[j] = visible ? a->value_scales[slot] : 0;
+        m->key_scales[j] = visible ? ((const float *)a->key_scales)[slot] : 0;
+        m->value_scales[j] = visible ? ((const float *)a->value_scales)[slot] : 0;
     }
     const span *s = t->sequence;
     int64_t line = s->context - s->tree;
@@ -424,10 +463,10 @@ static void attend_block(const attention_arguments *a, const tile *t, const memo
     int64_t first = larger(start, first_visible_of(a, s, query, last + 1));
     int64_t end = smaller(start + BLOCK, after_visible(a, s, last));
     load_scales(a, t, m, start, first, end);
-    multiply_block(a, t, m, start, first, end, a->keys, NULL);
+    multiply_block(a, t, m, start, first, end, a->keys, a->key_scales, NULL);
     for (int64_t row = 0; row < t->rows; row++) softmax_row(a, t, m, row, start, end - start);
     memset(m->result, 0, sizeof(float) * t->rows * width);
-    multiply_block(a, t, m, start, first, end, a->values, m->result);
+    multiply_block(a, t, m, start, first, end, a->values, a->value_scales, m->result);
 }
 
 /* Merges a block's result into that of the blocks before it, for one row. Not inlined: compilers may round two copies
@@ -461,6 +500,7 @@ static void write_result(const attention_arguments *a, const tile *t, const memo
         float *out = a->out + token * a->out_stride + head * a->V;
         for (int64_t d = 0; d < width; d += LANES)
             store_part(out + d, load(m->merged + row * width + d) / m->merged_mass[row], a->V - d);
+        if (a->format == INT4) rotate(out, a->V);
     }
 }
 
@@ -471,6 +511,7 @@ static void load_queries(const attention_arguments *a, const tile *t, const memo
         const float *q = a->q + token * a->stride + head * a->D;
         for (int64_t d = 0; d < width; d += LANES)
             store(m->queries + row * width + d, load_part(q + d, a->D - d) * (float)a->scale);
+        if (a->format == INT4) rotate(m->queries + row * width, a->D);
     }
 }
 

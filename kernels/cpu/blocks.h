@@ -14,7 +14,8 @@ typedef uint32_t shifts __attribute__((vector_size(16 * AT_ONCE4)));
 
 /* Numbers of a block. */
 INLINE int64_t block_numbers(const int format) {
-    return format == Q5_0 || format == Q5_1 || format == IQ4_NL || format == MXFP4 ? 32 : 256;
+    return format == Q5_0 || format == Q5_1 || format == IQ4_NL || format == MXFP4 || format == NVFP4 ? 32
+                                                                                                         : 256;
 }
 
 INLINE int64_t block_bytes(const int format) {
@@ -28,6 +29,7 @@ INLINE int64_t block_bytes(const int format) {
     case MXFP4: return 17;
     case IQ4_XS: return 136;
     case Q3_K: return 110;
+    case NVFP4: return 24;
     default: return 84;
     }
 }
@@ -38,7 +40,7 @@ INLINE bool has_signs(const int format) {
 
 /* Scales of 32 numbers. */
 INLINE int scale_parts(const int format) {
-    return format == Q6_K || format == Q3_K || format == Q2_K ? 2 : 1;
+    return format == Q6_K || format == Q3_K || format == Q2_K || format == NVFP4 ? 2 : 1;
 }
 
 INLINE bool has_offsets(const int format) {
@@ -50,6 +52,7 @@ INLINE int excess_of(const int format) {
     case Q6_K: return 32;
     case Q5_0: return 16;
     case MXFP4: return 12;
+    case NVFP4: return 12;
     case Q3_K: return 4;
     default: return 0;
     }
@@ -124,7 +127,7 @@ INLINE sixteens repeat_sixteen(const void *p) {
 }
 
 static const int8_t NONLINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-static const uint8_t FP4[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0}; /* 12 higher */
+static const uint8_t E2M1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0}; /* 12 higher */
 static const uint8_t BYTE_OF_BIT[2][16] = {{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
                                            {2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3}};
 static const uint8_t BIT_IN_BYTE[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
@@ -168,10 +171,10 @@ INLINE sixteens unpack_half(const int format, const char *block, const int g, co
 
 /* Half `half` of AT_ONCE4 blocks of 32, which are `stride` bytes apart; a stride of 0 repeats the first. */
 INLINE sixteens unpack_small_half(const int format, const char *block, const int64_t *at, const int half) {
-    const int numbers = format == Q5_0 ? 6 : format == Q5_1 ? 8 : 1;
+    const int numbers = format == Q5_0 ? 6 : format == Q5_1 || format == NVFP4 ? 8 : 1;
     sixteens low = load_sixteens(block + numbers, at[0], at[1], at[2], at[3]);
     low = (half ? move(low, 4, 4, 4, 4) : low) & 15;
-    if (format == MXFP4) return look_up_16(repeat_sixteen(FP4), low);
+    if (format == MXFP4 || format == NVFP4) return look_up_16(repeat_sixteen(E2M1), low);
     uint32_t words[4];
     for (int i = 0; i < AT_ONCE4; i++) memcpy(&words[i], block + at[i] + numbers - 4, 4);
     for (int i = AT_ONCE4; i < 4; i++) words[i] = 0;
@@ -276,6 +279,9 @@ INLINE void block_scales(const int format, const char *const *rows, floats *scal
         gather_16_bytes(rows, 0, v);
         ints e = v[0] & 255, tiny = e < 2;
         scales[0] = (floats)((tiny & (0x200000 + (e & 1) * 0x200000)) | (~tiny & (e - 1) << 23));
+    } else if (format == NVFP4) {
+        gather_16_bytes(rows, 0, v);
+        scales[0] = (floats)v[0] * 0.5f, scales[1] = (floats)v[1] * 0.5f;
     } else {
         gather_16_bytes(rows, 0, v);
         split_float16(v[0], &scales[0], &other);

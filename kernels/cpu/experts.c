@@ -151,7 +151,7 @@ void linear_experts(const void *arguments, int64_t share, int64_t shares, int64_
         one.offsets = a->matrices[e].offsets;
         one.bias = a->biases ? a->biases + e * one.outputs : NULL;
         one.x += first * one.inputs, one.out += first * one.stride;
-        if (one.format >= INT8) {
+        if (has_integers(one.format)) {
             one.integers += first * a->row_bytes;
             one.x_scales += first * a->scale_stride, one.x_sums += first * a->sum_stride;
         }

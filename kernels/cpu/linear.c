@@ -65,7 +65,7 @@ int64_t linear_scratch(void) {
 void linear_many(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
     const linear *a = arguments;
     char *scratch = a->scratch + worker * linear_scratch();
-    const bool integers = a->format >= INT8;
+    const bool integers = has_integers(a->format);
     int64_t first, last, unit = integers ? INTEGER_OUTPUTS : 4;
     share_of((a->outputs + unit - 1) / unit, share, shares, &first, &last);
     for (int64_t o = unit * first, end = smaller(unit * last, a->outputs); o < end; o += FLOAT_OUTPUTS) {
@@ -82,7 +82,7 @@ void linear_many(const void *arguments, int64_t share, int64_t shares, int64_t w
 void linear_few(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
     const linear *a = arguments;
     int64_t first, last;
-    if (a->format >= INT8) return linear_many(arguments, share, shares, worker);
+    if (has_integers(a->format)) return linear_many(arguments, share, shares, worker);
     share_of((a->outputs + 3) / 4, share, shares, &first, &last);
     for (int64_t o = 4 * first, end = smaller(4 * last, a->outputs); o < end; o += FINISHED) {
         int64_t until = smaller(o + FINISHED, end);
@@ -101,7 +101,7 @@ typedef struct {
 void round_parts(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
     const linear_parts_arguments *a = arguments;
     for (int64_t i = 0; i < a->count; i++) {
-        bool rounded = a->parts[i].format < INT8;
+        bool rounded = !has_integers(a->parts[i].format);
         for (int64_t j = 0; j < i; j++) rounded |= a->parts[j].integers == a->parts[i].integers;
         if (!rounded) round_rows(&a->parts[i], share, shares, worker);
     }

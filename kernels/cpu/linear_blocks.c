@@ -347,6 +347,7 @@ FORMAT(MXFP4, many_bytes, BYTE_ROWS, INT4, 1)
 FORMAT(IQ4_XS, many_int8, INT8_ROWS, INT8, 1)
 FORMAT(Q3_K, many_halves, BYTE_ROWS, INT4, 2)
 FORMAT(Q2_K, many_halves, BYTE_ROWS, INT4, 2)
+FORMAT(NVFP4, many_halves, BYTE_ROWS, INT4, 2)
 
 const integer_format *block_format(int64_t format) {
     switch (format) {
@@ -359,6 +360,7 @@ const integer_format *block_format(int64_t format) {
     case MXFP4: return &of_MXFP4;
     case IQ4_XS: return &of_IQ4_XS;
     case Q3_K: return &of_Q3_K;
+    case NVFP4: return &of_NVFP4;
     default: return &of_Q2_K;
     }
 }

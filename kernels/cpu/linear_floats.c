@@ -1,4 +1,5 @@
-/* The matrix product with weights of floats: out = x @ W.T, W [outputs, inputs] of float32, float16 or bfloat16.
+/* The matrix product with weights of floats: out = x @ W.T, W [outputs, inputs] of float32, float16 or bfloat16, or
+ * of code books (codebooks.h).
  *
  * Bytes and floor: as in linear.c.
  *
@@ -13,6 +14,7 @@
  *   the outputs of W, which is transposed in panels. A tile of 12 sums then loads 8 numbers for 12 products, not 7
  *   vectors, and needs no sum across lanes.
  */
+#include "codebooks.h"
 #include "dot.h"
 #include "linear.h"
 
@@ -26,20 +28,22 @@ enum {
     FETCHED = 16                           /* bytes of W that are fetched while an input is multiplied */
 };
 
-INLINE int64_t bytes_of(int64_t format) {
-    return format == FLOAT32 ? 4 : 2;
+/* Bytes of some numbers of a row: of code books of whole blocks. */
+INLINE int64_t bytes_of(int64_t format, int64_t count) {
+    return format >= NF4 ? code_bytes(count) : count * (format == FLOAT32 ? 4 : 2);
 }
 
 INLINE floats load_weights(const int format, const char *p, int64_t i) {
     if (format == FLOAT32) return load((const float *)p + i);
     if (format == FLOAT16) return load_float16((const uint16_t *)p + i);
+    if (format >= NF4) return load_codes(format, p, i);
     return load_bfloat16((const uint16_t *)p + i);
 }
 
 /* The first `count` of them, fewer than LANES, then zeros. */
 INLINE floats load_last_weights(const int format, const char *p, int64_t i, int64_t count) {
     char part[4 * LANES] = {0};
-    memcpy(part, p + i * bytes_of(format), count * bytes_of(format));
+    memcpy(part, p + bytes_of(format, i), bytes_of(format, count));
     return load_weights(format, part, 0);
 }
 
@@ -68,7 +72,7 @@ INLINE void multiply(const int format, const int R, const int O, const bool fetc
         for (int o = 0; o < O; o++) total[r][o] = (floats){0};
     int64_t k = 0;
     for (; k + LANES <= depth; k += LANES) {
-        if (fetch) fetch_lines(m->next + O * k * bytes_of(format), O * LANES * bytes_of(format));
+        if (fetch) fetch_lines(m->next + O * bytes_of(format, k), O * bytes_of(format, LANES));
         floats numbers[6];
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
@@ -123,6 +127,8 @@ typedef void tile(const operands *m, int64_t count, bool add, float *out, int64_
 TILES(of_float32, FLOAT32, true)
 TILES(of_float16, FLOAT16, true)
 TILES(of_bfloat16, BFLOAT16, true)
+TILES(of_NF4, NF4, true)
+TILES(of_FP4, FP4, true)
 TILES(unfetched_float32, FLOAT32, false)
 
 /* A single row by 8 outputs. */
@@ -159,7 +165,7 @@ static void multiply_block(tile *const *tiles, const linear *a, operands m, int6
 
 /* A single row. Eight streams of W are enough for the hardware to fetch early by itself, and faster so. */
 static void multiply_row(tile *lone, const linear *a, int64_t first, int64_t last) {
-    const int64_t each = bytes_of(a->format), stride = a->inputs * each;
+    const int64_t each = bytes_of(a->format, 1), stride = a->inputs * each;
     for (int64_t o = first; o < last; o += 8) {
         int64_t k = 0;
         do {
@@ -173,20 +179,22 @@ static void multiply_row(tile *lone, const linear *a, int64_t first, int64_t las
 
 /* Four outputs at a time meet all rows, one block of inputs after the other: W is read nearly as it lies. */
 void floats_few(const linear *a, int64_t first, int64_t last) {
-    const int64_t each = bytes_of(a->format), stride = a->inputs * each;
+    const int64_t format = a->format, stride = bytes_of(format, a->inputs);
     const bool apart = a->inputs > DEPTH && LANES < 16; /* on AVX2 measured faster for long rows, on AVX-512 slower */
-    if (a->rows == 1 && (a->format == FLOAT32 || apart)) {
+    if (a->rows == 1 && (format == FLOAT32 || (apart && format < NF4))) {
         multiply_row(a->format == FLOAT32 ? lone_float32 : a->format == FLOAT16 ? lone_float16 : lone_bfloat16, a,
                      first, last);
         return;
     }
-    tile *const *tiles = a->format == FLOAT16 ? of_float16 : a->format == BFLOAT16 ? of_bfloat16 : of_float32;
-    if (a->format == FLOAT32 && apart) tiles = unfetched_float32;
+    tile *const *tiles = format == FLOAT16 ? of_float16 : format == BFLOAT16 ? of_bfloat16 : of_float32;
+    if (format >= NF4) tiles = format == NF4 ? of_NF4 : of_FP4;
+    if (format == FLOAT32 && apart) tiles = unfetched_float32;
     for (int64_t o = first; o < last; o += 4) {
         int64_t k = 0;
         do {
-            const char *rows = (const char *)a->weight + o * stride, *next = rows + 4 * k * each + AHEAD;
-            operands m = {a->x + k, rows + k * each, a->inputs, stride, smaller(DEPTH, a->inputs - k), next};
+            const char *rows = (const char *)a->weight + o * stride, *next = rows + 4 * bytes_of(format, k) + AHEAD;
+            const char *w = rows + bytes_of(format, k);
+            operands m = {a->x + k, w, a->inputs, stride, smaller(DEPTH, a->inputs - k), next};
             multiply_block(tiles, a, m, o, smaller(o + 4, last), k > 0);
             k += DEPTH;
         } while (k < a->inputs);
@@ -201,7 +209,7 @@ int64_t floats_scratch(void) {
 INLINE void expand(const int format, const linear *a, int64_t first, int64_t last, int64_t k, int64_t depth,
                    float *block) {
     for (int64_t o = first; o < last; o++, block += STRIDE) {
-        const char *w = (const char *)a->weight + (o * a->inputs + k) * bytes_of(format);
+        const char *w = (const char *)a->weight + bytes_of(format, o * a->inputs + k);
         int64_t i = 0;
         for (; i + LANES <= depth; i += LANES) store(block + i, load_weights(format, w, i));
         if (i < depth) store(block + i, load_last_weights(format, w, i, depth - i));
@@ -220,14 +228,25 @@ INLINE int64_t panel_half(int64_t depth) {
  * -> [PANEL / LANES, depth in whole sixteens, LANES] */
 INLINE void transpose_panel(const int format, const linear *a, int64_t o, int64_t last, int64_t k, int64_t depth,
                             float *panel) {
-    const int64_t each = bytes_of(format), bytes = depth * each;
+    const int64_t each = bytes_of(format, 1), bytes = bytes_of(format, depth);
     const char *rows[PANEL], *parts[LANES];
     char part[LANES][32];
     int32_t pairs[8 * LANES];
     for (int i = 0; i < PANEL; i++)
-        rows[i] = (const char *)a->weight + (smaller(o + i, last - 1) * a->inputs + k) * each;
+        rows[i] = (const char *)a->weight + bytes_of(format, smaller(o + i, last - 1) * a->inputs + k);
     for (int half = 0; half < 2; half++) {
         float *to = panel + half * panel_half(depth);
+        if (format >= NF4) {
+            for (int r = 0; r < LANES; r++) parts[r] = part[r];
+            for (int64_t i = 0; i < depth; i += LANES, to += LANES * LANES) {
+                for (int r = 0; r < LANES; r++) {
+                    floats numbers = load_codes(format, rows[half * LANES + r], i);
+                    memcpy(part[r], &numbers, smaller(sizeof numbers, 32)); /* vectors of 8 alone come here */
+                }
+                transpose(parts, 0, (int32_t *)to);
+            }
+            continue;
+        }
         for (int64_t at = 0; at < bytes; at += 32, to += 32 / each * LANES) {
             const char *const *from = rows + half * LANES;
             int64_t place = at;
@@ -326,11 +345,12 @@ static panel_tile *const of_panel[] = {NULL, of_panel_1, of_panel_2, of_panel_3,
  * tiles, so that they are still in the cache when they are transposed. */
 static void floats_across(const linear *a, int64_t first, int64_t last, float *panels) {
     const int64_t tiles = (a->rows + ACROSS_ROWS - 1) / ACROSS_ROWS;
-    const int64_t each = bytes_of(a->format), stride = a->inputs * each, fetching = PANEL * each / FETCHED;
+    const int64_t stride = bytes_of(a->format, a->inputs), block = bytes_of(a->format, PANEL_DEPTH);
+    const int64_t fetching = PANEL * block / PANEL_DEPTH / FETCHED; /* of code books 0 */
     for (int64_t k = 0; k < larger(a->inputs, 1); k += PANEL_DEPTH) {
         int64_t depth = smaller(PANEL_DEPTH, a->inputs - k);
         const bool ends = k + PANEL_DEPTH >= a->inputs;
-        const char *next = (const char *)a->weight + first * stride + (k + PANEL_DEPTH) * each;
+        const char *next = (const char *)a->weight + first * stride + bytes_of(a->format, k + PANEL_DEPTH);
         if (ends) next = (const char *)a->weight + last * stride;
         for (int64_t o = first; o < last; o += PANEL) {
             float *panel = panels + (o - first) * PANEL_DEPTH;
@@ -338,13 +358,15 @@ static void floats_across(const linear *a, int64_t first, int64_t last, float *p
             case FLOAT32: transpose_panel(FLOAT32, a, o, last, k, depth, panel); break;
             case FLOAT16: transpose_panel(FLOAT16, a, o, last, k, depth, panel); break;
             case BFLOAT16: transpose_panel(BFLOAT16, a, o, last, k, depth, panel); break;
+            case NF4: transpose_panel(NF4, a, o, last, k, depth, panel); break;
+            case FP4: transpose_panel(FP4, a, o, last, k, depth, panel); break;
             }
         }
         for (int64_t i = 0; i < tiles; i++) {
             int64_t row = a->rows * i / tiles, rows = a->rows * (i + 1) / tiles - row;
             int64_t part = i - larger(tiles - fetching, 0);
             panel_operands m = {.x = a->x + row * a->inputs + k, .x_stride = a->inputs, .depth = depth,
-                                .next_stride = stride, .next_bytes = PANEL_DEPTH * each};
+                                .next_stride = stride, .next_bytes = block};
             for (int64_t o = first; o < last; o += PANEL) {
                 m.panel = panels + (o - first) * PANEL_DEPTH;
                 if (part >= 0) m.next = next + (o - first + part * PANEL / fetching) * stride;
@@ -375,6 +397,8 @@ void floats_many(const linear *a, int64_t first, int64_t last, char *scratch) {
         case FLOAT32: expand(FLOAT32, a, first, last, k, depth, block); break;
         case FLOAT16: expand(FLOAT16, a, first, last, k, depth, block); break;
         case BFLOAT16: expand(BFLOAT16, a, first, last, k, depth, block); break;
+        case NF4: expand(NF4, a, first, last, k, depth, block); break;
+        case FP4: expand(FP4, a, first, last, k, depth, block); break;
         }
         operands m = {a->x + k, scratch, a->inputs, STRIDE * 4, depth, NULL};
         multiply_block(unfetched_float32, a, m, first, last, k > 0);

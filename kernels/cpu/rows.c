@@ -22,6 +22,7 @@
  */
 #include "activation.h"
 #include "blocks.h"
+#include "codebooks.h"
 #include "pool.h"
 #include <math.h>
 #include <stdbool.h>
@@ -319,6 +320,11 @@ INLINE void look_up_blocks(const int format, const table *m, int64_t row, int64_
     }
 }
 
+INLINE void look_up_codes(const int format, const table *m, int64_t row, int64_t E, bool add, float *out) {
+    const char *from = (const char *)m->values + row * code_bytes(E);
+    for (int64_t i = 0; i < E; i += LANES) put(out + i, load_codes(format, from, i), E - i, add);
+}
+
 static void look_up(const table *m, int64_t row, int64_t E, bool add, float *out) {
     switch (m->format) {
     case FLOAT32: look_up_floats(m, row, E, add, out); break;
@@ -336,6 +342,9 @@ static void look_up(const table *m, int64_t row, int64_t E, bool add, float *out
     case IQ4_XS: look_up_blocks(IQ4_XS, m, row, E, add, out); break;
     case Q3_K: look_up_blocks(Q3_K, m, row, E, add, out); break;
     case Q2_K: look_up_blocks(Q2_K, m, row, E, add, out); break;
+    case NVFP4: look_up_blocks(NVFP4, m, row, E, add, out); break;
+    case NF4: look_up_codes(NF4, m, row, E, add, out); break;
+    case FP4: look_up_codes(FP4, m, row, E, add, out); break;
     }
 }
 

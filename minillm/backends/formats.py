@@ -80,8 +80,9 @@ BLOCKS = {
 STORED_FORMATS = FORMATS | {form.name: form for form in (INT4_OFFSETS, INT4_ZEROS)} | BLOCKS
 """Formats that a matrix of a checkpoint may be in, and keep"""
 
-CACHE_FORMATS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": Format("int", 8, scale_bits=32)}
-"""Formats of the K/V cache; int8 has a scale for the vector of each position and head."""
+CACHE_FORMATS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": Format("int", 8, scale_bits=32), "int4": INT4}
+"""Formats of the K/V cache (`stored_vectors.py`); int8 has a scale for the vector of each position and head, int4 for
+each 32 numbers."""
 
 ACTIVATION_FORMATS = {form.name: form for form in (FLOAT32, FLOAT16)}
 """Formats of results that NumPy computes with. Logits are always float32."""

@@ -37,6 +37,7 @@ class Pages:
 
     def __init__(self, xp: Any, shape: Shape, form: Format = FLOAT32, value_dim: int = 0) -> None:
         """Reserve the memory; on a CPU the system provides it as pages are first used."""
+        assert not (value_dim and form.group), "values in rotated keys are no vectors of their own"
         empty = reserve if xp is np else xp.empty
 
         def vectors() -> Any:
@@ -82,7 +83,7 @@ class Pages:
 
     @property
     def arrays(self) -> dict[str, Any]:
-        """The arrays as they are stored, [L, pages, K, P, ...] each, by name; int8 has scales besides.
+        """The arrays as they are stored, [L, pages, K, P, ...] each, by name; int8 and int4 have scales besides.
 
         Values that are in the keys are not listed. Arrays of other groups with the same pages have the group's number
         in their names: "keys.1".

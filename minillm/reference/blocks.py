@@ -1,4 +1,4 @@
-"""The block formats of GGUF files: a row is a sequence of blocks, each with its integers and what scales them.
+"""The block formats of GGUF files, and of code books: a row is a sequence of blocks, each with its numbers and scales.
 
     weight = scale x integer + offset        one scale, and in some formats one offset, for each 32 or 16 weights
 
@@ -19,6 +19,15 @@ Layouts, with bytes in their order and numbers of bits in brackets; "nibbles" ar
     IQ4_XS  d, two more bits of scales [16], nibbles of scales [4 bytes], nibbles     scale d x ([6] - 32), NONLINEAR
     Q3_K    a third bit [32 bytes], two bits [64 bytes], scales [12 bytes], d         scale d x ([6] - 32), integer - 4
     Q2_K    scales and offsets [16 x (4 and 4)], two bits [64 bytes], d, dmin         scale d x [4], offset -dmin x [4]
+
+Not GGUF's are three more, into which published checkpoints are reordered (`formats/schemes/codebooks.py`):
+
+    NVFP4   two scales of 16 weights [2 x 32], nibbles [16 bytes]                     scale [32] / 2, integers of FP4
+    NF4     scale of 64 weights [32], nibbles of each 32 weights                      scale [32], floats of NF4_CODES
+    FP4     the same                                                                  scale [32], floats of FP4_CODES
+
+A scale there is the float32 that the scheme's own software computes (of NVFP4 the product of a number of 8 bits and one
+of the matrix), so that weights are its own, bit for bit.
 
 Order of the weights. In a block of 32, byte j has the nibbles of weights j and j + 16. In a block of 256:
 
@@ -49,6 +58,18 @@ NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 5
 FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice the numbers of MXFP4's type E2M1: a sign, two bits of exponent, one of fraction"""
 
+NF4_CODES = np.array(
+    [
+        -1, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+        -0.09105003625154495, 0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1,
+    ],
+    np.float32,
+)  # fmt: skip
+"""The code book of bitsandbytes' NF4: quantiles of a normal distribution, of which the largest is 1"""
+FP4_CODES = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3, -0.0, -0.0625, -8, -12, -4, -6, -2, -3], np.float32) / np.float32(12)
+"""The code book of bitsandbytes' FP4"""
+
 Bytes = NDArray[np.uint8]
 
 
@@ -57,8 +78,8 @@ class Split(NamedTuple):
 
     scales: NDArray[np.float32]
     """[n, groups of a block]"""
-    integers: NDArray[np.int8]
-    """[n, weights of a block]"""
+    integers: NDArray[Any]
+    """[n, weights of a block]: int8, of NF4 and FP4 float32"""
     offsets: NDArray[np.float32] | None = None
     """[n, groups of a block]; None: all are 0"""
 
@@ -68,13 +89,13 @@ class BlockFormat:
     """A block format."""
 
     name: str
-    """llama.cpp's name"""
+    """llama.cpp's name, or the scheme's"""
     numbers: int
     """Weights of a block"""
     bytes: int
     """Bytes of a block"""
     group: int
-    """Neighbours that share a scale: 32 or 16"""
+    """Neighbours that share a scale: 32, 16 or 64"""
     split: Callable[[Bytes], Split]
     """Blocks [n, bytes] as numbers"""
 
@@ -206,6 +227,21 @@ def _mxfp4(blocks: Bytes) -> Split:
     return Split(scales, FP4[_nibbles(blocks[:, 1:], 16)])
 
 
+def _nvfp4(blocks: Bytes) -> Split:
+    return Split(np.ascontiguousarray(blocks[:, :8]).view("<f4") * np.float32(0.5), FP4[_nibbles(blocks[:, 8:], 16)])
+
+
+# --- code books of floats ---------------------------------------------------------------------------------------------
+
+
+def _nf4(blocks: Bytes) -> Split:
+    return Split(np.ascontiguousarray(blocks[:, :4]).view("<f4"), NF4_CODES[_nibbles(blocks[:, 4:], 16)])
+
+
+def _fp4(blocks: Bytes) -> Split:
+    return Split(np.ascontiguousarray(blocks[:, :4]).view("<f4"), FP4_CODES[_nibbles(blocks[:, 4:], 16)])
+
+
 # --- blocks of 256 ----------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +305,11 @@ BLOCK_FORMATS = {
         BlockFormat("IQ4_XS", 256, 136, 32, _iq4_xs),
         BlockFormat("Q3_K", 256, 110, 16, _q3_k),
         BlockFormat("Q2_K", 256, 84, 16, _q2_k),
+        BlockFormat("NVFP4", 32, 24, 16, _nvfp4),
+        BlockFormat("NF4", 64, 36, 64, _nf4),
+        BlockFormat("FP4", 64, 36, 64, _fp4),
     )
 }
-"""By their names, in the order of their numbers in `kernels/cpu/linear.h`"""
+"""By their names, in the order of their numbers in `kernels/cpu/simd.h`"""
+CODE_BOOKS = ("NF4", "FP4")
+"""Those of floats: others are multiplied as integers"""

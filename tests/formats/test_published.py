@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from minillm import Engine
 from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.cpu.compiling import available
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import expand
+from minillm.backends.weights import Joined, expand
 from minillm.cli.main import run as cli
 from minillm.errors import CheckpointError, MinillmError, ParameterError, UnsupportedModelError
 from minillm.formats.load_model import load_model
 from minillm.formats.schemes import matrix, read_quantization
 from minillm.formats.write_checkpoint import write_checkpoint
 from minillm.models.base import weights_of
+from minillm.reference.blocks import BlockMatrix
 from minillm.reference.quantize import Quantized
 
 from ..gguf_files import write_llama
@@ -54,7 +56,13 @@ def projections(folder: Path, backend: Any) -> list[Any]:
     return [w.data for w in found if w.role == "projection" and w.data is not None and len(w.shape) == 2]
 
 
+EXPANDED = ("float32", "float16", "bfloat16")
+
+
 def format_of(data: Any) -> str:
+    if isinstance(data, BlockMatrix | Joined):
+        (name,) = {part.form.name for part in getattr(data, "parts", [data])}
+        return name
     if isinstance(data, Quantized):
         kind = "zero points" if data.has_zeros else "offsets"
         return f"int{data.bits}{'' if data.offsets is None else f' with {kind}'}"
@@ -70,7 +78,7 @@ def test_the_model_is_the_dequantised_one(name: str, tmp_path: Path) -> None:
     assert len(found) == len(expected) == 8
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(expand(one), other, rtol=2e-7)
-        assert format_of(one) == (ALL[name].dtype if ALL[name].dtype.startswith("int") else "float32")
+        assert format_of(one) == ("float32" if ALL[name].dtype in EXPANDED else ALL[name].dtype)
     np.testing.assert_allclose(logits(quantised), logits(plain), atol=1e-5)
 
 
@@ -80,7 +88,7 @@ def test_the_model_is_the_dequantised_one(name: str, tmp_path: Path) -> None:
     [
         pytest.param(name, family, marks=() if (i - j) % 3 == 0 else pytest.mark.exhaustive)
         for i, name in enumerate(
-            ["gptq-int4", "gptq-int8-rows", "awq", "compressed-int8", "fp8-blocks", "bitsandbytes-nf4", "mlx-int4"]
+            ["gptq-int4", "gptq-int8-rows", "awq", "compressed-int8", "fp8-blocks", "bitsandbytes-nf4", "mlx-nvfp4"]
         )
         for j, family in enumerate(CONFIGS)
     ],
@@ -90,7 +98,7 @@ def test_every_kind_of_family(name: str, family: str, tmp_path: Path) -> None:
     quantised, plain = pair_of(tmp_path, name, family)
     np.testing.assert_allclose(logits(quantised), logits(plain), atol=1e-5)
     for one in projections(quantised, NumpyBackend(weights="auto")):
-        assert format_of(one) == (ALL[name].dtype if ALL[name].dtype.startswith("int") else "float32")
+        assert format_of(one) == ("float32" if ALL[name].dtype in EXPANDED else ALL[name].dtype)
     greedy: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": [], "no_repeat_ngram_size": 2}
     with Engine(quantised, backend="numpy") as engine, Engine(plain, backend="numpy") as other:
         assert engine.generate(LINE, **greedy).token_ids == other.generate(LINE, **greedy).token_ids
@@ -108,7 +116,7 @@ def test_the_kernels_in_c_take_the_same_formats(name: str, tmp_path: Path) -> No
     greedy: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": [], "no_repeat_ngram_size": 2}
     with Engine(quantised, backend="cpu") as engine, Engine(plain, backend="numpy") as other:
         found, expected = engine.forward(LINE), other.forward(LINE)
-        near = 0.1 if ALL[name].dtype.startswith("int") else 1e-5
+        near = 1e-5 if ALL[name].dtype in (*EXPANDED, "NF4", "FP4") else 0.1
         assert np.linalg.norm(found - expected) < near * np.linalg.norm(expected)
         if near == 1e-5:
             assert engine.generate(LINE, **greedy).token_ids == other.generate(LINE, **greedy).token_ids
@@ -147,7 +155,7 @@ def test_a_fused_matrix_of_two_formats_is_quantised_where_it_is_not(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gptq-int4", "awq", "fp8-small-blocks", "bitsandbytes-nf4"])
+@pytest.mark.parametrize("name", ["gptq-int4", "awq", "fp8-small-blocks", "bitsandbytes-nf4-of-32", "compressed-nvfp4"])
 def test_ranks_share_a_matrix(name: str, tmp_path: Path) -> None:
     """Rows and columns of a rank are those of the whole."""
     quantised, _ = pair_of(tmp_path, name)
@@ -165,6 +173,57 @@ def test_ranks_share_a_matrix(name: str, tmp_path: Path) -> None:
         else:
             assert sum(map(len, parts)) == len(whole)
             assert {row.tobytes() for part in parts for row in part} == {row.tobytes() for row in whole}
+
+
+def stack_experts(parts: dict[str, np.ndarray]) -> None:
+    """The tensors of each expert as one, as mlx-lm has them: Mixtral's w1, w3 and w2 are gate, up and down."""
+    names = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+    for name in [name for name in parts if ".experts.0." in name]:
+        layer, _, rest = name.partition(".experts.0.")
+        projection, _, part = rest.partition(".")
+        each = [parts.pop(f"{layer}.experts.{expert}.{rest}") for expert in range(4)]
+        parts[f"{layer}.switch_mlp.{names[projection]}.{part}"] = np.stack(each)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", ["mlx-int4", "mlx-nvfp4", "mlx-6-bits"])
+def test_experts_that_mlx_stacks(name: str, tmp_path: Path) -> None:
+    """Also with settings of their own in config.json, by the name that they have together."""
+    published = ALL[name]
+    module = "model.layers.1.block_sparse_moe.switch_mlp.down_proj"
+    own = {field: published.config[field] for field in ("bits", "group_size", "mode") if field in published.config}
+    published = replace(published, config=published.config | {"bits": 4, module: own} | own)
+    quantised, plain = pair_of(tmp_path, published, "mixtral", change=stack_experts)
+    np.testing.assert_allclose(logits(quantised), logits(plain), atol=1e-5)
+    wrong = replace(published, config=published.config | {module: False})
+    with pytest.raises(CheckpointError, match=r"experts\.0\.w2 are quantised, but config.json says that it is not"):
+        logits(pair_of(tmp_path / "wrong", wrong, "mixtral", change=stack_experts)[0])
+
+
+@pytest.mark.parametrize(("part", "says"), [("global_scale", "minillm reads MLX's nvfp4 without one")])
+def test_a_scale_of_the_matrix_in_mlx_is_refused(part: str, says: str, tmp_path: Path) -> None:
+    def add(parts: dict[str, np.ndarray]) -> None:
+        parts[DOWN + part] = np.ones(1, np.float32)
+
+    with pytest.raises(UnsupportedModelError, match=says):
+        logits(pair_of(tmp_path, "mlx-nvfp4", change=add)[0])
+
+
+def test_an_exponent_that_stands_for_nan_is_refused(tmp_path: Path) -> None:
+    def spoil(parts: dict[str, np.ndarray]) -> None:
+        parts[DOWN + "weight_scale"][3, 1] = 255
+
+    with pytest.raises(CheckpointError, match=r"a scale of tensor .*down_proj\.weight is 255, which stands for NaN"):
+        logits(pair_of(tmp_path, "compressed-mxfp4", change=spoil)[0])
+
+
+def test_columns_of_ranks_that_are_no_whole_blocks_are_expanded(tmp_path: Path) -> None:
+    quantised, _ = pair_of(tmp_path, "bitsandbytes-nf4")
+    whole = expand(projections(quantised, NumpyBackend(weights="auto"))[1])
+    part = weights_of(load_model(quantised, NumpyBackend(weights="auto"), rank=1, ranks=2))
+    (own,) = [w.data for w in part if w.role == "projection" and w.data is not None and w.shape == (64, 32)][:1]
+    assert format_of(own) == "float32"
+    np.testing.assert_allclose(own, whole[:, 32:], rtol=2**-11)
 
 
 def test_ranks_do_not_share_a_group(tmp_path: Path) -> None:
@@ -391,7 +450,8 @@ def with_weights(**fields: Any) -> dict[str, Any]:
         (awq().config | {"version": "GEMV"}, UnsupportedModelError, "version is 'gemv'; minillm runs 'gemm'"),
         (awq().config | {"bits": 8}, UnsupportedModelError, "bits is 8; minillm reads 4"),
         (COMPRESSED | {"format": "marlin-24"}, UnsupportedModelError, "format is 'marlin-24'; minillm runs 'int-quant"),
-        (COMPRESSED | {"format": "nvfp4-pack-quantized"}, UnsupportedModelError, "format is 'nvfp4-pack-quantized'"),
+        (COMPRESSED | {"format": "nvfp4-pack-quantized"}, UnsupportedModelError, "of symmetric floats in groups of 16"),
+        (COMPRESSED | {"format": "mxfp8-quantized"}, UnsupportedModelError, "format is 'mxfp8-quantized'"),
         (
             COMPRESSED | {"kv_cache_scheme": {"num_bits": 8}},
             UnsupportedModelError,
@@ -418,9 +478,19 @@ def with_weights(**fields: Any) -> dict[str, Any]:
         ({"quant_method": "fp8", "weight_block_size": 128}, CheckpointError, "weight_block_size should be two sizes"),
         ({"quant_method": "fp8", "kv_cache_scheme": {}}, UnsupportedModelError, "kv_cache_scheme asks for"),
         (
-            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+            {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
             UnsupportedModelError,
-            "quant_algo is 'NVFP4'; minillm runs",
+            "quant_algo is 'W4A8_AWQ'; minillm runs",
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32},
+            UnsupportedModelError,
+            "reads NVFP4 in groups of 16",
+        ),
+        (
+            {"quant_method": "mlx", "mode": "nvfp4", "bits": 4, "group_size": 32},
+            UnsupportedModelError,
+            "nvfp4 has 4 bits in groups of 16, found 4 bits in groups of 32",
         ),
         ({"quant_method": "modelopt"}, UnsupportedModelError, "quant_algo is ''"),
         (

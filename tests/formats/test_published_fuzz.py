@@ -22,7 +22,7 @@ from ..published import ALL, write_pair
 KINDS = (
     *("gptq-int4", "gptq-int4-desc-act", "awq", "compressed-int8", "compressed-packed-int4-asymmetric"),
     *("compressed-float8-blocks", "fp8-small-blocks", "modelopt", "bitsandbytes-nf4-nested", "bitsandbytes-int8"),
-    "mlx-int4",
+    *("mlx-int4", "mlx-nvfp4", "compressed-mxfp4", "modelopt-nvfp4"),
 )
 
 

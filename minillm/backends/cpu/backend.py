@@ -53,7 +53,7 @@ from .launching import (
     not_recorded,
     shares_of,
 )
-from .matrices import INT8, ExpertTable, cached_layer, contiguous, rounded_sizes, stored_matrix, table_of
+from .matrices import ROUNDING, ExpertTable, cached_layer, contiguous, rounded_sizes, stored_matrix, table_of
 from .memory import FEW_ROWS, PIECE, CpuMemory
 from .sampling import CpuSampler
 
@@ -129,7 +129,7 @@ class CpuBackend(Recordable, Backend):
         arguments = self._product(
             x, weight.data, out, rows=len(x), bias=weight.bias, residual=residual, activation=ACTIVATIONS[activation]
         )
-        if arguments.format >= INT8:
+        if arguments.format in ROUNDING:
             launch("round_rows", arguments, shares_of(len(x)))
         launch("linear_many" if many else "linear_few", arguments, shares_of(-(-out.shape[1] // 4)))
         return out
@@ -149,7 +149,7 @@ class CpuBackend(Recordable, Backend):
         arguments = filled(LinearParts, parts=ctypes.addressof(array), count=len(products), many=many)
         arguments.kept = [array, *products]
         arguments.workers = min((product.workers for product in products if product.workers), default=None)
-        if any(product.format >= INT8 for product in products):
+        if any(product.format in ROUNDING for product in products):
             launch("round_parts", arguments, shares_of(len(x)))
         launch("linear_parts", arguments, shares_of(-(-out.shape[1] // 4)))
 
@@ -170,14 +170,14 @@ class CpuBackend(Recordable, Backend):
             inputs=inputs, outputs=out.shape[1], format=stored.code, group=stored.group, zeros=stored.has_zeros,
             one_order=self.deterministic, stride=out.strides[0] // 4 if T > 1 else out.shape[1], **fields,
         )  # fmt: skip
-        if stored.code >= INT8:
+        if stored.code in ROUNDING:
             arguments.wide = 0 < kernels().wide_rows(stored.code) <= rows
             groups, stride, sums = rounded_sizes(arguments)
             kind = f"{stored.code} {stored.group}"  # products of one format share what is rounded
             arguments.integers = address(scratch.take(f"integers {kind}", 2 * T * groups * 32 + 64, np.int8))
             arguments.x_scales = address(scratch.take(f"x scales {kind}", T * stride))
             arguments.x_sums = address(scratch.take(f"x sums {kind}", T * sums))
-        if rows > FEW_ROWS or stored.code >= INT8:
+        if rows > FEW_ROWS or stored.code in ROUNDING:
             scratch.serve(arguments, "panels", kernels().linear_scratch(), np.uint8)
         arguments.kept += scratch.buffers()
         return arguments
@@ -355,7 +355,7 @@ class CpuBackend(Recordable, Backend):
         X = len(starts) - 1
         product = self._product(x, table.first, out, rows=-(-len(x) // X))
         groups, stride, sums = rounded_sizes(product)
-        if product.format >= INT8:
+        if product.format in ROUNDING:
             launch("round_rows", product, shares_of(len(x)))
         arguments = filled(
             LinearExperts, all=product, matrices=table.addresses, starts=starts, biases=biases, X=X,

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...reference.blocks import BLOCK_FORMATS, BlockMatrix
+from ...reference.blocks import BLOCK_FORMATS, CODE_BOOKS, BlockMatrix
 from ...reference.quantize import Quantized
 from ..stored_vectors import StoredVectors
 from ..weights import Experts
@@ -13,10 +13,10 @@ from .launching import Table, address, filled, kernels, not_recorded
 
 CODES = {np.dtype(kind): code for code, kind in enumerate((np.float32, np.float16, np.uint16, np.int8, np.uint8))}
 """Type of an array of weights, keys or values -> its format in C: uint16 holds bfloat16, uint8 pairs of int4"""
-INT8 = CODES[np.dtype(np.int8)]
-"""The first format in C for which activations are rounded"""
 BLOCK_CODES = {name: code for code, name in enumerate(BLOCK_FORMATS, len(CODES))}
 """Block format -> its format in C"""
+ROUNDING = range(CODES[np.dtype(np.int8)], BLOCK_CODES[CODE_BOOKS[0]])
+"""The formats in C for which activations are rounded"""
 
 
 def contiguous(x: Any) -> Any:

@@ -161,6 +161,8 @@ def _latents(rng: np.random.Generator) -> Iterator[Case]:
     batch = Batch.of([prompt, line], [20, 1], P)
     q, k, c = (rng.standard_normal((21, heads, width), np.float32) for heads, width in ((H, r + C), (1, r), (1, C)))
     for name, form in CACHE_FORMATS.items():
+        if form.group:  # which such vectors are not stored in
+            continue
         pages = Pages(np, (1, 12, 1, P, r + C), form, C)
         pages.layer(0)[0][:] = rng.standard_normal((12, 1, P, r + C), np.float32)
         yield f"store_kv of latents, {name}", partial(_store, k=k, v=c, pages=pages, batch=batch)
@@ -260,13 +262,16 @@ def _experts(on: Backend, x: Any, logits: Any, weight: Weight) -> Any:
 def random_blocks(rng: np.random.Generator, form: BlockFormat, outputs: int, inputs: int) -> BlockMatrix:
     """Blocks of any integers, with scales of a size that weights have. [out, in]"""
     blocks = rng.integers(0, 256, (outputs, inputs // form.numbers, form.bytes), np.uint8)
-    places = {"Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82), "MXFP4": ()}.get(form.name)
+    places = {"Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82), "MXFP4": (), "NVFP4": (), "NF4": (), "FP4": ()}.get(form.name)
     if places is None:
         places = (0, 2) if form.name in ("Q4_K", "Q5_K", "Q5_1") else (0,)
     for place in places:
         blocks[..., place : place + 2] = rng.uniform(1e-4, 1e-3, (*blocks.shape[:2], 1)).astype("<f2").view(np.uint8)
     if form.name == "MXFP4":
         blocks[..., 0] = rng.integers(110, 125, blocks.shape[:2])
+    for place in {"NVFP4": (0, 4), "NF4": (0,), "FP4": (0,)}.get(form.name, ()):
+        scales = rng.uniform(1e-3, 1e-2, (*blocks.shape[:2], 1)).astype("<f4")
+        blocks[..., place : place + 4] = scales.view(np.uint8)
     return BlockMatrix(blocks.reshape(outputs, -1), form)
 
 

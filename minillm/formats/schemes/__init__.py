@@ -2,6 +2,7 @@
 
 minillm.py   minillm's own: 8 or 4 bits, in the names and the order with which a model is built
 matrix.py    numbers with scales and zero points as one tensor; what is exact in our 8 or 4 bits, and what is expanded
+codebooks.py codes of 4 bits in the blocks of `reference/blocks.py`
 mxfp4.py     gpt-oss's blocks, as GGUF's
 the others   config.json's quantization_config -> a `Scheme`: where in which tensors a module's matrix is
 """

@@ -23,6 +23,7 @@ from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
 from ...files import parse_json
 from ..tensors import StoredTensor
+from .codebooks import code_book_matrix
 from .fp8 import NOTE
 from .matrix import Matrix, Module, Rows, Scheme
 
@@ -35,7 +36,7 @@ BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def read(fields: Fields, expanded: str) -> Scheme:
-    """The scheme of a quantization_config; matrices that are not exact in 8 bits become `expanded`."""
+    """The scheme of a quantization_config; matrices that no format has exactly become `expanded`."""
     four = fields.get("load_in_4bit", fields.get("_load_in_4bit", False))
     eight = fields.get("load_in_8bit", fields.get("_load_in_8bit", False))
     if four == eight:
@@ -55,7 +56,7 @@ def read(fields: Fields, expanded: str) -> Scheme:
     nested = fields.get("bnb_4bit_use_double_quant", False)
     return Scheme(
         title=f"bitsandbytes, {kind}{', double quantisation' if nested else ''}",
-        dtype=expanded,
+        dtype=kind.upper(),
         expanded=expanded,
         markers=("weight.absmax", "weight.quant_map"),
         matrix=read_4_bits,
@@ -110,17 +111,26 @@ def read_4_bits(module: Module) -> Matrix:
     absmax = module.take("weight.absmax", ("uint8" if nested else "float32",), count)
     scales = _nested_scales(module, fields, absmax) if nested else None
 
-    def numbers(first: int, stop: int) -> NDArray[np.float32]:
+    def codes(first: int, stop: int) -> NDArray[np.uint8]:
         begin, end = first * inputs, stop * inputs
         pairs = packed.part(0, begin // 2, -(-end // 2)).stored(("uint8",)).reshape(-1)
         indices = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)[begin % 2 :][: end - begin]
-        start, last = begin // block, -(-end // block)
-        shared = scales(start, last) if scales is not None else absmax.part(0, start, last).load()
-        with np.errstate(all="ignore"):  # damaged scales are infinite or NaN
-            spread = np.repeat(shared, block)[begin - start * block :][: end - begin]
-            weights: NDArray[np.float32] = values.load()[indices] * spread
-        return weights.reshape(stop - first, inputs)
+        return indices.reshape(stop - first, inputs)
 
+    def shared_scales(start: int, last: int) -> NDArray[np.float32]:
+        return scales(start, last) if scales is not None else absmax.part(0, start, last).load()
+
+    def numbers(first: int, stop: int) -> NDArray[np.float32]:
+        begin, end = first * inputs, stop * inputs
+        start, last = begin // block, -(-end // block)
+        with np.errstate(all="ignore"):  # damaged scales are infinite or NaN
+            spread = np.repeat(shared_scales(start, last), block)[begin - start * block :][: end - begin]
+            weights: NDArray[np.float32] = values.load()[codes(first, stop)] * spread.reshape(stop - first, inputs)
+        return weights
+
+    in_blocks = code_book_matrix(packed.name, (outputs, inputs), codes, shared_scales, values.load(), block)
+    if in_blocks is not None:
+        return in_blocks
     return Matrix(name=packed.name, shape=(outputs, inputs), numbers=numbers)
 
 

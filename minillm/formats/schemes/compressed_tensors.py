@@ -1,4 +1,4 @@
-"""compressed-tensors, the formats that llm-compressor writes: dense integers, packed integers, float8.
+"""compressed-tensors, the formats that llm-compressor writes: dense integers, packed integers, float8, float4.
 
     X.weight             int8 or float8 [out, in]         int-quantized, naive-quantized, float-quantized
     X.weight_packed      int32 [out, in bits / 32]        pack-quantized: lowest bits first, 2**(bits - 1) added
@@ -8,6 +8,10 @@
     X.weight_g_idx       int32 [in]                       the group of each input, if they are no neighbours (actorder)
     X.input_scale, ...   of activations, which are not rounded here
 
+    X.weight_packed        uint8 [out, in / 2]: E2M1, low nibbles first   nvfp4-pack-quantized, mxfp4-pack-quantized
+    X.weight_scale         float8 E4M3 [out, in / 16], or uint8 exponents [out, in / 32], 127 higher than they are
+    X.weight_global_scale  float32 [1], which divides the scales of nvfp4
+
 Definition: the package compressed-tensors, `compressors/` and `quantization/quant_args.py`.
 """
 
@@ -15,11 +19,13 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
 from ..tensors import StoredTensor
+from .codebooks import e2m1_matrix, low_first
 from .fp8 import NOTE, float8_matrix, read_block, refuse_cache, take_scales
 from .matrix import (
     Matrix,
@@ -34,8 +40,10 @@ from .matrix import (
     unpack_words,
 )
 
-FORMATS = ("int-quantized", "naive-quantized", "float-quantized", "pack-quantized")
-OTHERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
+FLOATS_4 = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}
+"""Formats of E2M1 -> neighbours that share a scale"""
+FORMATS = ("int-quantized", "naive-quantized", "float-quantized", "pack-quantized", *FLOATS_4)
+OTHERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "input_global_scale")
 """Tensors of activations"""
 
 
@@ -49,14 +57,22 @@ class Group:
     symmetric: bool
     size: int
     """Neighbours in a row that share a scale; 0: all, or blocks"""
+    layout: str
+    """One of FORMATS"""
     block: tuple[int, int] | None
     rounds_activations: bool
+
+    @property
+    def kept(self) -> str:
+        """The block format of its matrices, if it is of E2M1."""
+        return self.layout.partition("-")[0].upper() if self.layout in FLOATS_4 else ""
 
     @property
     def title(self) -> str:
         """For people."""
         shared = f"blocks of {self.block[0]} x {self.block[1]}" if self.block else f"groups of {self.size}"
-        return f"{'int' if self.integers else 'float'}{self.bits} {shared if self.block or self.size else 'rows'}"
+        kind = self.kept or f"{'int' if self.integers else 'float'}{self.bits}"
+        return f"{kind} {shared if self.block or self.size else 'rows'}"
 
 
 def read(fields: Fields, expanded: str) -> Scheme:
@@ -76,7 +92,7 @@ def read(fields: Fields, expanded: str) -> Scheme:
     exact = first.integers and (first.symmetric or first.bits == 4) and not first.block and first.size % 32 == 0
     return Scheme(
         title=f"compressed-tensors, {', '.join(dict.fromkeys(group.title for group in groups))}",
-        dtype=integers_dtype(first.bits, symmetric=first.symmetric) if exact else expanded,
+        dtype=first.kept or (integers_dtype(first.bits, symmetric=first.symmetric) if exact else expanded),
         group=common_group(sizes),
         expanded=expanded,
         note=NOTE if any(group.rounds_activations for group in groups) else "",
@@ -95,16 +111,21 @@ def _read_group(fields: Fields, name: str, layout: str) -> Group:
     """One of config_groups."""
     groups = Fields(fields.get("config_groups", {}), f"{fields.source}: config_groups")
     group = Fields(groups.get(name, {}), f"{groups.source}: {name:.80}")
-    group.choice("format", "pack-quantized" if layout == "mixed-precision" else layout, FORMATS)
+    layout = group.choice("format", "pack-quantized" if layout == "mixed-precision" else layout, FORMATS)
     weights = Fields(group.get("weights", {}), f"{group.source}: weights")
     integers = weights.choice("type", "int", ("int", "float")) == "int"
-    bits = read_bits(weights, "num_bits", (4, 8) if integers else (8,))
-    known = ("tensor", "channel", "group", "block")
+    bits = read_bits(weights, "num_bits", (4, 8) if integers else (4,) if layout in FLOATS_4 else (8,))
+    known = ("tensor", "channel", "group", "block", *(["tensor_group"] if layout in FLOATS_4 else []))
     implied = "group" if (weights.raw.get("group_size") or -1) != -1 else "tensor"
     strategy = weights.choice("strategy", implied, known)
     block = read_block(weights, "block_structure") if strategy == "block" else None
     if strategy == "block" and block is None:
         raise CheckpointError(f"{weights.source}: block_structure is missing")
+    size = read_group_size(weights) if strategy in ("group", "tensor_group") else 0
+    if layout in FLOATS_4 and (integers or size != FLOATS_4[layout] or not weights.get("symmetric", True)):
+        raise UnsupportedModelError(
+            f"{weights.source}: minillm reads {layout} of symmetric floats in groups of {FLOATS_4[layout]}"
+        )
     for field in ("input_activations", "output_activations"):
         group.get(field, {})
     return Group(
@@ -112,7 +133,8 @@ def _read_group(fields: Fields, name: str, layout: str) -> Group:
         bits=bits,
         integers=integers,
         symmetric=weights.get("symmetric", True),
-        size=read_group_size(weights) if strategy == "group" else 0,
+        size=size,
+        layout=layout,
         block=block,
         rounds_activations=any(group.raw.get(field) for field in ("input_activations", "output_activations")),
     )
@@ -145,6 +167,8 @@ def read_module(module: Module, group: Group) -> Matrix:
     module.leave(*OTHERS)
     if group.symmetric:
         module.leave("weight_zero_point")  # zeros
+    if group.layout in FLOATS_4:
+        return _float4_matrix(module, group.size)
     if not group.integers:
         return float8_matrix(module, "weight_scale", group.block, group.size)
     packed = "weight_packed" in module
@@ -167,6 +191,28 @@ def read_module(module: Module, group: Group) -> Matrix:
         columns=None if order is None else lambda: order.stored(("int32",)),
         bits=group.bits if packed else 8,
     )
+
+
+def _float4_matrix(module: Module, size: int) -> Matrix:
+    """The matrix of a module in E2M1."""
+    packed = module.take("weight_packed", ("uint8",), None, None)
+    outputs, inputs = packed.shape[0], 2 * packed.shape[1]
+    types = ("float8_e4m3fn",) if size == 16 else ("uint8",)
+    stored = module.take("weight_scale", types, outputs, -(-inputs // size))
+    divisor = module.take("weight_global_scale", ("float32",), 1) if size == 16 else None
+
+    def scales(first: int, stop: int) -> NDArray[Any]:
+        rows = stored.part(0, first, stop)
+        if divisor is None:
+            return rows.stored(("uint8",))
+        with np.errstate(all="ignore"):  # damaged scales are infinite or NaN
+            divided: NDArray[Any] = rows.load() / divisor.load()
+        return divided
+
+    def codes(first: int, stop: int) -> NDArray[Any]:
+        return low_first(packed.part(0, first, stop).stored(("uint8",)))
+
+    return e2m1_matrix(f"{module.name}.weight", (outputs, inputs), codes, scales, size)
 
 
 def _zero_points(module: Module, group: Group, shape: tuple[int, int], groups: int) -> Rows:

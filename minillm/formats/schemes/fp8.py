@@ -1,21 +1,33 @@
-"""Weights in float8 with scales: DeepSeek's and Qwen3's blocks, and one scale for each row or for the whole matrix.
+"""Weights in float8 with scales: DeepSeek's and Qwen3's blocks, one scale for each row or for the matrix; and NVFP4.
 
     X.weight            float8_e4m3fn or float8_e5m2 [out, in]
     X.weight_scale_inv  float32 or bfloat16 [out / 128, in / 128], rounded up; despite its name it multiplies
     X.weight_scale      one number, [out] or [out, 1]                       (vLLM's fp8, NVIDIA's modelopt)
     X.input_scale       of activations in float8, which are not rounded here
 
+modelopt's NVFP4:
+
+    X.weight            uint8 [out, in / 2]: E2M1, low nibbles first
+    X.weight_scale      float8_e4m3fn [out, in / 16]
+    X.weight_scale_2    float32, which multiplies these
+
 Definition: transformers `integrations/finegrained_fp8.py` (`Fp8Dequantize`); modelopt `torch/export` (FP8).
 """
 
 import math
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
 from ..tensors import VALUES, StoredTensor
+from .codebooks import e2m1_matrix, low_first
 from .matrix import Matrix, Module, Scheme, rows_of
 
 FLOATS = ("float8_e4m3fn", "float8_e5m2")
+NVFP4_GROUP = 16
+"""Neighbours that share a scale in NVFP4"""
 NOTE = "activations are not rounded to 8 bits as in the original, so results differ by that rounding"
 
 
@@ -34,10 +46,21 @@ def read(fields: Fields, expanded: str) -> Scheme:
 
 def read_modelopt(fields: Fields, expanded: str) -> Scheme:
     """The scheme of a quantization_config with quant_method "modelopt"."""
-    known = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
+    known = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4")
     algorithm = fields.choice("quant_algo", fields.get("quant_algo", ""), known)
     for name in ("kv_cache_quant_algo", "kv_cache_scheme"):
         refuse_cache(fields, name)
+    if algorithm == "NVFP4":
+        if fields.size("group_size", NVFP4_GROUP) != NVFP4_GROUP:
+            raise UnsupportedModelError(f"{fields.source}: minillm reads NVFP4 in groups of {NVFP4_GROUP}")
+        return Scheme(
+            title="modelopt NVFP4",
+            dtype="NVFP4",
+            expanded=expanded,
+            note=NOTE.replace("8 bits", "4 bits"),
+            markers=("weight_scale_2",),
+            matrix=read_nvfp4_module,
+        )
     return scheme_of(f"modelopt {algorithm}", expanded, None)
 
 
@@ -58,6 +81,26 @@ def read_module(module: Module, block: tuple[int, int] | None) -> Matrix:
     name = "weight_scale_inv" if "weight_scale_inv" in module else "weight_scale"
     module.leave("input_scale", "activation_scale")
     return float8_matrix(module, name, block)
+
+
+def read_nvfp4_module(module: Module) -> Matrix:
+    """The matrix of a module in modelopt's NVFP4."""
+    module.leave("input_scale")
+    packed = module.take("weight", ("uint8",), None, None)
+    outputs, inputs = packed.shape[0], 2 * packed.shape[1]
+    stored = module.take("weight_scale", ("float8_e4m3fn",), outputs, -(-inputs // NVFP4_GROUP))
+    shape = module.shape_of("weight_scale_2")
+    factor = module.take("weight_scale_2", ("float32",), *(shape if shape in ((), (1,)) else (1,)))
+
+    def scales(first: int, stop: int) -> NDArray[np.float32]:
+        with np.errstate(all="ignore"):  # damaged scales are infinite or NaN
+            product: NDArray[np.float32] = stored.part(0, first, stop).load() * factor.load().reshape(1, 1)
+        return product
+
+    def codes(first: int, stop: int) -> NDArray[np.uint8]:
+        return low_first(packed.part(0, first, stop).stored(("uint8",)))
+
+    return e2m1_matrix(packed.name, (outputs, inputs), codes, scales, NVFP4_GROUP)
 
 
 def float8_matrix(module: Module, scale_name: str, block: tuple[int, int] | None, group: int = 0) -> Matrix:

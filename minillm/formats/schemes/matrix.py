@@ -7,7 +7,7 @@ Numbers are integers of 4 or 8 bits, or float8; a group is some neighbours in a 
 scheme says where in its tensors the numbers, the scales and the zero points of a range of rows are; all else is here.
 
 A matrix of integers whose groups and scales fit `reference/quantize.py` is read as such, exactly; with zero points or
-offsets if it has 4 bits. Any other is expanded: each weight is computed in float32 and rounded once to the dtype that
+offsets if it has 4 bits; one of codes that a block format has, in its blocks (`codebooks.py`). Any other is expanded: each weight is computed in float32 and rounded once to the dtype that
 config.json names.
 """
 
@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.formats import FLOAT32, INT4, INT4_OFFSETS, INT4_ZEROS, INT8, STORED_FORMATS, Format
+from ...backends.formats import BLOCKS, FLOAT32, INT4, INT4_OFFSETS, INT4_ZEROS, INT8, STORED_FORMATS, Format
 from ...backends.loader import CHUNK, Tensor
 from ...backends.weights import expand, narrow
 from ...config import Fields, ModelConfig
 from ...errors import CheckpointError, UnsupportedModelError
 from ...progress import tick
+from ...reference.blocks import BLOCK_FORMATS, BlockMatrix
 from ...reference.quantize import GROUPS, Quantized, pack
 from ..tensors import FLOATS_8, VALUES, ComputedTensor, StoredTensor
 from .minillm import check_columns
@@ -62,7 +63,11 @@ class Matrix:
     group: int = 32
     """Weights that share a scale in `Quantized`"""
     expanded: str = "float32"
-    """The dtype of the weights where they are not exact as `Quantized`"""
+    """The dtype of the weights where they are exact in no format"""
+    block: str = ""
+    """The block format that holds the same weights (`codebooks.py`), if there is one"""
+    blocks: Rows | None = None
+    """[n, bytes of a row] in that format"""
 
     @cached_property
     def dtype(self) -> str:
@@ -101,7 +106,9 @@ class Matrix:
         return columns
 
     def _kept_format(self) -> Format | None:
-        """The format of the `Quantized` that holds the same weights; None if there is none."""
+        """The format that holds the same weights; None if there is none."""
+        if self.block:
+            return BLOCKS[self.block]
         outputs, inputs = self.shape
         if not self.bits or self.scales is None or (self.size % self.group and self.size < inputs):
             return None
@@ -146,7 +153,9 @@ class MatrixTensor(ComputedTensor):
         return self.matrix.dtype
 
     def stored(self) -> Any:
-        """The integers, scales and zero points, or the weights in their dtype; bfloat16 as its bits."""
+        """The integers, scales and zero points, blocks, or the weights in their dtype; bfloat16 as its bits."""
+        if self.matrix.block:
+            return self._blocks()
         return self._integers() if STORED_FORMATS[self.dtype].scale_bits else super().stored()
 
     def read_into(self, out: NDArray[Any]) -> None:
@@ -162,7 +171,7 @@ class MatrixTensor(ComputedTensor):
         return map(expand, self._rounded())
 
     def part(self, axis: int, first: int, stop: int) -> "MatrixTensor":
-        """Rows (axis 0) or columns (axis 1) `first` to `stop`.
+        """Rows (axis 0) or columns (axis 1) `first` to `stop`; columns that are no whole blocks are expanded.
 
         Raises:
             ParameterError: a range of columns that begins or ends within a group of `Quantized`.
@@ -170,7 +179,11 @@ class MatrixTensor(ComputedTensor):
         if axis == 0:
             return replace(self, rows=(self.rows[0] + first, self.rows[0] + stop))
         if STORED_FORMATS[self.dtype].scale_bits:
-            check_columns(self.matrix.name, first, stop, self.shape[1], self.matrix.group)
+            block = BLOCK_FORMATS.get(self.matrix.block)
+            if block is not None and (first % block.numbers or stop % block.numbers):
+                return replace(self, matrix=replace(self.matrix, block="", blocks=None)).part(axis, first, stop)
+            if block is None:
+                check_columns(self.matrix.name, first, stop, self.shape[1], self.matrix.group)
         return replace(self, columns=(self.columns[0] + first, self.columns[0] + stop))
 
     def _ranges(self) -> Iterator[tuple[int, int]]:
@@ -184,6 +197,15 @@ class MatrixTensor(ComputedTensor):
         for first, stop in self._ranges():
             values = self.matrix.values(first, stop)[:, slice(*self.columns)]
             yield values if form.scale_bits or form == FLOAT32 else narrow(values, form)
+
+    def _blocks(self) -> BlockMatrix:
+        """The same weights in blocks."""
+        form, blocks = BLOCK_FORMATS[self.matrix.block], self.matrix.blocks
+        assert blocks is not None
+        columns = slice(*(column // form.numbers * form.bytes for column in self.columns))
+        rows = [blocks(first, stop)[:, columns] for first, stop in self._ranges()]
+        width = form.row_bytes(self.shape[1])
+        return BlockMatrix(np.concatenate(rows) if rows else np.empty((0, width), np.uint8), form)
 
     def _integers(self) -> Quantized:
         """The same integers, padded to whole groups, their scales, and their zero points or offsets."""
@@ -269,6 +291,8 @@ class Scheme:
     """Parts of the names of tensors that only quantised modules have"""
     matrix: Callable[[Module], Matrix]
     """Reads a module"""
+    apart: Callable[[Mapping[str, StoredTensor]], Mapping[str, StoredTensor]] = dict
+    """Tensors of all experts -> of each"""
     keeps_vocabulary = True
     """The embedding has the checkpoint's dtype"""
     as_built = False
@@ -284,6 +308,7 @@ class Scheme:
         Raises:
             CheckpointError: a part of a matrix is missing, or has the wrong type or shape.
         """
+        stored = self.apart(stored)
         endings = tuple(f".{marker}" for marker in self.markers)
         names = {name.removesuffix(end): None for name in stored for end in endings if name.endswith(end)}
         joined: dict[str, Tensor] = {}

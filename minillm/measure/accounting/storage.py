@@ -9,7 +9,7 @@ from ...errors import ParameterError
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number"""
 WEIGHT_FORMATS = tuple(FORMATS)
-CACHE_FORMATS = (*BYTES, "int8")
+CACHE_FORMATS = (*BYTES, "int8", "int4")
 
 
 @dataclass(frozen=True, kw_only=True)

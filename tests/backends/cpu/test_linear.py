@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm.backends.cpu.matrices import ROUNDING
 from minillm.backends.formats import FORMATS as NARROW
 from minillm.backends.weights import expand, narrow
 from minillm.reference.blocks import BlockMatrix
@@ -49,7 +50,7 @@ class Product:
             name = weight.dtype.name
             values, scales, group, form = weight, None, 32, {"uint16": "bfloat16"}.get(name, name)
         code, groups, library = kernels.FORMATS[form], -(-inputs // group) * group // 32, kernels.loaded()
-        self.rounds = code >= kernels.FORMATS["int8"]
+        self.rounds = code in ROUNDING
         wide = int(self.rounds and kernel == MANY and library.wide_rows(integer(code)) > 0)
         integers = aligned((rows * groups * 32 + 32) * (1 + wide), np.int8)
         stride = -(-groups // 16) * 16
@@ -102,7 +103,7 @@ def parts_of(weight: Quantized | BlockMatrix) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(weight, BlockMatrix):
         scales, integers, offsets = weight.form.split(weight.blocks.reshape(-1, weight.form.bytes))
         scales = np.repeat(scales.astype(np.float64), weight.group, axis=1)
-        excess = {"Q6_K": 32, "Q5_0": 16, "MXFP4": 12, "Q3_K": 4}.get(weight.form.name, 0)
+        excess = {"Q6_K": 32, "Q5_0": 16, "MXFP4": 12, "NVFP4": 12, "Q3_K": 4}.get(weight.form.name, 0)
         added = -excess * scales if offsets is None else np.repeat(offsets.astype(np.float64), weight.group, axis=1)
         return ((integers + excess) * scales).reshape(weight.shape), added.reshape(weight.shape)
     values = replace(weight, scales=np.ones_like(weight.scales), offsets=None)
