@@ -76,13 +76,8 @@ def read_rows(value: Any, count: int) -> list[Any]:
     Raises:
         ParameterError: there are not as many arrays as prompts.
     """
-    arrays = (
-        [value]
-        if is_single(value)
-        else [*value]
-        if hasattr(value, "__len__") and getattr(value, "ndim", 3) == 3
-        else []
-    )
+    several = hasattr(value, "__len__") and getattr(value, "ndim", 3) == 3
+    arrays = [value] if is_single(value) else [*value] if several else []
     if len(arrays) != count:
         raise ParameterError(f"inputs_embeds should be an array [T, E] for each prompt ({count}), found {len(arrays)}")
     return arrays
