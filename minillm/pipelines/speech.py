@@ -16,6 +16,8 @@ from .base import Pipeline
 
 ARGUMENTS = ("language", "task", "prompt")
 """Arguments of `Engine.transcribe` that a call takes among `generate_kwargs`"""
+DEFAULTS = {"num_beams": 5, "max_new_tokens": 256}
+"""Generation fields that neither the call nor the checkpoint sets, as of transformers' pipeline"""
 
 
 class SpeechRecognition(Pipeline):
@@ -24,6 +26,8 @@ class SpeechRecognition(Pipeline):
     A sound is a path or the bytes of a WAV file, an array of samples, or a dict of "array" (or "raw") and
     "sampling_rate", which should be 16,000. One longer than the model reads at once is read in windows one after the
     other, as transformers does it without `chunk_length_s`.
+
+    A transcript is the likeliest of five beams unless `generate_kwargs` or the checkpoint say otherwise.
 
     Arguments of a call: return_timestamps, generate_kwargs (language, task, and generation fields).
     """
@@ -55,6 +59,7 @@ class SpeechRecognition(Pipeline):
         fields = dict(given)
         arguments = {name: fields.pop(name) for name in ARGUMENTS if name in fields}
         refuse_unknown(fields)
+        fields = self._defaults(fields) | fields
         sounds = inputs if isinstance(inputs, list | tuple) else [inputs]
         outputs = []
         for sound in [samples_of(sound) for sound in sounds]:
@@ -69,6 +74,15 @@ class SpeechRecognition(Pipeline):
                 ]
             outputs.append(record)
         return outputs if isinstance(inputs, list | tuple) else outputs[0]
+
+    def _defaults(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """`DEFAULTS` without what the call or the checkpoint decides."""
+        given = {name for name, value in {**self.engine.generation_defaults, **fields}.items() if value is not None}
+        if given & {"do_sample", "temperature"}:
+            given.add("num_beams")
+        if given & {"max_length"}:
+            given.add("max_new_tokens")
+        return {name: value for name, value in DEFAULTS.items() if name not in given}
 
 
 def samples_of(sound: Any) -> NDArray[np.float32]:
