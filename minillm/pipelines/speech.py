@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from ..decoding.settings import refuse_unknown
 from ..engine.engine import Engine
 from ..errors import ParameterError, PromptError, shown
+from ..tasks.fallback import THRESHOLDS
 from ..tasks.log_mel import SAMPLING_RATE, checked_samples
 from ..tasks.sound_files import ADVICE, read_wav
 from .base import Pipeline
 
-ARGUMENTS = ("language", "task", "prompt")
+ARGUMENTS = ("language", "task", "prompt", "condition_on_prev_tokens", *THRESHOLDS)
 """Arguments of `Engine.transcribe` that a call takes among `generate_kwargs`"""
 DEFAULTS = {"num_beams": 5, "max_new_tokens": 256}
 """Generation fields that neither the call nor the checkpoint sets, as of transformers' pipeline"""
@@ -23,13 +24,16 @@ DEFAULTS = {"num_beams": 5, "max_new_tokens": 256}
 class SpeechRecognition(Pipeline):
     """automatic-speech-recognition: {"text": ...}, with `return_timestamps=True` also "chunks" with their times.
 
+    With `return_timestamps="word"` the chunks are words.
+
     A sound is a path or the bytes of a WAV file, an array of samples, or a dict of "array" (or "raw") and
     "sampling_rate", which should be 16,000. One longer than the model reads at once is read in windows one after the
     other, as transformers does it without `chunk_length_s`.
 
     A transcript is the likeliest of five beams unless `generate_kwargs` or the checkpoint say otherwise.
 
-    Arguments of a call: return_timestamps, generate_kwargs (language, task, and generation fields).
+    Arguments of a call: return_timestamps, generate_kwargs (language, task, prompt, thresholds and `temperature`
+    of `Engine.transcribe`, one or several, and generation fields).
     """
 
     OPTIONS = frozenset({"return_timestamps", "generate_kwargs", "chunk_length_s"})
@@ -49,8 +53,10 @@ class SpeechRecognition(Pipeline):
         self.check(options)
         options = self.options | options
         timestamps = options.get("return_timestamps")
-        if not isinstance(timestamps, bool | None):
-            raise ParameterError(f"return_timestamps should be True or False, of segments, found {shown(timestamps)}")
+        if not isinstance(timestamps, bool | None) and timestamps != "word":
+            raise ParameterError(
+                f'return_timestamps should be True or False, of segments, or "word", found {shown(timestamps)}'
+            )
         if options.get("chunk_length_s"):
             raise ParameterError("chunk_length_s is not offered: long sounds are read in windows one after the other")
         given = options.get("generate_kwargs") or {}
@@ -58,6 +64,8 @@ class SpeechRecognition(Pipeline):
             raise ParameterError(f"generate_kwargs should be a dict, found {shown(given)}")
         fields = dict(given)
         arguments = {name: fields.pop(name) for name in ARGUMENTS if name in fields}
+        if isinstance(fields.get("temperature"), list | tuple):
+            arguments["temperatures"] = fields.pop("temperature")
         refuse_unknown(fields)
         fields = self._defaults(fields) | fields
         sounds = inputs if isinstance(inputs, list | tuple) else [inputs]
@@ -69,8 +77,8 @@ class SpeechRecognition(Pipeline):
             record: dict[str, Any] = {"text": transcript.text}
             if timestamps:
                 record["chunks"] = [
-                    {"timestamp": (round(segment.start, 2), round(segment.end, 2)), "text": segment.text}
-                    for segment in transcript.segments
+                    {"timestamp": (round(chunk.start, 2), round(chunk.end, 2)), "text": chunk.text}
+                    for chunk in (transcript.words if timestamps == "word" else transcript.segments)
                 ]
             outputs.append(record)
         return outputs if isinstance(inputs, list | tuple) else outputs[0]

@@ -86,6 +86,150 @@ def test_what_was_said_before(pair: tuple[Any, Engine]) -> None:
     assert_same_segments(ours, theirs)
 
 
+def measured(model: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+    """What transformers' fallback measures of each text, as it runs."""
+    measures: dict[str, list[float]] = {"compression_ratio": [], "avg_logprob": [], "no_speech_prob": [], "skipped": []}
+    ratio, logprob, judge = model._retrieve_compression_ratio, model._retrieve_avg_logprobs, model._need_fallback
+
+    def watched_judge(*arguments: Any) -> Any:
+        verdict = judge(*arguments)
+        detectors = [one for one in arguments[3] if hasattr(one, "no_speech_prob")]
+        measures["no_speech_prob"] += [float(one.no_speech_prob[0]) for one in detectors]
+        measures["skipped"].append(verdict[1])
+        return verdict
+
+    def kept(name: str, compute: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            measures[name].append(float(compute(*arguments)))
+            return compute(*arguments)
+
+        return call
+
+    monkeypatch.setattr(model, "_retrieve_compression_ratio", kept("compression_ratio", ratio))
+    monkeypatch.setattr(model, "_retrieve_avg_logprobs", kept("avg_logprob", logprob))
+    monkeypatch.setattr(model, "_need_fallback", watched_judge)
+    return measures
+
+
+THRESHOLDS: dict[str, Any] = {"compression_ratio_threshold": 1.35, "logprob_threshold": -1.0}
+
+
+@pytest.mark.parametrize("prompt", [None, "w3 w4"])
+def test_measures_of_a_doubtful_text(
+    pair: tuple[Any, Engine], prompt: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every window is doubtful, and silence is never likely enough: all are decoded twice."""
+    model, engine = pair
+    measures = measured(model, monkeypatch)
+    thresholds = {**THRESHOLDS, "no_speech_threshold": 1.0, "logprob_threshold": 0.0}
+    given = {} if prompt is None else {"prompt_ids": torch.tensor([PREVIOUS, 3, 4])}
+    theirs = theirs_of(model, LONG, language="en", task="transcribe", temperature=(0.0, 0.0), **thresholds, **given)
+    ours = engine.transcribe(
+        LONG, language="en", max_new_tokens=LIMIT, temperatures=(0.0, 0.0), prompt=prompt, **thresholds
+    )
+    assert_same_segments(ours, theirs)
+    for name in ("compression_ratio", "avg_logprob", "no_speech_prob"):
+        assert len(set(measures[name])) > 1
+        values = list(dict.fromkeys(getattr(segment, name) for segment in ours.segments))
+        np.testing.assert_allclose(values, list(dict.fromkeys(measures[name])), atol=2e-4)
+
+
+def test_windows_of_silence_are_left_out(pair: tuple[Any, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, engine = pair
+    measures = measured(model, monkeypatch)
+    options: dict[str, Any] = {"language": "en", "task": "transcribe"}
+    theirs_of(model, LONG, **options, temperature=0.0, logprob_threshold=0.0, no_speech_threshold=1.0)
+    likely = sorted(set(measures["no_speech_prob"]))
+    assert len(likely) > 1
+    thresholds = {"logprob_threshold": 0.0, "no_speech_threshold": (likely[0] + likely[-1]) / 2}
+    measures["skipped"].clear()
+    theirs = theirs_of(model, LONG, **options, temperature=0.0, **thresholds)
+    assert any(measures["skipped"])
+    ours = engine.transcribe(LONG, **options, max_new_tokens=LIMIT, temperatures=[0], **thresholds)
+    if theirs["segments"][0]:
+        assert_same_segments(ours, theirs)
+    assert len(ours.segments) == len(theirs["segments"][0])
+
+
+@pytest.mark.parametrize("prompt", [None, "w3 w4"])
+def test_windows_that_are_told_of_those_before_them(pair: tuple[Any, Engine], prompt: str | None) -> None:
+    model, engine = pair
+    given = {} if prompt is None else {"prompt_ids": torch.tensor([PREVIOUS, 3, 4])}
+    ours = engine.transcribe(LONG, language="en", max_new_tokens=8, prompt=prompt, condition_on_prev_tokens=True)
+    features = torch.tensor(log_mel(LONG, SPEECH["num_mel_bins"]).T[None])
+    options: dict[str, Any] = {"language": "en", "task": "transcribe", "condition_on_prev_tokens": True}
+    theirs = model.generate(features, return_segments=True, max_new_tokens=8, temperature=0.0, **options, **given)
+    assert_same_segments(ours, theirs)
+    alone = engine.transcribe(LONG, language="en", max_new_tokens=8, prompt=prompt)
+    assert alone.token_ids != ours.token_ids
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_beams": 3}], ids=str)
+def test_times_of_tokens(pair: tuple[Any, Engine], fields: dict[str, Any]) -> None:
+    model, engine = pair
+    ours = engine.transcribe(LONG, language="en", timestamps="word", max_new_tokens=LIMIT, **fields)
+    options: dict[str, Any] = {"language": "en", "task": "transcribe", "return_token_timestamps": True}
+    mask = torch.ones(1, len(LONG) // 160, dtype=torch.long)
+    theirs = theirs_of(model, LONG, **options, attention_mask=mask, **fields)
+    assert_same_segments(ours, theirs)
+    times = [one["token_timestamps"].tolist() for one in theirs["segments"][0]]
+    assert len({time for line in times for time in line}) > 5
+    for segment, expected in zip(ours.segments, times, strict=True):
+        np.testing.assert_allclose(segment.token_times, expected, atol=1e-6)
+    words = [word for segment in ours.segments for word in segment.words]
+    assert [word.text for word in words] and all(word.start <= word.end for word in words if word.start)
+
+
+def test_the_cheapest_path_and_the_medians() -> None:
+    from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
+
+    from minillm.tasks.word_times import dynamic_time_warping, median_filter
+
+    draw = np.random.default_rng(0)
+    for rows, columns in [(1, 1), (1, 7), (7, 1), (5, 9), (9, 5), (12, 40)]:
+        for matrix in (draw.normal(size=(rows, columns)), draw.integers(0, 3, (rows, columns)).astype(float)):
+            for ours, theirs in zip(dynamic_time_warping(matrix), _dynamic_time_warping(matrix), strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+        weights = draw.normal(size=(2, rows, columns)).astype(np.float32)
+        expected = _median_filter(torch.tensor(weights), 7).numpy()
+        np.testing.assert_array_equal(median_filter(weights, 7), expected)
+
+
+@pytest.mark.parametrize("language", ["en", "ja"])
+def test_tokens_are_joined_to_words(language: str) -> None:
+    """Of a tokenizer of single bytes, and pairs of them."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+    from transformers.models.whisper.tokenization_whisper import _combine_tokens_into_words
+
+    from minillm.tasks.word_times import words_of
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(
+        models.BPE(
+            {letter: i for i, letter in enumerate([*letters, "Ġt", "he", "Ġ("])}, [("Ġ", "t"), ("h", "e"), ("Ġ", "(")]
+        )
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+
+    class Theirs:
+        eos_token_id = 300
+
+        def decode(self, ids: list[int], **_: Any) -> str:
+            return backend.decode(ids)
+
+    for text in (' Hello, the "best" one (of two)! No - "never".', " ¿Qué? ... ünï 日本語、です。", "- a  b", "'"):
+        ids = backend.encode(text).ids
+        spans = [(float(i), float(i + 1)) for i in range(len(ids))]
+        ours = words_of(ids, spans, Theirs(), language)
+        name = {"en": "english", "ja": "japanese"}[language]
+        words, _, places = _combine_tokens_into_words(Theirs(), ids, name)
+        assert [(word.text, word.start, word.end) for word in ours] == [
+            (word, float(at[0]), float(at[-1] + 1)) for word, at in zip(words, places, strict=True)
+        ]
+
+
 def test_the_rules_of_timestamps() -> None:
     """On random scores after random beginnings of all kinds."""
     config = transformers.GenerationConfig(**FIELDS)

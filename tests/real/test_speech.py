@@ -82,6 +82,19 @@ def test_english_is_written_down_as_by_transformers_pipeline(
     assert ours["text"].split() == ENGLISH.split()
 
 
+def test_words_have_the_times_of_transformers(engine: Engine, sounds: dict[str, np.ndarray], reference: Any) -> None:
+    options: dict[str, Any] = {"return_timestamps": "word", "generate_kwargs": {"num_beams": 1, "max_new_tokens": 60}}
+    ours = pipeline("automatic-speech-recognition", engine)(sounds["en"], **options)["chunks"]
+    theirs = reference(sounds["en"], **options)["chunks"]
+    assert [word["text"] for word in ours] == [word["text"] for word in theirs]
+    times = [[word["timestamp"] for word in words] for words in (ours, theirs)]
+    np.testing.assert_allclose(*times, atol=0.021)  # a position is 0.02 seconds
+    assert [word["text"] for word in ours][-5:] == [" Today", " the", " sun", " is", " shining."]
+    starts = [start for start, _ in times[0]]
+    assert starts == sorted(starts)
+    assert 4 < starts[-5] < 5.5  # after the pause
+
+
 def test_german_is_heard_and_written_down_as_by_transformers_generate(
     engine: Engine, sounds: dict[str, np.ndarray], reference: Any
 ) -> None:
