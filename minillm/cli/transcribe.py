@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
     options: dict[str, Any] = {"language": args.language, "task": args.task, "prompt": args.initial_prompt}
     options |= {name: getattr(args, name) for name in ("temperatures", *THRESHOLDS)}
     options["condition_on_prev_tokens"] = args.condition_on_prev_tokens or None
-    timed = "word" if args.words else True if args.timestamps or args.format != "text" else None
+    timed: Any = "word" if args.words else True if args.timestamps or args.format != "text" else None
     fields = generation_fields(args)
     with load_engine(args, sequences=fields.get("num_beams", 1), any_task=True, prefix_cache=False) as engine:
         for file, sound in zip(args.files, sounds, strict=True):

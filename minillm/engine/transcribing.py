@@ -29,13 +29,13 @@ LOW_TEMPERATURE = 0.5
 
 @dataclass(frozen=True)
 class Plan:
-    """What is the same for all windows of a sound."""
+    """Settings that all windows of a sound share."""
 
     tokens: SpeechTokens
     beginning: list[int]
     """The tokens that the decoder's text begins with, after what was said before"""
     given: list[int]
-    """What was said before the sound, with the token that begins it; empty: nothing"""
+    """The text before the sound, with the token that begins it; empty: none"""
     timed: bool
     """Whether times are said"""
     words: bool
@@ -54,7 +54,7 @@ class WindowText:
 
     token_ids: list[int]
     """Without what it was begun with, and without the end"""
-    measures: dict[str, float]
+    measures: dict[str, Any]
     """Fields of its segments, such as `no_speech_prob`; those that were asked for"""
     silent: bool = False
     """It is left out"""
@@ -118,7 +118,7 @@ def transcribe_windows(engine: Any, frames: NDArray[np.float32], spoken: int, pl
         engine: an `Engine`
         frames: [F, M]
         spoken: of these, the frames of the sound; zeros follow
-        plan: what is the same for all windows
+        plan: settings that all windows share
     """
     tokens, length = plan.tokens, FRAMES_PER_POSITION * engine.config.max_source_positions
     conditioned, said = plan.conditioned, [plan.given[1:]] if plan.given else []
@@ -237,13 +237,13 @@ def no_speech(engine: Any, window: AudioFeatures, before: list[int], tokens: Spe
 
 
 def previous_tokens(said: list[list[int]], tokens: SpeechTokens, max_positions: int) -> list[int]:
-    """What was said, as a text is told of it: the last tokens, at most half of what the decoder reads.
+    """The tokens by which a text is told of those before it: the last ones, at most half of what the decoder reads.
 
     `said` has the tokens of segments; of two times that end one, the second is left out.
     """
     ids: list[int] = []
     for segment in said:
-        doubled = len(segment) > 2 and segment[-2] >= tokens.first_timestamp
+        doubled = tokens.no_timestamps is not None and len(segment) > 2 and segment[-2] > tokens.no_timestamps
         ids += segment[:-1] if doubled else segment
     assert tokens.previous is not None
     return [tokens.previous, *ids[-(max_positions // 2 - 1) :]]

@@ -36,7 +36,7 @@ class Fallback:
     @classmethod
     def of(
         cls,
-        temperatures: object = None,
+        temperatures: Any = None,
         compression_ratio_threshold: object = None,
         logprob_threshold: object = None,
         no_speech_threshold: object = None,
@@ -92,7 +92,7 @@ class TextLogProbs:
         self.begin, self.eos = begin, eos
         """Tokens of the prompt; the token that ends a text"""
         self.sums: dict[tuple[int, ...], float] = {(): 0.0}
-        """Of every beginning of a text"""
+        """The sum for every beginning of a text"""
         self.endings: dict[tuple[int, ...], float] = {}
         """The log-probability that a text ends there"""
         self.rows: dict[tuple[int, ...], NDArray[Any]] = {}

@@ -1,5 +1,6 @@
 """A transcript in the forms that players and OpenAI's API know: SubRip, WebVTT, and JSON."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..text.languages import LANGUAGES
@@ -7,7 +8,7 @@ from .transcription import Segment, Transcript
 from .word_times import Word
 
 MEASURES = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
-"""Of a segment, where thresholds were asked for"""
+"""Fields of a segment that thresholds need, where they were asked for"""
 
 
 def srt(transcript: Transcript) -> str:
@@ -25,8 +26,8 @@ def vtt(transcript: Transcript) -> str:
     return "\n".join(["WEBVTT\n", *blocks])
 
 
-def cues(transcript: Transcript) -> list[Word] | list[Segment]:
-    """What has a time of its own: words, where they were asked for, or segments."""
+def cues(transcript: Transcript) -> Sequence[Word | Segment]:
+    """Words with their times, where they were asked for, or segments."""
     return transcript.words or transcript.segments
 
 

@@ -94,12 +94,12 @@ def dynamic_time_warping(matrix: NDArray[np.float64]) -> tuple[NDArray[np.int64]
         cost[i, j] = matrix[i - 1, j - 1] + before
         steps[i, j] = step
     steps[0, :], steps[:, 0] = 2, 1
-    i, j = T, S
+    row, column = T, S
     path = []
-    while i > 0 or j > 0:
-        path.append((i - 1, j - 1))
-        step = int(steps[i, j])
-        i, j = i - (step != 2), j - (step != 1)
+    while row > 0 or column > 0:
+        path.append((row - 1, column - 1))
+        back = int(steps[row, column])
+        row, column = row - (back != 2), column - (back != 1)
     rows, columns = np.array(path[::-1]).T
     return rows, columns
 

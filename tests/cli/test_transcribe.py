@@ -114,6 +114,17 @@ def test_sounds_of_every_form_give_one_transcript(folder: Path, engine: Engine) 
     assert expected["text"].split() == " ".join(chunk["text"] for chunk in expected["chunks"]).split()
 
 
+def test_chunks_are_transcribed_apart_and_joined(engine: Engine) -> None:
+    read = pipeline("automatic-speech-recognition", engine, generate_kwargs={"max_new_tokens": 8, "language": "de"})
+    alone = read(SOUND, return_timestamps="word")
+    assert read(SOUND, return_timestamps="word", chunk_length_s=0.4) == alone
+    half = LONG[:6400], LONG[4800:]
+    texts = [read(part)["text"].split() for part in half]
+    joined = read(LONG, chunk_length_s=0.4, stride_length_s=(0.1, 0))["text"].split()
+    assert joined[: len(joined) // 2] == texts[0][: len(joined) // 2]
+    assert joined[-2:] == texts[1][-2:]
+
+
 @pytest.mark.parametrize(
     ("sound", "options", "message"),
     [
@@ -124,7 +135,10 @@ def test_sounds_of_every_form_give_one_transcript(folder: Path, engine: Engine) 
             {"return_timestamps": "char"},
             "return_timestamps should be True or False, .* or \"word\", found 'char'",
         ),
-        (SOUND, {"chunk_length_s": 30}, "chunk_length_s is not offered"),
+        (SOUND, {"chunk_length_s": 30}, "chunk_length_s should be a number of seconds up to 0.4, found 30"),
+        (SOUND, {"chunk_length_s": "1"}, "chunk_length_s should be a number of seconds up to 0.4, found '1'"),
+        (SOUND, {"stride_length_s": 1}, "stride_length_s has no effect without chunk_length_s"),
+        (SOUND, {"chunk_length_s": 0.4, "stride_length_s": 0.2}, "one number of seconds or two, less than 0.4"),
         (SOUND, {"top_k": 3}, "there is no argument 'top_k' of this task"),
         (SOUND, {"generate_kwargs": {"max_tokens": 3}}, "max_tokens"),
     ],

@@ -230,6 +230,84 @@ def test_tokens_are_joined_to_words(language: str) -> None:
         ]
 
 
+def test_chunks_overlap_as_those_of_transformers_pipeline() -> None:
+    from transformers.pipelines.automatic_speech_recognition import chunk_iter
+
+    from minillm.tasks.overlapping_chunks import chunks_of
+
+    class Extractor:
+        sampling_rate = 16000
+
+        def __call__(self, samples: np.ndarray, **_: Any) -> dict[str, Any]:
+            return {"samples": samples}
+
+    for count in (1, 9, 10, 11, 16, 17, 18, 25, 100):
+        for lengths in ((10, 2, 2), (10, 0, 3), (10, 4, 0), (7, 3, 3)):
+            ours = chunks_of(count, *lengths)
+            theirs = list(chunk_iter(np.arange(count), Extractor(), *lengths))
+            assert [(c.length, c.left, c.right) for c in ours] == [one["stride"] for one in theirs]
+            assert [list(range(c.start, c.start + c.length)) for c in ours] == [list(one["samples"]) for one in theirs]
+
+
+@pytest.mark.parametrize("timestamps", [False, True, "word"])
+def test_texts_of_chunks_are_joined_as_by_transformers_tokenizer(timestamps: Any) -> None:
+    """Random texts that repeat what they share, with mistakes, and times in and out of order."""
+    from types import SimpleNamespace
+
+    from transformers.models.whisper.tokenization_whisper import _decode_asr
+
+    from minillm.tasks.overlapping_chunks import ChunkTokens, joined
+    from minillm.tasks.word_times import words_of
+
+    zero = NO_TIMESTAMPS + 1
+    special = {"<|notimestamps|>": NO_TIMESTAMPS, "<|startofprev|>": PREVIOUS, "<|startoftranscript|>": EOS + 1}
+    tokenizer = SimpleNamespace(
+        convert_tokens_to_ids=special.get,
+        all_special_ids=list(range(EOS, zero)),
+        eos_token_id=EOS,
+        language=None,
+        _strip_prompt=lambda ids, *_: ids,
+        decode=lambda ids, **_: "".join(f" w{token}" for token in ids),
+    )
+    draw = np.random.default_rng(4)
+    ends = 0
+    for _ in range(150):
+        parts, outputs = [], []
+        spoken = draw.integers(0, 12, 60).tolist()
+        for number in range(int(draw.integers(1, 5))):
+            text = [int(draw.integers(12)) if draw.random() < 0.1 else t for t in spoken[9 * number : 9 * number + 14]]
+            if timestamps:
+                where = sorted(draw.choice(len(text) + 1, int(draw.integers(0, 6)), replace=False), reverse=True)
+                times = np.sort(draw.integers(0, 51, len(where)))[::-1]
+                for place, time in zip(where, times if draw.random() < 0.8 else draw.permutation(times), strict=True):
+                    text[place:place] = [zero + int(time)] * int(draw.integers(1, 3))
+            left, right = 0.2 * (number > 0), 0.16 * bool(draw.random() < 0.8)
+            token_times = np.sort(draw.integers(0, 51, len(text)) * 0.02).tolist() if timestamps == "word" else []
+            parts.append(ChunkTokens(1.0, left, right, text, token_times))
+            outputs.append({"tokens": np.array([text]), "stride": (1.0, left, right)})
+            if token_times:
+                outputs[-1]["token_timestamps"] = np.array([token_times])
+        whole, more = _decode_asr(
+            tokenizer,
+            outputs,
+            return_timestamps=timestamps,
+            return_language=False,
+            time_precision=0.02,
+            segment_size=50,
+        )
+        passages = joined(parts, zero, 50)
+        assert "".join(tokenizer.decode(passage.token_ids) for passage in passages) == whole
+        if timestamps == "word":
+            words = [word for p in passages for word in words_of(p.token_ids, p.times, tokenizer, "en")]
+            expected = [(chunk["text"], *chunk["timestamp"]) for chunk in more["chunks"]]
+            assert [(word.text, word.start, word.end) for word in words] == expected
+        elif timestamps:
+            ours = [((p.start, p.end), tokenizer.decode(p.token_ids)) for p in passages]
+            assert ours == [(chunk["timestamp"], chunk["text"]) for chunk in more["chunks"]]
+            ends += sum(passage.end is not None for passage in passages)
+    assert ends > 50 or timestamps is not True
+
+
 def test_the_rules_of_timestamps() -> None:
     """On random scores after random beginnings of all kinds."""
     config = transformers.GenerationConfig(**FIELDS)

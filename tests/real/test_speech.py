@@ -95,6 +95,17 @@ def test_words_have_the_times_of_transformers(engine: Engine, sounds: dict[str, 
     assert 4 < starts[-5] < 5.5  # after the pause
 
 
+def test_chunks_that_overlap_are_joined_as_by_transformers(
+    engine: Engine, sounds: dict[str, np.ndarray], reference: Any
+) -> None:
+    """Two of five seconds, the second from two before the first one's end."""
+    options: dict[str, Any] = {"chunk_length_s": 5, "stride_length_s": 1, "return_timestamps": True}
+    options["generate_kwargs"] = {"num_beams": 1, "max_new_tokens": 60}
+    ours = pipeline("automatic-speech-recognition", engine)(sounds["en"], **options)
+    assert ours == reference(sounds["en"], **options)
+    assert ours["text"].split()[-5:] == ["Today", "the", "sun", "is", "shining."]
+
+
 def test_german_is_heard_and_written_down_as_by_transformers_generate(
     engine: Engine, sounds: dict[str, np.ndarray], reference: Any
 ) -> None:
