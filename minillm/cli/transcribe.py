@@ -80,6 +80,8 @@ def run(args: argparse.Namespace) -> None:
     options["condition_on_prev_tokens"] = args.condition_on_prev_tokens or None
     timed: Any = "word" if args.words else True if args.timestamps or args.format != "text" else None
     fields = generation_fields(args)
+    if args.temperatures:
+        fields.pop("do_sample", None)  # which --seed sets
     with load_engine(args, sequences=fields.get("num_beams", 1), any_task=True, prefix_cache=False) as engine:
         for file, sound in zip(args.files, sounds, strict=True):
             transcript = engine.transcribe(sound, timestamps=timed, **options, **fields)

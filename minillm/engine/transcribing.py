@@ -92,6 +92,9 @@ def transcribe(
     if words and not tokens.alignment_heads:
         raise ParameterError('times of words need alignment_heads in generation_config.json: leave "word" out')
     conditioned = _is_conditioned(condition_on_prev_tokens, defaults, tokens)
+    for name in ("do_sample", "temperature"):
+        if fallback["temperatures"] is not None and fields.get(name) is not None:
+            raise ParameterError(f"{name} has no effect beside temperatures: leave it out")
     judged = Fallback.of(**{name: defaults.get(name) if value is None else value for name, value in fallback.items()})
     given = [] if prompt is None else _said_before(engine, prompt, tokens)
     frames = log_mel(sound, config.frame_width, None if is_long else length)  # [F, M]
@@ -163,7 +166,7 @@ def decode(engine: Any, window: AudioFeatures, before: list[int], positions: int
     text = WindowText([], {})
     for temperature in fallback.temperatures:
         sums = TextLogProbs(len(given), tokens.eos)
-        options = {**limit, **drawing(temperature, plan.fields)}
+        options = {**limit, **drawing(temperature, fallback, plan.fields)}
         options |= {"decoder_start_token_id": given[0], "decoder_prompt": given}
         if looking := [*processors, *([] if fallback.logprob is None else [sums])]:
             options["logits_processor"] = looking
@@ -212,20 +215,19 @@ def _find_words(segments: list[Segment], tokens: SpeechTokens, tokenizer: Tokeni
         segment.words = words_of(text_tokens(segment.token_ids, tokens), spans, tokenizer, language)
 
 
-def drawing(temperature: float | None, fields: dict[str, Any]) -> dict[str, Any]:
+def drawing(temperature: float | None, fallback: Fallback, fields: dict[str, Any]) -> dict[str, Any]:
     """The generation fields at a temperature: one text is drawn, or at 0 the likeliest is looked for.
 
-    Raises:
-        ParameterError: `do_sample` says otherwise, and there is one temperature.
+    Fields that one temperature reads and another does not are left out where they have no effect.
     """
     if temperature is None:
         return fields
+    idle = "num_beams" if temperature else "do_sample" if any(fallback.temperatures) else None
+    without = {name for name, setting in FIELDS.items() if idle is not None and setting.needs == idle}
+    rest = {name: value for name, value in fields.items() if name not in without}
     if temperature:
-        searching = {name for name in ("num_beams", "length_penalty", "early_stopping") if name in fields}
-        kept = {name: value for name, value in fields.items() if name not in searching}
-        return {**kept, "do_sample": True, "temperature": temperature, "num_beams": 1}
-    drawn = {name for name, setting in FIELDS.items() if setting.needs == "do_sample"}
-    return {**{name: value for name, value in fields.items() if name not in drawn}, "do_sample": False}
+        return {**rest, "do_sample": True, "temperature": temperature, "num_beams": 1}
+    return {**rest, "do_sample": False}
 
 
 def no_speech(engine: Any, window: AudioFeatures, before: list[int], tokens: SpeechTokens, progress: bool) -> float:

@@ -98,6 +98,13 @@ def test_a_window_is_divided_where_two_times_meet(said: list[int], expected: lis
         (SOUND, {"task": "sing"}, ParameterError, "task should be one of transcribe, translate, found 'sing'"),
         (SOUND, {"no_speech_threshold": 0.5}, ParameterError, "has no effect without logprob_threshold"),
         (SOUND, {"logprob_threshold": "low"}, ParameterError, "logprob_threshold should be a number, found 'low'"),
+        (
+            SOUND,
+            {"temperatures": [0], "do_sample": True},
+            ParameterError,
+            "do_sample has no effect beside temperatures",
+        ),
+        (SOUND, {"temperatures": [0], "seed": 3}, ParameterError, "seed"),
         (SOUND, {"temperatures": (0, -1)}, ParameterError, "temperatures should be numbers from 0 on"),
         (SOUND, {"temperatures": (0, 1)}, ParameterError, "after the first have no effect without compression_ratio"),
         (SOUND, {"condition_on_prev_tokens": 3}, ParameterError, "condition_on_prev_tokens should be True or False"),

@@ -98,15 +98,15 @@ def measured(model: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[floa
         measures["skipped"].append(verdict[1])
         return verdict
 
-    def kept(name: str, compute: Any) -> Any:
+    def recorded(name: str, compute: Any) -> Any:
         def call(*arguments: Any) -> Any:
             measures[name].append(float(compute(*arguments)))
             return compute(*arguments)
 
         return call
 
-    monkeypatch.setattr(model, "_retrieve_compression_ratio", kept("compression_ratio", ratio))
-    monkeypatch.setattr(model, "_retrieve_avg_logprobs", kept("avg_logprob", logprob))
+    monkeypatch.setattr(model, "_retrieve_compression_ratio", recorded("compression_ratio", ratio))
+    monkeypatch.setattr(model, "_retrieve_avg_logprobs", recorded("avg_logprob", logprob))
     monkeypatch.setattr(model, "_need_fallback", watched_judge)
     return measures
 
