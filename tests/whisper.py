@@ -84,6 +84,7 @@ FIELDS: dict[str, Any] = {
     "max_initial_timestamp_index": 5,
     "suppress_tokens": [7, 8, *range(START, NO_TIMESTAMPS)],
     "begin_suppress_tokens": [9, EOS],
+    "alignment_heads": [[0, 1], [1, 0], [1, 1]],
     "max_length": 24,
 }
 """generation_config.json of a tiny model of speech"""

@@ -111,6 +111,7 @@ TABLE = (
     # fields of Whisper, which `Engine.transcribe` reads
     Word(TRANSFORMERS, "lang_to_id task_to_id language task is_multilingual forced_decoder_ids return_timestamps"),
     Word(TRANSFORMERS, "no_timestamps_token_id prev_sot_token_id max_initial_timestamp_index alignment_heads"),
+    Word(TRANSFORMERS, "compression_ratio_threshold logprob_threshold no_speech_threshold condition_on_prev_tokens"),
     # --- pipelines
     Word(PIPELINE, "batch_size", advice="requests share a batch anyway; Engine's max_batch_size bounds it"),
     Word(PIPELINE, "num_workers", advice="texts are encoded as they are needed"),

@@ -1,7 +1,7 @@
 """Calls that turn texts into vectors, labels and scores, and sounds into texts."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -318,8 +318,13 @@ class EngineTextReadings(EngineTokenReadings):
         *,
         language: str | None = None,
         task: str = "transcribe",
-        timestamps: bool | None = None,
+        timestamps: bool | Literal["word"] | None = None,
         prompt: str | None = None,
+        condition_on_prev_tokens: bool | None = None,
+        temperatures: Sequence[float] | None = None,
+        compression_ratio_threshold: float | None = None,
+        logprob_threshold: float | None = None,
+        no_speech_threshold: float | None = None,
         progress: bool = True,
         **fields: Unpack[GenerationFields],
     ) -> Transcript:
@@ -331,8 +336,15 @@ class EngineTextReadings(EngineTokenReadings):
             language: its code or English name, such as "de" or "German"; None: it is detected in the first 30 seconds
             task: "transcribe", or "translate" into English
             timestamps: whether the transcript is divided into segments with times; None: where the sound is longer than
-                the model reads at once, 30 seconds, and needs them
+                the model reads at once, 30 seconds, and needs them;
+                "word": words have times too
             prompt: text that was said before, or shows how names are spelled
+            condition_on_prev_tokens: whether each window is also told the text of those before it; None: as the
+                checkpoint says, as for the thresholds
+            temperatures: tried for each window, one after the other, until its text is not doubtful; 0: the likeliest
+            compression_ratio_threshold: a text is doubtful that compresses more, such as 1.35
+            logprob_threshold: a text is doubtful whose tokens' mean log-probability is lower, such as -1.0
+            no_speech_threshold: such a text is left out where silence is likelier than this, such as 0.6
             progress: show a bar on a terminal or in a notebook
             **fields: fields of `GenerationConfig` for each window; with `temperature` also `do_sample=True`
 
@@ -349,4 +361,11 @@ class EngineTextReadings(EngineTokenReadings):
         from .transcribing import transcribe  # seldom needed
 
         options: dict[str, Any] = {"language": language, "task": task, "timestamps": timestamps, "prompt": prompt}
+        fallback = {
+            "temperatures": temperatures,
+            "compression_ratio_threshold": compression_ratio_threshold,
+            "logprob_threshold": logprob_threshold,
+            "no_speech_threshold": no_speech_threshold,
+        }
+        options |= {"condition_on_prev_tokens": condition_on_prev_tokens, "fallback": fallback}
         return transcribe(self, samples, **options, progress=progress, fields={**fields})

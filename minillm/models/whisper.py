@@ -50,6 +50,7 @@ def read_config(raw: Mapping[str, Any]) -> BartConfig:
         config,
         max_source_positions=fields.size("max_source_positions", 1500),
         frame_width=fields.size("num_mel_bins", 80),
+        median_filter_width=fields.size("median_filter_width", 7),
         biased=("q_proj", "v_proj"),
     )
 

@@ -6,7 +6,7 @@ samples a second. Source: OpenAI's API reference, "Create transcription".
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from email.parser import BytesParser
 from email.policy import HTTP
 from functools import partial
@@ -115,10 +115,7 @@ def _options(form: Form) -> tuple[dict[str, Any], str]:
         raise ApiError(message, param="response_format")
     if fields.get("stream", "false").lower() not in ("false", "0", ""):
         raise ApiError("stream: transcripts are not streamed; leave it out", param="stream")
-    for granularity in fields.get("timestamp_granularities[]", "segment").split(","):
-        if granularity != "segment":
-            message = f"timestamp_granularities: expected segment, found {shown(granularity)}; words have no times here"
-            raise ApiError(message, param="timestamp_granularities")
+    words = _words(fields.get("timestamp_granularities[]", "segment").split(","), answer)
     try:
         temperature = float(fields.get("temperature") or 0)
     except ValueError:
@@ -128,7 +125,29 @@ def _options(form: Form) -> tuple[dict[str, Any], str]:
         raise ApiError(message, param="temperature")
     sampled = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     options: dict[str, Any] = {name: fields[name] for name in ("language", "prompt") if fields.get(name)}
-    return {**options, **sampled, "timestamps": True if answer in ("verbose_json", "srt", "vtt") else None}, answer
+    return {
+        **options,
+        **sampled,
+        "timestamps": words or (True if answer in ("verbose_json", "srt", "vtt") else None),
+    }, answer
+
+
+def _words(granularities: Sequence[str], answer: str) -> str | None:
+    """The word "word" if words are to have times.
+
+    Raises:
+        ApiError: a granularity is unknown, or has no place in the answer.
+    """
+    for granularity in granularities:
+        if granularity not in ("segment", "word"):
+            message = f"timestamp_granularities: expected segment or word, found {shown(granularity)}"
+            raise ApiError(message, param="timestamp_granularities")
+    if "word" not in granularities:
+        return None
+    if answer != "verbose_json":
+        message = f"timestamp_granularities: word needs the response_format verbose_json, found {answer}"
+        raise ApiError(message, param="timestamp_granularities")
+    return "word"
 
 
 class TranscriptionRequest(TextsServerRequest):

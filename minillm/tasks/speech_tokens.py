@@ -37,6 +37,8 @@ class SpeechTokens:
     """Begins what was said before"""
     latest_start: int | None
     """As of `TimestampRules`"""
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+    """Layer and head of the cross-attention that follows the speech"""
 
     @classmethod
     def of(cls, config: ModelConfig, fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> "SpeechTokens":
@@ -83,6 +85,7 @@ class SpeechTokens:
             named("no_timestamps_token_id", "<|notimestamps|>"),
             named("prev_sot_token_id", "<|startofprev|>"),
             latest if isinstance(latest, int) else None,
+            tuple((int(layer), int(head)) for layer, head in fields.get("alignment_heads") or ()),
         )
 
     @property

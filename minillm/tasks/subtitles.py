@@ -1,31 +1,39 @@
 """A transcript in the forms that players and OpenAI's API know: SubRip, WebVTT, and JSON."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..text.languages import LANGUAGES
-from .transcription import Transcript
+from .transcription import Segment, Transcript
+from .word_times import Word
+
+MEASURES = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
+"""Fields of a segment that thresholds need, where they were asked for"""
 
 
 def srt(transcript: Transcript) -> str:
-    """SubRip: segments numbered from 1, with hours, minutes, seconds and milliseconds after a comma."""
+    """SubRip: segments, or words, numbered from 1, with hours, minutes, seconds and milliseconds after a comma."""
     blocks = [
-        f"{number}\n{_clock(segment.start, ',')} --> {_clock(segment.end, ',')}\n{_line(segment.text)}\n"
-        for number, segment in enumerate(transcript.segments, 1)
+        f"{number}\n{_clock(cue.start, ',')} --> {_clock(cue.end, ',')}\n{_line(cue.text)}\n"
+        for number, cue in enumerate(cues(transcript), 1)
     ]
     return "\n".join(blocks)
 
 
 def vtt(transcript: Transcript) -> str:
     """WebVTT (https://www.w3.org/TR/webvtt1/)."""
-    blocks = [
-        f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}\n{_line(segment.text)}\n"
-        for segment in transcript.segments
-    ]
+    blocks = [f"{_clock(cue.start, '.')} --> {_clock(cue.end, '.')}\n{_line(cue.text)}\n" for cue in cues(transcript)]
     return "\n".join(["WEBVTT\n", *blocks])
 
 
+def cues(transcript: Transcript) -> Sequence[Word | Segment]:
+    """Words with their times, where they were asked for, or segments."""
+    return transcript.words or transcript.segments
+
+
 def verbose_json(transcript: Transcript, task: str) -> dict[str, Any]:
-    """OpenAI's verbose_json without what this engine does not compute, such as a probability of silence."""
+    """OpenAI's verbose_json; words and the measures of segments only where they were asked for."""
+    words = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in transcript.words]
     return {
         "task": task,
         "language": LANGUAGES.get(transcript.language or "en", transcript.language),
@@ -38,9 +46,11 @@ def verbose_json(transcript: Transcript, task: str) -> dict[str, Any]:
                 "end": round(segment.end, 3),
                 "text": segment.text,
                 "tokens": segment.token_ids,
+                **{name: value for name in MEASURES if (value := getattr(segment, name)) is not None},
             }
             for number, segment in enumerate(transcript.segments)
         ],
+        **({"words": words} if words else {}),
     }
 
 

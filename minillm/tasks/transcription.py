@@ -2,8 +2,7 @@
 
 Whisper reads windows of fixed length. Of a longer sound the first is transcribed with timestamps; the next begins at
 the last complete segment's end (Radford et al., arXiv 2212.04356, section 4.5; transformers' long-form `generate`, with
-the spectrogram of the whole sound). The pipeline's other way, chunks that overlap and are joined where they agree, is
-not offered; nor are its thresholds that decode a window again at another temperature.
+the spectrogram of the whole sound).
 """
 
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .speech_tokens import SECONDS_PER_POSITION, SpeechTokens
+from .word_times import Word
 
 FRAMES_PER_TIME = 2
 """Frames of the spectrogram from one token of a time to the next"""
@@ -28,6 +28,15 @@ class Segment:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     """With the tokens of times"""
+    token_times: list[float] = field(default_factory=list)
+    """When each token was said; it and `words`: only where words were asked for"""
+    words: list[Word] = field(default_factory=list)
+    temperature: float | None = None
+    """At which its window was decoded; it and those that follow: None if none was asked for"""
+    avg_logprob: float | None = None
+    """The mean log-probability of the window's tokens"""
+    compression_ratio: float | None = None
+    no_speech_prob: float | None = None
 
 
 @dataclass
@@ -49,6 +58,11 @@ class Transcript:
     def token_ids(self) -> list[int]:
         """The tokens of all segments."""
         return [token for segment in self.segments for token in segment.token_ids]
+
+    @property
+    def words(self) -> list[Word]:
+        """The words of all segments, where they were asked for."""
+        return [word for segment in self.segments for word in segment.words]
 
 
 def window_of(frames: NDArray[np.float32], seek: int, length: int) -> NDArray[np.float32]:

@@ -70,6 +70,29 @@ def test_segments_with_times(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert subtitles.count(" --> ") == len(lines)
 
 
+def test_words_with_times(folder: Path, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(folder, capsys, "--words", "--language", "de").splitlines()
+    [record] = map(json.loads, printed(folder, capsys, "--words", "--language", "de", "--format", "json").splitlines())
+    assert [f"[{word['start']:.2f} --> {word['end']:.2f}] {word['word']}" for word in record["words"]] == lines
+    read = pipeline("automatic-speech-recognition", engine)
+    options = {"language": "de", "num_beams": 1, "max_new_tokens": 8}
+    chunks = read(folder / "long.wav", return_timestamps="word", generate_kwargs=options)["chunks"]
+    assert [chunk["text"].strip() for chunk in chunks] == [word["word"] for word in record["words"]]
+    assert printed(folder, capsys, "--words", "--format", "vtt").count(" --> ") == len(lines)
+
+
+def test_doubtful_windows_are_decoded_again(folder: Path, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--temperatures", "0,0.4", "--logprob-threshold", "0", "--seed", "3", "--language", "de"]
+    [record] = map(json.loads, printed(folder, capsys, *words, "--format", "json").splitlines())
+    assert {segment["temperature"] for segment in record["segments"]} == {0.4}
+    assert all(segment["avg_logprob"] < 0 for segment in record["segments"])
+    [record] = map(json.loads, printed(folder, capsys, *words[:3], "-99", *words[4:], "--format", "json").splitlines())
+    assert {segment["temperature"] for segment in record["segments"]} == {0}
+    options = {"temperature": (0.0, 0.4), "logprob_threshold": 0, "seed": 3, "max_new_tokens": 8, "language": "de"}
+    drawn = pipeline("automatic-speech-recognition", engine)(folder / "long.wav", generate_kwargs=options)
+    assert drawn["text"].strip() == printed(folder, capsys, *words).strip()
+
+
 def test_subtitles() -> None:
     segments = [Segment(0, 1.5, " Hi --> there "), Segment(61.25, 3723.0, "you")]
     transcript = Transcript("Hi you", segments, "en", 3723.0)
@@ -91,13 +114,31 @@ def test_sounds_of_every_form_give_one_transcript(folder: Path, engine: Engine) 
     assert expected["text"].split() == " ".join(chunk["text"] for chunk in expected["chunks"]).split()
 
 
+def test_chunks_are_transcribed_apart_and_joined(engine: Engine) -> None:
+    read = pipeline("automatic-speech-recognition", engine, generate_kwargs={"max_new_tokens": 8, "language": "de"})
+    alone = read(SOUND, return_timestamps="word")
+    assert read(SOUND, return_timestamps="word", chunk_length_s=0.4) == alone
+    half = LONG[:6400], LONG[4800:]
+    texts = [read(part)["text"].split() for part in half]
+    joined = read(LONG, chunk_length_s=0.4, stride_length_s=(0.1, 0))["text"].split()
+    assert joined[: len(joined) // 2] == texts[0][: len(joined) // 2]
+    assert joined[-2:] == texts[1][-2:]
+
+
 @pytest.mark.parametrize(
     ("sound", "options", "message"),
     [
         (3, {}, "a sound should be a path, bytes, an array or a dict, found 3"),
         ({"array": SOUND, "sampling_rate": 8000}, {}, "a .sampling_rate. of 16000, found 8000"),
-        (SOUND, {"return_timestamps": "word"}, "return_timestamps should be True or False, of segments, found 'word'"),
-        (SOUND, {"chunk_length_s": 30}, "chunk_length_s is not offered"),
+        (
+            SOUND,
+            {"return_timestamps": "char"},
+            "return_timestamps should be True or False, .* or \"word\", found 'char'",
+        ),
+        (SOUND, {"chunk_length_s": 30}, "chunk_length_s should be a number of seconds up to 0.4, found 30"),
+        (SOUND, {"chunk_length_s": "1"}, "chunk_length_s should be a number of seconds up to 0.4, found '1'"),
+        (SOUND, {"stride_length_s": 1}, "stride_length_s has no effect without chunk_length_s"),
+        (SOUND, {"chunk_length_s": 0.4, "stride_length_s": 0.2}, "one number of seconds or two, less than 0.4"),
         (SOUND, {"top_k": 3}, "there is no argument 'top_k' of this task"),
         (SOUND, {"generate_kwargs": {"max_tokens": 3}}, "max_tokens"),
     ],

@@ -56,6 +56,12 @@ def test_every_form_of_answer_has_the_words_of_the_engine(app: Starlette, engine
     assert (verbose["task"], verbose["language"], verbose["duration"]) == ("transcribe", "german", 0.3)
     assert [segment["tokens"] for segment in verbose["segments"]] == [one.token_ids for one in timed.segments]
     assert verbose["text"] == timed.text
+    timed = sent(app, **options, response_format="verbose_json", timestamp_granularities__="word").json()
+    spoken = engine.transcribe(sound, **greedy, timestamps="word").words
+    assert spoken
+    assert [(word["word"], word["start"], word["end"]) for word in timed["words"]] == [
+        (word.text.strip(), word.start, word.end) for word in spoken
+    ]
     assert sent(app, **options, response_format="srt").text.startswith("1\n00:00:00,")
     assert sent(app, **options, response_format="vtt").text.startswith("WEBVTT\n\n00:00:00.")
     assert sent(app, "/v1/audio/translations", **options).json() == {
@@ -72,7 +78,8 @@ def test_every_form_of_answer_has_the_words_of_the_engine(app: Starlette, engine
         ({"temperature": "hot"}, "temperature", "expected a number from 0 to 1, found 'hot'"),
         ({"temperature": "2"}, "temperature", "expected a number from 0 to 1, found '2'"),
         ({"stream": "true"}, "stream", "transcripts are not streamed"),
-        ({"timestamp_granularities__": ["segment", "word"]}, "timestamp_granularities", "words have no times here"),
+        ({"timestamp_granularities__": ["segment", "letter"]}, "timestamp_granularities", "expected segment or word"),
+        ({"timestamp_granularities__": "word"}, "timestamp_granularities", "needs the response_format verbose_json"),
         ({"beams": "3"}, "beams", "there is no field of this name"),
         ({"content": b""}, "file", "file: it is required"),
         ({"content": b"ID3"}, "file", "should be a WAV file of whole numbers"),
