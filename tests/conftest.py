@@ -5,6 +5,7 @@ import getpass
 import os
 import re
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -14,9 +15,13 @@ os.environ["ONEDNN_DEFAULT_FPMATH_MODE"] = "STRICT"  # products of torch are in 
 # What is compiled stays for the next run in the folder where pytest keeps those of its last runs, not in the user's.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path(tempfile.gettempdir(), f"pytest-of-{getpass.getuser()}", "kept")))
 os.environ.setdefault("XDG_STATE_HOME", os.environ["XDG_CACHE_HOME"])
-# Who wants no bytecode beside the sources gets it there: processes that tests start would compile every file each time.
+# Who wants no bytecode beside the sources gets it there: each of many processes would compile every file, and pytest
+# write the assertions of every test anew, which takes half of the time of collecting them.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(os.environ["XDG_CACHE_HOME"], "bytecode")))
+    sys.pycache_prefix = os.environ.setdefault(
+        "PYTHONPYCACHEPREFIX", str(Path(os.environ["XDG_CACHE_HOME"], "bytecode"))
+    )
+    sys.dont_write_bytecode = False
 
 import pytest
 
