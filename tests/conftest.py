@@ -61,14 +61,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is `sampled(n)` every n-th case stays as it is, and the others become slow."""
+    """Of a test that is `sampled(n, slow=m)` every n-th case stays as it is, and the others become slow; of these every
+    m-th, and the others exhaustive.
+    """
     for item in items:
         sampled = item.get_closest_marker("sampled")
-        if isinstance(item, pytest.Function) and sampled and not item.get_closest_marker("slow"):
-            indices = set(item.callspec.indices.values())  # of each parameter; those of one decorator are equal
-            if sum(indices) % sampled.args[0]:
-                item.add_marker(pytest.mark.slow)
-                item.add_marker(pytest.mark.unsampled)
+        if not isinstance(item, pytest.Function) or not sampled:
+            continue
+        number = sum(set(item.callspec.indices.values()))  # of each parameter; those of one decorator are equal
+        if not item.get_closest_marker("slow") and number % sampled.args[0]:
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.unsampled)
+        if item.get_closest_marker("slow") and number % sampled.kwargs.get("slow", 1):
+            item.add_marker(pytest.mark.exhaustive)
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,7 @@ def test_what_is_written_is_what_would_be_rounded_at_load(case: tuple[str, str],
     assert 1e-5 < error < NEAR[dtype] * (min(factor, 1 / NEAR[dtype]) if factor > 1 else 1)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(8, slow=2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bits_keep_names_and_layout(source: Path, dtype: str, tmp_path: Path) -> None:
     """Each tensor alone is the source's, rounded: also where a model wants its numbers in another order."""
@@ -81,7 +81,7 @@ def test_16_bits_keep_names_and_layout(source: Path, dtype: str, tmp_path: Path)
         np.testing.assert_array_equal(written[name].stored(), expected, strict=True)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(8, slow=2)
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_8_and_4_bits_have_the_names_and_rows_of_the_familys_table(source: Path, dtype: str, tmp_path: Path) -> None:
     write_checkpoint(source, tmp_path / "out", dtype)
