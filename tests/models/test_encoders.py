@@ -103,7 +103,7 @@ def test_layers_that_take_turns_in_one_layers_pages_give_what_pages_of_their_own
         np.testing.assert_allclose(ours, apart, rtol=0, atol=1e-4)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "which", [last_of_each_kind, pytest.param(list, marks=pytest.mark.exhaustive)], ids=["last", "all"]
 )
