@@ -44,7 +44,7 @@ async def running(engine: Engine, **arguments: Any) -> AsyncIterator[AsyncEngine
     assert set(threading.enumerate()) <= threads
 
 
-async def until(condition: Callable[[], object], seconds: float = 30) -> None:
+async def until(condition: Callable[[], object], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -57,7 +57,7 @@ async def occupied_by(call: Callable[..., Awaitable[None]], count: int = 1) -> A
 
     def wait() -> None:
         begun.release()
-        assert gate.wait(30)
+        assert gate.wait(120)
 
     calls = [asyncio.ensure_future(call(wait)) for _ in range(count)]
     for _ in calls:

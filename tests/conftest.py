@@ -5,6 +5,7 @@ import getpass
 import os
 import re
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -14,9 +15,13 @@ os.environ["ONEDNN_DEFAULT_FPMATH_MODE"] = "STRICT"  # products of torch are in 
 # What is compiled stays for the next run in the folder where pytest keeps those of its last runs, not in the user's.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path(tempfile.gettempdir(), f"pytest-of-{getpass.getuser()}", "kept")))
 os.environ.setdefault("XDG_STATE_HOME", os.environ["XDG_CACHE_HOME"])
-# Who wants no bytecode beside the sources gets it there: processes that tests start would compile every file each time.
+# Who wants no bytecode beside the sources gets it there: each of many processes would compile every file, and pytest
+# write the assertions of every test anew, which takes half of the time of collecting them.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(os.environ["XDG_CACHE_HOME"], "bytecode")))
+    sys.pycache_prefix = os.environ.setdefault(
+        "PYTHONPYCACHEPREFIX", str(Path(os.environ["XDG_CACHE_HOME"], "bytecode"))
+    )
+    sys.dont_write_bytecode = False
 
 import pytest
 
@@ -56,14 +61,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is `sampled(n)` every n-th case stays as it is, and the others become slow."""
+    """Of a test that is `sampled(n, slow=m)` every n-th case stays as it is, and the others become slow; of these every
+    m-th, and the others exhaustive.
+    """
     for item in items:
         sampled = item.get_closest_marker("sampled")
-        if isinstance(item, pytest.Function) and sampled and not item.get_closest_marker("slow"):
-            indices = set(item.callspec.indices.values())  # of each parameter; those of one decorator are equal
-            if sum(indices) % sampled.args[0]:
-                item.add_marker(pytest.mark.slow)
-                item.add_marker(pytest.mark.unsampled)
+        if not isinstance(item, pytest.Function) or not sampled:
+            continue
+        number = sum(set(item.callspec.indices.values()))  # of each parameter; those of one decorator are equal
+        if not item.get_closest_marker("slow") and number % sampled.args[0]:
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.unsampled)
+        if item.get_closest_marker("slow") and number % sampled.kwargs.get("slow", 1):
+            item.add_marker(pytest.mark.exhaustive)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,8 @@
 A family that is added to the registry is tested by all that runs over these cases; without its module nothing runs.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -68,6 +69,27 @@ LIKE_GRANITES = ("granitemoe", "granitemoeshared", "bamba")
 def marks_of_further(case: tuple[str, str]) -> list[pytest.MarkDecorator]:
     """The marks of a case in tests of something else than a family's mathematics: the first configuration runs."""
     return [] if case[1] == next(iter(CONFIGS[case[0]])) else [pytest.mark.exhaustive]
+
+
+def in_turn(values: Sequence[Any], other: Sequence[Any]) -> list[Any]:
+    """Each value with one of the other after the other, in turn; all other pairs are exhaustive.
+
+    For what is made of two parts that know nothing of each other: each value of both is shown with some of the other.
+    """
+    return [
+        pytest.param(
+            *pair,
+            marks=[] if (i - j) % len(other) == 0 else pytest.mark.exhaustive,
+            id=re.sub(r"[^\w.]+", "-", str(pair)).strip("-"),
+        )
+        for i, value in enumerate(values)
+        for j, pair in enumerate((value, partner) for partner in other)
+    ]
+
+
+def one_in(share: int, values: Iterable[Any]) -> list[Any]:
+    """Every `share`-th value; the others are exhaustive, since another test shows each of them."""
+    return [pytest.param(v, marks=pytest.mark.exhaustive if i % share else []) for i, v in enumerate(values)]
 
 
 def each_of(cases: list[tuple[str, str]]) -> list[Any]:

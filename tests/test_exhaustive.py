@@ -1,11 +1,22 @@
-"""A changed, new or removed kernel makes its exhaustive tests due; nothing else does."""
+"""A changed, new or removed kernel makes its exhaustive tests due; nothing else does. Tests that CI leaves out."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from .exhaustive import PASSED, ROOT, SUBJECTS, digest, due
+from .exhaustive import (
+    EMULATED,
+    PASSED,
+    ROOT,
+    RUN_BY_THEM,
+    SINGLE_KERNELS,
+    SUBJECTS,
+    digest,
+    digest_of_all,
+    due,
+    left_out,
+)
 
 
 @pytest.mark.parametrize("change", ["none", "content", "new file", "removed file", "renamed file"])
@@ -28,6 +39,24 @@ def test_what_is_due_after_a_change(tmp_path: Path, change: str) -> None:
     assert due(tmp_path, passed) == ([] if change == "none" else ["tests/backends/cpu"])
 
 
-def test_the_table_names_folders_that_there_are() -> None:
-    assert all((ROOT / folder).is_dir() for pair in SUBJECTS.items() for folder in pair)
-    assert set(json.loads(PASSED.read_text())) == set(SUBJECTS.values())
+@pytest.mark.parametrize("changed", [None, *RUN_BY_THEM])
+def test_slow_tests_of_single_kernels_are_left_out_if_nothing_they_run_has_changed(
+    tmp_path: Path, changed: str | None
+) -> None:
+    for folder in RUN_BY_THEM:
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.py").write_text("one")
+    passed = tmp_path / "passed.json"
+    passed.write_text(json.dumps({EMULATED: digest_of_all(tmp_path)}))
+    (tmp_path / RUN_BY_THEM[0] / "a.cpython-311.pyc").write_text("bytecode")
+    if changed:
+        (tmp_path / changed / "a.py").write_text("other")
+    assert len(left_out(tmp_path, passed)) == (0 if changed else len(SINGLE_KERNELS))
+    passed.write_text("{}")
+    assert not left_out(tmp_path, passed), "it was never noted"
+
+
+def test_the_tables_name_folders_and_files_that_there_are() -> None:
+    assert all((ROOT / folder).is_dir() for folder in (*SUBJECTS, *SUBJECTS.values(), *RUN_BY_THEM))
+    assert all((ROOT / EMULATED / f"test_{name}.py").is_file() for name in SINGLE_KERNELS)
+    assert set(json.loads(PASSED.read_text())) - {EMULATED} == set(SUBJECTS.values())

@@ -286,6 +286,10 @@ def test_every_strategy_has_the_tokens_of_a_run_alone_also_when_preempted(
     )
 
 
+SOON = (*range(1, 7), 27, 28, 30, 31)
+"""Seeds that run in CI, some for each kind of layers"""
+
+
 def trim_sometimes(runner: Runner, rng: Random) -> None:
     """Trim the cache; nobody may read what is free then."""
     if rng.random() < 0.2:
@@ -294,7 +298,10 @@ def trim_sometimes(runner: Runner, rng: Random) -> None:
             array[[*cache_of(runner).slots.free]] = np.nan
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 33))])
+@pytest.mark.parametrize(
+    "seed",
+    [0, *(pytest.param(n, marks=pytest.mark.slow if n in SOON else pytest.mark.exhaustive) for n in range(1, 33))],
+)
 def test_random_forks_and_truncations_of_random_texts(seed: int) -> None:
     rng = Random(seed)
     runner = state_runner(60, rng.choice([40, None]), raw=RAW if seed < 27 else MAMBAS if seed < 30 else DELTA_NETS)

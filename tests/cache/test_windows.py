@@ -335,7 +335,8 @@ class Player:
 @pytest.mark.parametrize("prefix_cache", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("raw", [SOME, ALL])
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=() if seed == 1 else pytest.mark.slow) for seed in range(1, 12)]
+    "seed",
+    [1, *(pytest.param(n, marks=pytest.mark.slow if n < 5 else pytest.mark.exhaustive) for n in range(2, 12))],
 )
 def test_random_forks_and_cuts_keep_the_books_and_the_results(
     raw: dict[str, Any], seed: int, prefix_cache: bool

@@ -1,7 +1,7 @@
 """Engines on ranks that are threads."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -26,13 +26,16 @@ NAMES = [f"tensor {degree.tensor}, pipeline {degree.pipeline}" for degree in DEG
 WITHOUT_STAGES = ("gemma4_text",)
 
 
-def on_all_degrees(cases: Iterable[tuple[str, str]]) -> list[Any]:
-    """Family, configuration and degrees as parameters: two stages that share matrices; others for a release."""
+def on_all_degrees(cases: Iterable[tuple[str, str]], only: Collection[str] | None = None) -> list[Any]:
+    """Family, configuration and degrees as parameters: two stages that share matrices; others for a release, and there
+    all families that are not in `only`.
+    """
     parameters = []
     for family, name in cases:
         shown = DEGREES[0] if family in WITHOUT_STAGES else DEGREES[2]
         for degree, said in zip(DEGREES, NAMES, strict=True):
-            marks = [] if degree == shown and family not in LIKE_GRANITES else [pytest.mark.exhaustive]
+            chosen = family not in LIKE_GRANITES if only is None else family in only
+            marks = [] if degree == shown and chosen else [pytest.mark.exhaustive]
             identity = f"{family}-{name}-{said}".replace(" ", "-")
             parameters.append(pytest.param(family, name, degree, marks=marks, id=identity))
     return parameters

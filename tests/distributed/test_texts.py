@@ -48,8 +48,9 @@ def golden_encoder(name: str) -> Path:
 
 
 def assert_close(ours: Any, theirs: Any) -> None:
+    """Equal but for what a BLAS that rounds otherwise in other numbers of rows makes of these layers."""
     for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * max(1, np.abs(other).max()))
+        np.testing.assert_allclose(one, other, rtol=0, atol=5e-5 * max(1, np.abs(other).max()))
 
 
 # --- vectors and labels -----------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from minillm.models import FAMILIES  # noqa: E402
 from minillm.runner.runner import Runner  # noqa: E402
 
 from .. import huggingface  # noqa: E402
-from ..families import CONFIGS  # noqa: E402
+from ..families import CONFIGS, one_in  # noqa: E402
 from ..tiny import logits_of, runner_of  # noqa: E402
 
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore")]
@@ -160,8 +160,9 @@ def apart(pair: Pair, name: str | None) -> np.ndarray:
     return runner.forward(lines, [line.pending for line in lines], rows).logits.copy()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", one_in(4, FAMILIES))
 def test_single_requests_get_the_logits_of_peft(family: str, tmp_path: Path) -> None:
+    """What merges into a family's weights is added to its products: test_lora.py holds each against the other."""
     pair = Pair(config_of(family), tmp_path, target_modules=TARGETS.get(family, LLAMA), lora_alpha=7)
     np.testing.assert_allclose(apart(pair, "it"), pair.expected(), rtol=0, atol=1e-4)
     np.testing.assert_allclose(apart(pair, None), pair.without(), rtol=0, atol=1e-4)

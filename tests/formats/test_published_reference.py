@@ -1,5 +1,6 @@
 """Published quantised checkpoints against the packages that define them: their own writers, and their own reading."""
 
+import itertools
 import json
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from minillm.formats.load_model import load_model
 from minillm.formats.schemes import read_quantization
 from minillm.formats.schemes.matrix import Scheme
 
+from ..families import in_turn
 from ..published import ALL, CONFIGS, write_pair
 from ..tiny import logits_of, runner_of
 
@@ -190,14 +192,19 @@ def ranges(matrix: Any, args: Any) -> tuple[Any, Any]:
     return (low.reshape(1), high.reshape(1)) if args.strategy == "tensor" else (low, high)
 
 
+SHAPES = [((96, 256), 64), ((7, 33), 64), ((130, 130), 4096), ((600, 128), 32)]
+
+
 @pytest.mark.reference
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("kind", ["nf4", "fp4"])
-@pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize(("shape", "block"), [((96, 256), 64), ((7, 33), 64), ((130, 130), 4096), ((600, 128), 32)])
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    in_turn(list(itertools.product(["nf4", "fp4"], [False, True], SHAPES)), ["float16", "bfloat16", "float32"]),
+)
 def test_bitsandbytes_own_4_bits(
-    kind: str, nested: bool, shape: tuple[int, int], block: int, dtype: str, tmp_path: Path
+    layout: tuple[str, bool, tuple[tuple[int, int], int]], dtype: str, tmp_path: Path
 ) -> None:
+    """Each kind, nested or not, of each shape in blocks of each size."""
+    kind, nested, (shape, block) = layout
     import torch
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
     from safetensors.torch import save_file

@@ -17,7 +17,7 @@ from minillm.models import family_of, tensor_shapes
 from minillm.models.base import weights_of
 
 from .. import seq2seq
-from ..families import GOLDEN_CASES, each_of, has_experts
+from ..families import GOLDEN_CASES, each_of, has_experts, in_turn
 from ..tiny import each_expert, logits_of, runner_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -31,7 +31,11 @@ twice as much: their norms enlarge it."""
 
 @pytest.fixture(params=each_of(GOLDEN_CASES))
 def source(request: pytest.FixtureRequest) -> Path:
-    family, name = request.param
+    return folder_of(request.param)
+
+
+def folder_of(case: tuple[str, str]) -> Path:
+    family, name = case
     return GOLDEN / family / name.replace(" ", "-")
 
 
@@ -39,9 +43,10 @@ def logits(folder: Path, dtype: str) -> np.ndarray:
     return logits_of(runner_of(load_model(folder, NumpyBackend(weights=dtype))), LINE)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("case", "dtype"), in_turn(GOLDEN_CASES, DTYPES))
 @pytest.mark.slow
-def test_what_is_written_is_what_would_be_rounded_at_load(source: Path, dtype: str, tmp_path: Path) -> None:
+def test_what_is_written_is_what_would_be_rounded_at_load(case: tuple[str, str], dtype: str, tmp_path: Path) -> None:
+    source = folder_of(case)
     write_checkpoint(source, tmp_path / "out", dtype)
     loaded = weights_of(load_model(tmp_path / "out", NumpyBackend(weights="auto")))
     expected = weights_of(load_model(source, NumpyBackend(weights=dtype)))
@@ -60,7 +65,7 @@ def test_what_is_written_is_what_would_be_rounded_at_load(source: Path, dtype: s
     assert 1e-5 < error < NEAR[dtype] * (min(factor, 1 / NEAR[dtype]) if factor > 1 else 1)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(8, slow=2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bits_keep_names_and_layout(source: Path, dtype: str, tmp_path: Path) -> None:
     """Each tensor alone is the source's, rounded: also where a model wants its numbers in another order."""
@@ -76,7 +81,7 @@ def test_16_bits_keep_names_and_layout(source: Path, dtype: str, tmp_path: Path)
         np.testing.assert_array_equal(written[name].stored(), expected, strict=True)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(8, slow=2)
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_8_and_4_bits_have_the_names_and_rows_of_the_familys_table(source: Path, dtype: str, tmp_path: Path) -> None:
     write_checkpoint(source, tmp_path / "out", dtype)

@@ -15,10 +15,9 @@ INPUTS = {
     "commands": 750,
     "contradictions": 2000,
 }
-BATCH = 250
-OTHER_BATCHES = {"contradictions": 250, "mixes": 188, "commands": 188}
-"""The children of contradictions take long to begin: they import transformers"""
-SHARE = 0.125
+BATCH = 125
+OTHER_BATCHES = {"mixes": 94, "commands": 94}
+SHARE = 1 / 16
 """Of each subject's batches, rounded up, that run every time; the others are exhaustive"""
 BATCHES: list[object] = []
 for subject, count in INPUTS.items():

@@ -147,6 +147,7 @@ ROTARY.remove("olmo3")  # which has a table for each kind of layers
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", list(NONSENSE))
 @pytest.mark.slow
+@pytest.mark.sampled(1, slow=2)
 def test_nonsense_in_a_field_is_refused_in_a_line_or_has_no_effect(family: str, kind: str) -> None:
     raw = next(iter(CONFIGS[family].values()))
     for field in {*raw, *SHARED} - {"model_type"}:
@@ -159,6 +160,7 @@ def test_nonsense_in_a_field_is_refused_in_a_line_or_has_no_effect(family: str, 
 @pytest.mark.parametrize("name", SCALINGS)
 @pytest.mark.parametrize("table", ["rope_parameters", "rope_scaling"])
 @pytest.mark.slow
+@pytest.mark.sampled(1, slow=2)
 def test_nonsense_in_a_rotary_table_likewise(family: str, name: str, table: str) -> None:
     raw = without(without(next(iter(CONFIGS[family].values())), "rope_parameters"), "rope_scaling")
     plain = read(raw | {table: SCALINGS[name]})

@@ -75,7 +75,8 @@ def test_a_text_has_the_same_states_in_any_company_and_each_token_sees_all_of_it
     ids = texts(6, seed=1)
     together = states(runner, ids)
     for each, found in zip(ids, together, strict=True):
-        np.testing.assert_allclose(found, states(runner, [each])[0], rtol=0, atol=1e-4)
+        # a BLAS may round otherwise in other numbers of rows, which mpnet's layers make a thousand times as much of
+        np.testing.assert_allclose(found, states(runner, [each])[0], rtol=0, atol=5e-4)
     changed = [*ids[0][:-1], ids[0][-1] - 1]
     assert np.abs(states(runner, [changed])[0][0] - together[0][0]).max() > 1e-3  # the first token sees the last
 
@@ -103,7 +104,7 @@ def test_layers_that_take_turns_in_one_layers_pages_give_what_pages_of_their_own
         np.testing.assert_allclose(ours, apart, rtol=0, atol=1e-4)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "which", [last_of_each_kind, pytest.param(list, marks=pytest.mark.exhaustive)], ids=["last", "all"]
 )

@@ -291,6 +291,7 @@ SHARED = [
 
 @pytest.mark.parametrize(("family", "name"), SHARED)
 @pytest.mark.slow
+@pytest.mark.sampled(1, slow=2)
 def test_ranks_attend_with_whole_heads_and_their_results_add_up(family: str, name: str) -> None:
     """Attention, or a convolution, and MLP of a layer: the sum of what the ranks compute is what the whole computes."""
     raw = CONFIGS[family][name]

@@ -12,9 +12,9 @@ from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.cpu.launching import num_threads, set_threads
 from minillm.backends.cpu.selftest import random_blocks
 from minillm.backends.weights import Experts, Weight, expand
-from minillm.reference.activation import gate, multiply
 from minillm.reference.blocks import BLOCK_FORMATS
 from minillm.reference.experts import RouterSpec, Routing, combine, route
+from minillm.reference.gates import gate, multiply
 
 from ...tiny import Held
 from .kernels import with_offsets

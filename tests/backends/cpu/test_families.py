@@ -58,6 +58,7 @@ def test_the_logits_are_the_references(raw: dict[str, Any], chunk: int) -> None:
     assert error(all_logits(raw, CpuBackend(), chunk), expected) < ROUNDING
 
 
+@pytest.mark.sampled(1, slow=2)
 @pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("chunk", [1, 60])
 def test_the_logits_are_the_references_with_rounded_weights(raw: dict[str, Any], weights: str, chunk: int) -> None:

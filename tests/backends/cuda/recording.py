@@ -28,9 +28,11 @@ class Recorder:
         self.launches: list[Launch] = []
         """All that ran since the beginning or the last `clear`"""
         self.recording: list[Launch] | None = None
+        self.compiled: list[tuple[str, ...]] = []
+        """File, constants and name of each kernel that was asked for"""
 
     def module(self, path: Path, options: tuple[str, ...]) -> Module:
-        return _Module(self, self.inner.module(path, options))
+        return _Module(self, self.inner.module(path, options), (path.name, *options))
 
     def run(self, launch: Launch) -> None:
         self.launches.append(launch)
@@ -38,10 +40,11 @@ class Recorder:
 
 
 class _Module:
-    def __init__(self, recorder: Recorder, inner: Module) -> None:
-        self.recorder, self.inner = recorder, inner
+    def __init__(self, recorder: Recorder, inner: Module, build: tuple[str, ...]) -> None:
+        self.recorder, self.inner, self.build = recorder, inner, build
 
     def get_function(self, name: str) -> Kernel:
+        self.recorder.compiled.append((*self.build, name))
         assert self.recorder.recording is None, f"{name} is first compiled while a step is recorded"
         return _Kernel(self.recorder, name, self.inner.get_function(name))
 

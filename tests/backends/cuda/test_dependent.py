@@ -180,8 +180,7 @@ def test_no_kernel_of_a_recorded_step_touches_a_result_too_early(family: str, ba
     raw = next(iter(CONFIGS[family].values())) | ({"head_dim": 16} if family in ("qwen3", "gemma3_text") else {})
     runner = runner_of(model_of(raw, seed=2, backend=backend), backend=backend)
     sequences = [TokenSequence([5 + i, 9, 11, 30 + i]) for i in range(batch)]
-    for sequence in sequences:
-        runner.prefill(sequence)
+    runner.forward(sequences, [sequence.pending for sequence in sequences])
     for _ in range(3):
         for sequence in sequences:
             sequence.token_ids.append(7)

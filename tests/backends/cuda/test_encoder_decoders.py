@@ -12,7 +12,7 @@ import pytest
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.runner.runner import Runner
 from tests.comparing import assert_same_tokens
-from tests.seq2seq import CASES, CONFIGS, generate, logits_of
+from tests.seq2seq import CASES, CONFIGS, GOLDEN_CASES, generate, logits_of
 from tests.tiny import model_of, random_prompts, runner_of
 
 from .recording import RecordingDevice
@@ -20,7 +20,10 @@ from .recording import RecordingDevice
 SOURCES = random_prompts(2, seed=3, longest=30)
 
 
-@pytest.fixture(params=[CASES[0], *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[1:])], ids="-".join)
+@pytest.fixture(
+    params=[pytest.param(case, marks=[] if case in GOLDEN_CASES else pytest.mark.exhaustive) for case in CASES],
+    ids="-".join,
+)
 def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
     family, name = request.param
     return CONFIGS[family][name]

@@ -34,8 +34,18 @@ LONG = np.random.default_rng(5).integers(3, 96, 45).tolist()
 
 LIKE_OTHERS = ("deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3", "qwen3_next", "qwen3_5_moe_text")
 LIKE_OTHERS += (*LIKE_GRANITES, "lfm2_moe", "mistral4")
-"""Families whose operations are those of one that is run: DeepSeek-V2, Qwen3.5 and Qwen2-MoE, GLM-4.5's router, LFM2,
-and Granite 4's hybrids"""
+SAME_KERNELS = {
+    "opt": ("gpt2",),
+    "llama": ("olmo2", "phi3", "ministral3", "hunyuan_v1_dense", "ernie4_5", "helium", "glm", "glm4", "internlm3"),
+    "mixtral": ("olmoe", "glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe"),
+    "qwen2": ("olmo3", "exaone4"),
+    "qwen3": ("gemma",),
+    "gpt_neox": ("phi",),
+}
+"""A family that is run -> those whose first models launch the same kernels of the same builds"""
+LIKE_OTHERS += tuple(family for families in SAME_KERNELS.values() for family in families)
+"""Families whose operations are those of one that is run: DeepSeek-V2, Qwen3.5 and Qwen2-MoE, LFM2, Granite 4's
+hybrids, and those of `SAME_KERNELS`; the NumPy backend's tests run all, test_the_same_kernels holds the table"""
 FIRST = {family: next(iter(configs)) for family, configs in CONFIGS.items() if family not in LIKE_OTHERS}
 
 
@@ -160,6 +170,23 @@ def test_sixteen_bits_stay_near_the_reference(
     assert len(generate(runner, PROMPTS[:2], max_new_tokens=4)[0]) == 4
 
 
+def launches_of(family: str, device: RecordingDevice) -> set[tuple[str, ...]]:
+    """File, constants and name of each kernel that a prompt and a decode step launch."""
+    raw, compiled = CONFIGS[family][next(iter(CONFIGS[family]))], device.recorder.compiled
+    compiled.clear()
+    runner, sequence = runner_on(device, raw), TokenSequence(list(LONG))
+    runner.prefill(sequence)
+    sequence.token_ids.append(5)
+    runner.decode([sequence])
+    return set(compiled)
+
+
+@pytest.mark.parametrize("family", SAME_KERNELS)
+def test_the_same_kernels(family: str, device: RecordingDevice) -> None:
+    for other in SAME_KERNELS[family]:
+        assert launches_of(other, device) == launches_of(family, device), other
+
+
 class Rounding(WrappedBackend):
     """Computes in float32 and rounds every result to 16 bits, but logits: what kernels that store 16 bits lose.
 
@@ -186,8 +213,9 @@ def spread(errors: np.ndarray, raw: dict[str, Any]) -> float:
     return float(np.sqrt(np.median(squares) if has_experts(raw) else squares.mean()))
 
 
-def test_memory_is_what_the_shape_predicts(raw: dict[str, Any], device: RecordingDevice) -> None:
-    runner = runner_on(device, raw, "float16")
+def test_memory_is_what_the_shape_predicts(one_of_few: dict[str, Any], device: RecordingDevice) -> None:
+    """On the NumPy backend every family's is."""
+    runner = runner_on(device, one_of_few, "float16")
     backend = runner.backend
     assert isinstance(backend, CudaBackend)
     runner.forward([TokenSequence(list(LONG))], [len(LONG)], rows=range(1))

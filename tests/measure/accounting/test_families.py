@@ -34,7 +34,7 @@ def test_parameter_count_is_what_the_tensors_hold(raw: dict[str, Any]) -> None:
         assert closed_form.parameter_count(config) == held
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(8, slow=2)
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
 def test_every_step_counts_what_the_formula_says(raw: dict[str, Any], use_cache: bool) -> None:
     runner, lengths = runner_of(model_of(raw), page_size=16), [7, 1, 30, 12]
@@ -49,7 +49,7 @@ def test_every_step_counts_what_the_formula_says(raw: dict[str, Any], use_cache:
     assert not loop.busy
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(8, slow=2)
 @pytest.mark.parametrize("parents", [(-1, 0, 0, 2), (-1, -1, -1, 1, 3, 4)])
 def test_a_tree_of_guesses(raw: dict[str, Any], parents: tuple[int, ...]) -> None:
     runner = runner_of(model_of(raw), page_size=16)
