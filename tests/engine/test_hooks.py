@@ -1,6 +1,7 @@
 """Rows of a text inside the model, watched and changed: by every way through the engine the same. Needs no torch."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -377,6 +378,32 @@ def test_the_error_of_a_function_ends_its_request_alone(engine: Engine) -> None:
             )
 
 
+def test_a_change_that_is_not_returned_is_told_once(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    def forgets(z: Any, place: Any) -> None:
+        z[:, 0] = 0
+
+    def reads(z: Any, place: Any) -> None:
+        z.sum()
+
+    for _ in range(2):
+        engine.generate(PROMPT, max_new_tokens=2, hooks={"blocks.*.attention.z": forgets, "*": reads})
+    [message] = caplog.messages
+    assert re.search(r"the hook .*forgets changed its rows and returned None", message)
+
+
+def test_an_error_of_a_function_notes_the_hook_and_its_point(engine: Engine) -> None:
+    def fails(array: Any, place: Any) -> Any:
+        raise RuntimeError("nothing here")
+
+    with pytest.raises(RuntimeError) as error:
+        engine.generate(PROMPT, max_new_tokens=2, hooks={"blocks.*.mlp.out": fails})
+    with engine.hooks({"blocks.*.mlp.out": fails}), pytest.raises(RuntimeError) as shared:
+        engine.forward(PROMPT)
+    for raised in (error, shared):
+        [note] = raised.value.__notes__
+        assert re.fullmatch(r"in the hook .*fails at blocks\.0\.mlp\.out", note)
+
+
 def test_hooks_of_another_model_are_refused(engine: Engine, helped: Engine) -> None:
     request = engine.request([5, 6, 7], watch=["blocks.0.residual", "blocks.5.residual"])
     with pytest.raises(ParameterError, match=r"for another model: this one has no point 'blocks\.5\.residual'"):
@@ -388,7 +415,11 @@ def test_hooks_of_another_model_are_refused(engine: Engine, helped: Engine) -> N
     [
         (
             {"watch": ["blocks.9.residual"]},
-            r"watch: 'blocks.9.residual' names no point .* embedding, blocks.\*.attention",
+            r"watch: 'blocks.9.residual' names no point .* blocks up to 5: embedding, blocks.\*.attention",
+        ),
+        (
+            {"watch": "hook_resid_post"},
+            r"names of Engine.names\(\) \(measure/README.md has TransformerLens's beside them",
         ),
         ({"watch": "blocks.*"}, "watch: 'blocks.*' names no point"),
         ({"watch": [3]}, "watch: 3 names no point"),
