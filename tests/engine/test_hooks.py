@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -317,6 +318,37 @@ def test_a_request_with_hooks_takes_no_pages_of_others_and_leaves_none(engine: E
     answer = engine.generate(other, max_new_tokens=4)
     assert answer.cached_tokens < 8  # what the two texts have in common
     assert engine.generate(text, max_new_tokens=4) == plain
+
+
+def test_a_request_that_watches_and_changes_nothing_is_an_ordinary_one(engine: Engine) -> None:
+    engine.generate(PROMPT, max_new_tokens=2)
+    for fields in ({"watch": []}, {"hooks": {}}, {"watch": (), "hooks": {}}):
+        assert engine.request(PROMPT, **fields).hooks is None  # type: ignore[arg-type]
+        before = engine.stats.cached_tokens
+        assert engine.generate(PROMPT, max_new_tokens=2, **fields).watched == {}  # type: ignore[arg-type]
+        assert engine.stats.cached_tokens > before
+
+
+def test_without_hooks_no_code_of_theirs_runs(engine: Engine) -> None:
+    modules = ("hooked_backend.py", "model_hooks.py")
+
+    def calls(**fields: Any) -> set[str]:
+        codes: set[str] = set()
+
+        def note(frame: Any, event: str, _: Any) -> None:
+            if event == "call" and frame.f_code.co_filename.endswith(modules):
+                codes.add(frame.f_code.co_name)
+
+        sys.setprofile(note)
+        try:
+            engine.generate([PROMPT, "Monday,"], max_new_tokens=4, **fields)
+        finally:
+            sys.setprofile(None)
+        return codes
+
+    assert calls() == set()
+    assert {"look", "attend"} <= calls(watch=["final"])
+    assert calls() == set()
 
 
 def test_a_step_is_not_launched_ahead_of_a_hook() -> None:
