@@ -292,6 +292,8 @@ class Engine(EnginePrefixes):
         """The requests that `generate` would run for a list of prompts; as `request`."""
         refuse_task(self.config, "tokens", "generate")
         inside = None if watch is None and hooks is None else self._hooks_of(() if watch is None else watch, hooks)
+        if inside is not None and not (inside.watched or inside.functions):
+            inside = None  # an ordinary request
         config, priority, timeout = read("config", config), read("priority", priority), read("timeout", timeout)
         config = GenerationConfig.from_dict(fields) if config is None else config.merged(**fields)
         maker = self._maker if defaults is None else replace(self._maker, defaults=read("defaults", defaults))

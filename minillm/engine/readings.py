@@ -275,7 +275,7 @@ class EngineReadings(EngineTextReadings):
         `hooks` never do. Gradients are not offered.
 
         Raises:
-            ParameterError: a name is of no point, or several processes share the model.
+            ParameterError: a name is of no point.
             EngineStateError: the engine is closed, or another rank leads.
 
         Example:

@@ -214,9 +214,11 @@ def names_matching(pattern: object, names: Iterable[str], argument: str) -> list
         if chosen := [name for name in names if _matches(pieces, name)]:
             return chosen
     kinds = dict.fromkeys(re.sub(r"\d+", "*", name) for name in names)
+    last = max(int(number) for name in names for number in re.findall(r"blocks\.(\d+)\.", name))
+    theirs = " (measure/README.md has TransformerLens's beside them)" if "hook_" in str(pattern) else ""
     raise ParameterError(
-        f"{argument}: {shown(pattern)} names no point of this model; expected names of Engine.names(), with * for any "
-        f"one part of them and ** for any: {listed(kinds, 400)}"
+        f"{argument}: {shown(pattern)} names no point of this model; expected names of Engine.names(){theirs}, with * "
+        f"for any one part of them and ** for any, and blocks up to {last}: {listed(kinds, 400)}"
     )
 
 

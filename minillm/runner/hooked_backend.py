@@ -11,9 +11,10 @@ What is watched is kept by the tokens that led to it, as a tree. So a rejected g
 computed once more after a preemption need no care: at the end a text finds its own rows along its tokens.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,15 +25,19 @@ from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..backends.weights import Weight
 from ..batch import Batch, Span, TokenSequence
+from ..decoding.field_values import ByIdentity
 from ..decoding.functions import called
 from ..decoding.hooks import Hook, Hooks, Place, Watched, padded
-from ..errors import NumericalError, ParameterError
+from ..errors import MinillmError, NumericalError, ParameterError
 from ..reference.attention import AttentionSpec, attention_scores, attention_weights, merge_values
 from ..reference.experts import SOFTMAX, RouterSpec, Routing
 from ..reference.softmax import softmax
 
 if TYPE_CHECKING:
     from ..models.points import Points
+
+
+logger = logging.getLogger("minillm")
 
 
 class _Node(dict[int, "_Node"]):
@@ -133,11 +138,18 @@ class View:
         for hook, own in self.functions(place.name):
             if own and self.probe is not None and self.probe.error is not None:
                 return result
+            who = getattr(hook, "__qualname__", repr(hook))
             try:
-                answer = called(hook, (rows if result is None else result).copy(), place)
+                before = rows if result is None else result
+                own_copy = before.copy()
+                answer = called(hook, own_copy, place)
                 if answer is not None:
-                    _check(answer, rows, getattr(hook, "__qualname__", repr(hook)), place.name)
+                    _check(answer, rows, who, place.name)
+                elif not self.positions[:1].any() and bool(((own_copy != before) & (own_copy == own_copy)).any()):
+                    _warn_of_no_effect(ByIdentity(hook), who)  # looked for once a text; NaN differs from itself
             except Exception as error:
+                if not isinstance(error, MinillmError):
+                    error.add_note(f"in the hook {who} at {place.name}")
                 if not own or self.probe is None:
                     raise
                 self.probe.error = error
@@ -177,6 +189,14 @@ def _check(answer: Any, rows: Any, hook: str, name: str) -> None:
         )
     if not bool((abs(answer) < np.inf).all()):
         raise NumericalError(f"the hook {hook} at {name} returned NaN or infinity")
+
+
+@lru_cache(maxsize=8)  # points of one hook
+def _warn_of_no_effect(hook: ByIdentity, name: str) -> None:
+    """Say once of a hook that it changed its copy of the rows and did not return it, as hooks elsewhere may."""
+    logger.warning(
+        "the hook %s changed its rows and returned None, which leaves them as they were: should it return them?", name
+    )
 
 
 def keys_seen(span: Span) -> list[Any]:

@@ -1,6 +1,8 @@
 """Rows of a text inside the model, watched and changed: by every way through the engine the same. Needs no torch."""
 
 import asyncio
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -318,6 +320,37 @@ def test_a_request_with_hooks_takes_no_pages_of_others_and_leaves_none(engine: E
     assert engine.generate(text, max_new_tokens=4) == plain
 
 
+def test_a_request_that_watches_and_changes_nothing_is_an_ordinary_one(engine: Engine) -> None:
+    engine.generate(PROMPT, max_new_tokens=2)
+    for fields in ({"watch": []}, {"hooks": {}}, {"watch": (), "hooks": {}}):
+        assert engine.request(PROMPT, **fields).hooks is None  # type: ignore[arg-type]
+        before = engine.stats.cached_tokens
+        assert engine.generate(PROMPT, max_new_tokens=2, **fields).watched == {}  # type: ignore[arg-type]
+        assert engine.stats.cached_tokens > before
+
+
+def test_without_hooks_no_code_of_theirs_runs(engine: Engine) -> None:
+    modules = ("hooked_backend.py", "model_hooks.py")
+
+    def calls(**fields: Any) -> set[str]:
+        codes: set[str] = set()
+
+        def note(frame: Any, event: str, _: Any) -> None:
+            if event == "call" and frame.f_code.co_filename.endswith(modules):
+                codes.add(frame.f_code.co_name)
+
+        sys.setprofile(note)
+        try:
+            engine.generate([PROMPT, "Monday,"], max_new_tokens=4, **fields)
+        finally:
+            sys.setprofile(None)
+        return codes
+
+    assert calls() == set()
+    assert {"look", "attend"} <= calls(watch=["final"])
+    assert calls() == set()
+
+
 def test_a_step_is_not_launched_ahead_of_a_hook() -> None:
     with Engine(backend="numpy") as engine:
         memory = engine.runner.backend.memory
@@ -377,6 +410,32 @@ def test_the_error_of_a_function_ends_its_request_alone(engine: Engine) -> None:
             )
 
 
+def test_a_change_that_is_not_returned_is_told_once(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    def forgets(z: Any, place: Any) -> None:
+        z[:, 0] = 0
+
+    def reads(z: Any, place: Any) -> None:
+        z.sum()
+
+    for _ in range(2):
+        engine.generate(PROMPT, max_new_tokens=2, hooks={"blocks.*.attention.z": forgets, "*": reads})
+    [message] = caplog.messages
+    assert re.search(r"the hook .*forgets changed its rows and returned None", message)
+
+
+def test_an_error_of_a_function_notes_the_hook_and_its_point(engine: Engine) -> None:
+    def fails(array: Any, place: Any) -> Any:
+        raise RuntimeError("nothing here")
+
+    with pytest.raises(RuntimeError) as error:
+        engine.generate(PROMPT, max_new_tokens=2, hooks={"blocks.*.mlp.out": fails})
+    with engine.hooks({"blocks.*.mlp.out": fails}), pytest.raises(RuntimeError) as shared:
+        engine.forward(PROMPT)
+    for raised in (error, shared):
+        [note] = raised.value.__notes__
+        assert re.fullmatch(r"in the hook .*fails at blocks\.0\.mlp\.out", note)
+
+
 def test_hooks_of_another_model_are_refused(engine: Engine, helped: Engine) -> None:
     request = engine.request([5, 6, 7], watch=["blocks.0.residual", "blocks.5.residual"])
     with pytest.raises(ParameterError, match=r"for another model: this one has no point 'blocks\.5\.residual'"):
@@ -388,7 +447,11 @@ def test_hooks_of_another_model_are_refused(engine: Engine, helped: Engine) -> N
     [
         (
             {"watch": ["blocks.9.residual"]},
-            r"watch: 'blocks.9.residual' names no point .* embedding, blocks.\*.attention",
+            r"watch: 'blocks.9.residual' names no point .* blocks up to 5: embedding, blocks.\*.attention",
+        ),
+        (
+            {"watch": "hook_resid_post"},
+            r"names of Engine.names\(\) \(measure/README.md has TransformerLens's beside them",
         ),
         ({"watch": "blocks.*"}, "watch: 'blocks.*' names no point"),
         ({"watch": [3]}, "watch: 3 names no point"),

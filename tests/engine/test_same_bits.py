@@ -74,6 +74,7 @@ class Logits:
     bits: dict[tuple[int, ...], bytes] = field(default_factory=dict)
     different: set[tuple[int, ...]] = field(default_factory=set)
     compared: int = 0
+    batches: int = 0
 
     def take(self, context: tuple[int, ...], logits: np.ndarray) -> None:
         self.compared += context in self.bits
@@ -92,6 +93,7 @@ class Logits:
                 for i in range(count)
             ]
             output = forward(sequences, counts, rows, *more, **named)
+            self.batches += 1
             for row, logits in zip(np.cumsum(counts) - 1 if rows is None else rows, output.logits, strict=True):
                 self.take(contexts[row], logits)
             return output
@@ -167,8 +169,8 @@ def threads() -> Iterator[None]:
     launching.set_threads(before)
 
 
-def compare(bench: Bench, mixes: int, at_least: int) -> None:
-    rng = Random(1)
+def compare(bench: Bench, mixes: int, at_least: int, seed: int = 1) -> None:
+    rng = Random(seed)
     for _ in range(mixes):
         bench.mix(rng)
     assert not bench.logits.different
@@ -196,6 +198,19 @@ def test_logits_have_the_same_bits_in_any_mix_of_requests(model: str, form: str)
 @pytest.mark.parametrize(("model", "form"), PAIRS)
 def test_logits_have_the_same_bits_in_many_mixes(model: str, form: str) -> None:
     compare(Bench(model, weights=form), 8, 400)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_have_the_same_bits_in_100_000_batches(model: str, form: str) -> None:
+    """All cases together: each batch is a random mix of rows of random requests, of at least 2,250 here."""
+    bench = Bench(model, weights=form)
+    seed = 2
+    while bench.logits.batches < 2250:
+        compare(bench, 10, 400, seed)
+        seed += 1
+    assert bench.logits.compared > 5000
 
 
 @pytest.mark.slow
