@@ -399,7 +399,7 @@ class Weights:
 
         The bias is that of the steps. [heads]
         """
-        tensors = [each for name in ("A_log", "D") for each in self._tensors(name, (heads,), split="outputs")]
+        tensors = [part for name in ("A_log", "D") for part in self._tensors(name, (heads,), split="outputs")]
         return self._prepare("rates", tensors, self._tensors("dt_bias", (heads,), split="outputs"), "router")
 
     def layer_norm(self, name: str, width: int, epsilon: float) -> LayerNorm:
