@@ -24,8 +24,8 @@ from .options import (
     add_model_options,
     generation_fields,
     load_engine,
+    resolve_settings,
     sequences_of,
-    settle,
 )
 from .output import columns_of, flow, note, read_first, show, terminal_width, text_alone
 from .parser import Parser
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
         raise ParameterError("--num-return-sequences: a chat continues with one answer: leave it out")
     fields["num_return_sequences"] = 1  # overrides the checkpoint's default
     name = Path(args.model).name if args.model else "the model in the package"
-    engine = load_engine(args, sequences=sequences_of(settle(args, fields)))
+    engine = load_engine(args, sequences=sequences_of(resolve_settings(args, fields)))
     need_tokenizer(engine.tokenizer)  # before a line is read
     defaults = engine.generation_defaults
     if not (

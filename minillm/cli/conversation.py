@@ -211,8 +211,8 @@ class Conversation:
         seen = self.messages[self.forgotten :]
         if self.raw or seen[-1].role == "user":
             return self._encode_all(seen)
-        one, other = (self._encode_all([*seen, Message("user", text)]) for text in ("a", "b"))
-        return one[: common_prefix(one, other)]
+        first, second = (self._encode_all([*seen, Message("user", text)]) for text in ("a", "b"))
+        return first[: common_prefix(first, second)]
 
     def _count(self) -> None:
         """Count the tokens in use, after the messages were changed by something else than an answer."""

@@ -18,8 +18,8 @@ from .options import (
     generation_fields,
     load_engine,
     read_prompts,
+    resolve_settings,
     sequences_of,
-    settle,
 )
 from .output import as_json, flow, note, read_first, show, terminal_width, text_alone, tokens_of
 from .parser import Parser
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     if (args.logprobs or args.top_logprobs is not None) and not args.json:
         raise ParameterError("--logprobs and --top-logprobs need --json: add it")
     prompts, fields = read_prompts(args), generation_fields(args)
-    settings = settle(args, fields)
+    settings = resolve_settings(args, fields)
     engine = load_engine(args, prompts=len(prompts), sequences=sequences_of(settings))
     fields = limited(engine, fields)
     began = working_time()

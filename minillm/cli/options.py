@@ -176,7 +176,9 @@ def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
     return fields
 
 
-def settle(args: argparse.Namespace, fields: Mapping[str, Any], task: Mapping[str, Any] | None = None) -> "Settings":
+def resolve_settings(
+    args: argparse.Namespace, fields: Mapping[str, Any], task: Mapping[str, Any] | None = None
+) -> "Settings":
     """The settings of a request with these fields, with the checkpoint's defaults for all others, and then the task's.
 
     A hub id in `args` is replaced by its local folder, so that the hub is queried once.

@@ -15,8 +15,8 @@ from .options import (
     has_ranks,
     load_engine,
     read_texts,
+    resolve_settings,
     sequences_of,
-    settle,
 )
 from .output import as_json, show
 from .parser import Parser
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     texts, fields = read_texts(args), generation_fields(args)
     languages = {"src_lang": getattr(args, "source", None), "tgt_lang": getattr(args, "target", None)}
     given = {name: language for name, language in languages.items() if language is not None}
-    sequences = sequences_of(settle(args, fields, Text2Text.DEFAULTS))
+    sequences = sequences_of(resolve_settings(args, fields, Text2Text.DEFAULTS))
     prompts = TEXTS_AT_ONCE if has_ranks(args) else len(texts)  # all ranks alike; rank 0 alone has the texts
     engine = load_engine(args, prompts=prompts, sequences=sequences, any_task=True)
     with pipeline(args.task, engine, truncation=args.truncate, **given) as write:

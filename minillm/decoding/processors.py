@@ -216,11 +216,11 @@ class SequenceBias(InPlace):
 class SequenceBiases(InPlace):
     """Add to each sequence's scores the biases of its own."""
 
-    each: tuple[SequenceBias, ...]
+    processors: tuple[SequenceBias, ...]
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
         rows, ids, biases = [], [], []
-        for row, processor in enumerate(self.each):
+        for row, processor in enumerate(self.processors):
             if processor.of_tokens is None:  # it depends on the tokens so far
                 processor(history.take([row]), logits, xp)
             else:
@@ -487,13 +487,13 @@ class SuppressTokens(InPlace):
 
 @dataclass(frozen=True)
 class SuppressedTokens(InPlace):
-    """Forbid `each[i]` in sequence i."""
+    """Forbid `token_ids[i]` in sequence i."""
 
-    each: tuple[tuple[int, ...], ...]
+    token_ids: tuple[tuple[int, ...], ...]
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        rows = np.repeat(np.arange(len(self.each)), [*map(len, self.each)])
-        logits[history.at(rows), np.asarray([token for ids in self.each for token in ids])] = -xp.inf
+        rows = np.repeat(np.arange(len(self.token_ids)), [*map(len, self.token_ids)])
+        logits[history.at(rows), np.asarray([token for ids in self.token_ids for token in ids])] = -xp.inf
         return logits
 
 

@@ -92,7 +92,7 @@ class RequestMaker:
             ids = self.decoder_ids(generation_config, room)
         else:
             ids = encode_prompt(prompt, self.tokenizer, self.config, room=room)
-        settings = self._settle(generation_config, len(ids))
+        settings = self._resolve_settings(generation_config, len(ids))
         if frames is not None:
             from .frames import refuse_source_fields  # seldom needed
 
@@ -132,7 +132,7 @@ class RequestMaker:
 
     def decoder_ids(self, generation_config: GenerationConfig, room: int) -> list[int]:
         """The beginning of the decoder's text: its start token, then the user's text unless that begins with it."""
-        settings = self._resolve(generation_config)
+        settings = self._resolve_fields(generation_config)
         start, prompt = settings.decoder_start_token_id, settings.decoder_prompt or ()
         start = self.config.bos_token_id if start is None else start
         if start is None:
@@ -167,7 +167,7 @@ class RequestMaker:
         (begin, end), opened = markers, thoughts.opened
         return lambda: GuideAfterThoughts(make(), begin, end, opened=opened)
 
-    def _resolve(self, generation_config: GenerationConfig) -> Settings:
+    def _resolve_fields(self, generation_config: GenerationConfig) -> Settings:
         """Every field, as it is set by the user, the checkpoint or by default."""
         encoder = ("encoder",) if self.config.encoder_layers else ()
         start = {"decoder_start_token_id": self.config.decoder_start_token_id}
@@ -179,9 +179,9 @@ class RequestMaker:
             models=(*self.models, *encoder),
         )
 
-    def _settle(self, generation_config: GenerationConfig, prompt_length: int) -> Settings:
+    def _resolve_settings(self, generation_config: GenerationConfig, prompt_length: int) -> Settings:
         """Resolved settings, with max_new_tokens limited to the context."""
-        settings = self._resolve(generation_config)
+        settings = self._resolve_fields(generation_config)
         if self.config.encoder_layers and settings.echo:
             raise ParameterError("echo is not offered with an encoder-decoder, whose text does not continue the prompt")
         guessing = ("prompt_lookup_num_tokens", "lookahead_window")

@@ -191,9 +191,9 @@ def _cache_bytes(config: ModelConfig, memory: Memory, pages: int, concurrency: C
     """Bytes that a cache of so many pages takes at most, without states."""
     total = 0
     for group in config.kv_groups:
-        held = pages
+        group_pages = pages
         if group.window is not None and concurrency is not None:
-            held = concurrency.parts(group.window, pages, memory.page_size)
+            group_pages = concurrency.parts(group.window, pages, memory.page_size)
         position = len(group.layers) * memory.position_bytes(group.num_kv_heads, group.head_dim, group.value_dim)
-        total += held * memory.page_size * position
+        total += group_pages * memory.page_size * position
     return total

@@ -11,7 +11,7 @@ from ..backends.loader import Tensor
 from ..config import ModelConfig
 from ..errors import listed
 from ..models import build_of, building, family_named, tensor_shapes
-from ..models.parameters import Names
+from ..models.tensor_names import Names
 from .schemes.matrix import MatrixTensor
 from .stacked_experts import each_expert
 
@@ -25,7 +25,7 @@ _CACHE_SCALE = re.compile(r"\.([kvq]|kv|prob|[kvq]_proj\.output)_(scale|zero_poi
 def canonical_names(
     stored: Mapping[str, Tensor], config: ModelConfig, shapes: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """A published checkpoint's tensors by the names that `build` asks for (`parameters.Names.canonical`).
+    """A published checkpoint's tensors by the names that `build` asks for (`tensor_names.Names.canonical`).
 
     Heads for which the model has no place are left out: of an encoder, or the LM head of a classification. `shapes` are
     the model's own tensors, if they are known already.

@@ -28,7 +28,8 @@ from ..config import ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..models import build_of, family_named
 from ..models.building import parameters_of
-from ..models.parameters import Names, Parameter, Weights
+from ..models.parameters import Parameter, Weights
+from ..models.tensor_names import Names
 from .lora_config import LoraConfig, read_lora_config
 from .tensors import ComputedTensor, StoredTensor, check_unchanged
 from .weight_files import ADAPTER_CONFIG, open_adapter

@@ -3,7 +3,7 @@
     experts.gate_up_proj       [X, in, outputs], in blocks [X, outputs, in]
     experts.gate_up_proj_bias  [X, outputs]
 
-`parameters.Names.stacked` says which tensors these are, and whose outputs alternate in them.
+`tensor_names.Names.stacked` says which tensors these are, and whose outputs alternate in them.
 """
 
 from collections.abc import Mapping

@@ -24,7 +24,8 @@ from ..backends.shapes import ShapeBackend, ShapeLoader
 from ..backends.weights import Experts, Weight, expand, narrow
 from ..errors import ParameterError, UnsupportedModelError
 from ..models import build_model, family_named
-from ..models.parameters import Names, Zeros, source_of
+from ..models.parameters import Zeros, source_of
+from ..models.tensor_names import Names
 from ..output_files import check_absent, new_folder
 from ..progress import showing, work
 from ..reference.quantize import GROUPS, Quantized, quantize

@@ -20,7 +20,8 @@ from .base import Model
 from .building import Shapes, random_tensors
 from .decoder import Decoder
 from .heads import builder, read_head
-from .parameters import Build, Names
+from .parameters import Build
+from .tensor_names import Names
 from .text_parts import text_config
 
 logger = logging.getLogger("minillm")

@@ -15,9 +15,10 @@ from . import llama
 from .decoder import Decoder
 from .llama import LlamaConfig, read_kin
 from .mamba import DEFAULTS, MambaConfig, build_mamba, read_mamba
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import read_activation, read_grouped_heads, read_layers, refuse_other_layers
 from .rotary import read_partial_rotary
+from .tensor_names import Names
 
 __all__ = ["NAMES", "build", "read_config"]
 

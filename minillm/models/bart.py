@@ -29,8 +29,9 @@ from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..reference.attention import AttentionSpec
 from .encoder_decoder import Encoder, EncoderDecoder
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import merge_names, read_activation, read_heads, read_layers, refuse_other_layers
+from .tensor_names import Names
 
 OTHER_NAMES = {"encoder_attention_heads": "num_attention_heads", "d_model": "hidden_size"}
 """Fields of config.json with an alternative name."""

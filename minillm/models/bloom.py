@@ -25,8 +25,9 @@ from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..reference.attention import AttentionSpec
 from .decoder import Decoder
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import merge_names, read_heads, read_shared, refuse_other_layers
+from .tensor_names import Names
 
 ACTIVATION = "gelu_new"
 """The MLP's activation, which config.json does not name."""

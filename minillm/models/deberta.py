@@ -18,7 +18,8 @@ from ..errors import UnsupportedModelError
 from ..reference.attention import AttentionSpec
 from .disentangled import DisentangledConfig, masked_parts, read_disentangled, relative_positions
 from .encoder import EncoderNames, TextEncoder, build_encoder
-from .parameters import Names, Weights
+from .parameters import Weights
+from .tensor_names import Names
 
 
 def read_config(raw: Mapping[str, Any]) -> DisentangledConfig:

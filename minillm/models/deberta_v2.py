@@ -23,7 +23,8 @@ from ..reference.activation import LINEAR_ACTIVATIONS
 from ..reference.attention import AttentionSpec
 from .disentangled import DisentangledConfig, masked_parts, read_disentangled, relative_positions
 from .encoder import EncoderNames, TextEncoder, build_encoder, encoder_qkv
-from .parameters import Names, Weights
+from .parameters import Weights
+from .tensor_names import Names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,9 @@ from ..backends.operations import Backend
 from ..config import Fields
 from .encoder import EncoderConfig, EncoderNames, TextEncoder, build_encoder
 from .encoder_heads import MaskedNames
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import read_activation, read_heads, read_layers
+from .tensor_names import Names
 
 NORM_EPSILON = 1e-12
 """Added to the variance in each layer norm; not in config.json."""

@@ -14,7 +14,8 @@ from ..backends.operations import Backend
 from ..config import Fields
 from .encoder import EncoderConfig, EncoderNames, TextEncoder, build_encoder, read_encoder
 from .encoder_heads import MaskedNames
-from .parameters import Names, Weights
+from .parameters import Weights
+from .tensor_names import Names
 
 EMBEDDING_WIDTH = 128
 """Width of the embeddings if config.json has none"""

@@ -27,9 +27,10 @@ from ..layers.norm import RMSNorm
 from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .decoder import Decoder
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import read_activation, read_grouped_heads, read_layer_kinds, read_shared, refuse_other_layers
 from .rotary import RotaryConfig, read_rotary, refuse_partial
+from .tensor_names import Names
 
 TOKENS = {"bos_token_id": 2, "eos_token_id": 1}
 """BOS and EOS token ids if config.json has none."""

@@ -34,9 +34,10 @@ from ..reference.rotary import Rotation
 from .decoder import Decoder
 from .gemma2 import TOKENS, embedding_scale, read_cap
 from .mixtral import MOST_EXPERTS
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import read_activation, read_grouped_heads, read_layer_kinds, read_shared, refuse_other_layers
 from .rotary import RotaryConfig, read_rotary
+from .tensor_names import Names
 
 WINDOW, EVERY = 512, 6
 """Sliding window, and every which layer has none, if config.json has neither."""

@@ -22,8 +22,9 @@ from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..reference.attention import AttentionSpec
 from .decoder import Decoder
-from .parameters import Names, Split, Weights
+from .parameters import Split, Weights
 from .reading import merge_names, read_activation, read_heads, read_shared, refuse_other_layers
+from .tensor_names import Names
 
 END_OF_TEXT = 50256
 """The BOS and EOS token id if config.json has none."""

@@ -21,9 +21,10 @@ from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..reference.rotary import Rotation
 from .decoder import Decoder
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import read_activation, read_heads, read_shared, refuse_other_layers
 from .rotary import BASE, RotaryConfig, from_tables, read_rotary, rope_table
+from .tensor_names import Names
 
 ROTARY_SHARE = 0.25
 """Share of each head's dimensions that are rotated if config.json has none."""

@@ -18,9 +18,10 @@ from . import llama
 from .decoder import Decoder
 from .llama import read_kin
 from .mixtral import ExpertConfig, expert_mlp, read_experts
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import merge_names, read_layer_kinds, refuse_other_layers
 from .rotary import KINDS, TABLES
+from .tensor_names import Names
 
 YARN = {
     "rope_type": "yarn",

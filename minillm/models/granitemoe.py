@@ -18,8 +18,9 @@ from .decoder import Decoder
 from .granite import read_factors
 from .llama import TOKENS, read_kin
 from .mixtral import ExpertConfig, expert_mlp, read_experts
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import refuse_other_layers
+from .tensor_names import Names
 
 __all__ = ["NAMES", "GraniteMoeConfig", "build", "mlp_of_layer", "read_config", "read_mixture"]
 

@@ -12,7 +12,7 @@ from ..config import Fields
 from ..errors import UnsupportedModelError
 from .encoder import TextEncoder
 from .encoder_heads import MaskedNames
-from .parameters import Names, Weights
+from .parameters import Weights
 from .rotary import KINDS
 from .rotary_encoder import (
     RotaryEncoderConfig,
@@ -20,6 +20,7 @@ from .rotary_encoder import (
     build_rotary_encoder,
     read_rotary_encoder,
 )
+from .tensor_names import Names
 
 PUBLISHED = "new"
 """`model_type` of checkpoints with code of their own"""

@@ -24,7 +24,7 @@ from ..layers.head import LMHead
 from ..layers.mlp import GatedMLP
 from ..reference.rotary import Rotation
 from .decoder import Decoder
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import (
     merge_names,
     read_grouped_heads,
@@ -35,6 +35,7 @@ from .reading import (
     refuse_other_layers,
 )
 from .rotary import RotaryConfig, read_rotary, refuse_partial
+from .tensor_names import Names
 
 C = TypeVar("C", bound="Lfm2Config")
 

@@ -25,9 +25,10 @@ from ..layers.norm import RMSNorm
 from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .decoder import Decoder
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import read_activation, read_grouped_heads, read_shared, refuse_experts, refuse_other_layers
 from .rotary import BASE, RotaryConfig, read_rotary, refuse_partial
+from .tensor_names import Names
 
 C = TypeVar("C", bound="LlamaConfig")
 

@@ -24,9 +24,10 @@ from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .encoder import TextEncoder
 from .encoder_heads import MaskedNames, masked_head, token_table
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import read_activation, read_encoder_sizes, read_heads, read_layer_kinds, refuse_other_layers
 from .rotary import RotaryConfig, read_rotaries
+from .tensor_names import Names
 
 GLOBAL_BASE, LOCAL_BASE = 160_000.0, 10_000.0
 """Bases of rotary embedding if config.json has none: without a window, and with one"""

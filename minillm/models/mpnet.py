@@ -17,7 +17,8 @@ from ..reference.attention import AttentionSpec
 from .distance_bias import bias_by_distance
 from .encoder import EncoderConfig, EncoderNames, TextEncoder, build_encoder, encoder_qkv, read_encoder
 from .encoder_heads import ROBERTA_MASKED
-from .parameters import Names, Weights
+from .parameters import Weights
+from .tensor_names import Names
 
 BUCKETS, MAX_DISTANCE = 32, 128
 """Biases of a head, and the distance from which on there is one: not by config.json, whose number is the table's"""

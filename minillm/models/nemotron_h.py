@@ -25,8 +25,9 @@ from ..reference.selective_scan import UNLIMITED
 from .decoder import Decoder
 from .mamba import FieldNames, MambaConfig, build_mamba, read_mamba
 from .mixtral import read_experts, read_router
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import merge_names, read_activation, read_grouped_heads, read_shared, refuse_other_layers
+from .tensor_names import Names
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 """Special tokens if config.json has none."""

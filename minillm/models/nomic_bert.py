@@ -12,7 +12,7 @@ from ..config import Fields
 from ..errors import UnsupportedModelError
 from .encoder import TextEncoder
 from .encoder_heads import MaskedNames
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import merge_names
 from .rotary_encoder import (
     RotaryEncoderConfig,
@@ -20,6 +20,7 @@ from .rotary_encoder import (
     build_rotary_encoder,
     read_rotary_encoder,
 )
+from .tensor_names import Names
 
 BASE = 1000.0
 """Base of rotary embedding if config.json has none"""

@@ -19,8 +19,9 @@ from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.norm import LayerNorm
 from .decoder import Decoder
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import read_activation, read_heads, read_shared, refuse_other_layers
+from .tensor_names import Names
 
 POSITION_OFFSET = 2
 """Index of position 0 in the position table, whose first two rows served padded batches."""

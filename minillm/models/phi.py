@@ -20,9 +20,10 @@ from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..reference.rotary import Rotation
 from .decoder import Decoder
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import read_activation, read_grouped_heads, read_shared, refuse_other_layers
 from .rotary import RotaryConfig, read_partial_rotary
+from .tensor_names import Names
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 """BOS and EOS token ids if config.json has none"""

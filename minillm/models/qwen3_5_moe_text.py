@@ -5,9 +5,9 @@ from typing import Any
 
 from ..config import Fields
 from .mixtral import read_experts
-from .parameters import Names
 from .qwen3_next import DeltaNetConfig, build, read_delta_nets
 from .reading import merge_names
+from .tensor_names import Names
 from .text_parts import without_mrope
 
 __all__ = ["NAMES", "build", "read_config"]

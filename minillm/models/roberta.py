@@ -9,7 +9,8 @@ from typing import Any
 from ..backends.operations import Backend
 from .encoder import EncoderConfig, EncoderNames, TextEncoder, build_encoder, read_encoder
 from .encoder_heads import ROBERTA_MASKED
-from .parameters import Names, Weights
+from .parameters import Weights
+from .tensor_names import Names
 
 
 def read_config(raw: Mapping[str, Any]) -> EncoderConfig:

@@ -106,10 +106,10 @@ def read_partial_rotary(
         As `read_rotary`.
     """
 
-    def read(one: Fields) -> RotaryConfig:
-        beside = one.number("partial_rotary_factor", share, most=1.0)
-        rotated = int(head_dim * rope_table(one).number("partial_rotary_factor", beside, most=1.0))
-        return read_rotary(one, rotated, max_positions, base=base)
+    def read(table: Fields) -> RotaryConfig:
+        beside = table.number("partial_rotary_factor", share, most=1.0)
+        rotated = int(head_dim * rope_table(table).number("partial_rotary_factor", beside, most=1.0))
+        return read_rotary(table, rotated, max_positions, base=base)
 
     return from_tables(fields, read)
 

@@ -20,9 +20,10 @@ from ..layers.head import LMHead
 from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .decoder import Decoder
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import read_activation, read_grouped_heads, read_layer_types, read_shared, refuse_other_layers
 from .rotary import RotaryConfig, read_rotary, refuse_partial
+from .tensor_names import Names
 
 END_OF_TEXT = 50256
 """The BOS and EOS token id if config.json has none."""

@@ -11,7 +11,8 @@ from ..config import Fields, ModelConfig
 from ..layers.embedding import Embedding
 from ..layers.head import NoHead
 from .encoder import TextEncoder
-from .parameters import Names, Weights
+from .parameters import Weights
+from .tensor_names import Names
 
 LONGEST = 2**20
 """Tokens of a text at most; nothing in the model bounds it"""

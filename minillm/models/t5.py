@@ -26,8 +26,9 @@ from ..layers.mlp import MLP, GatedMLP
 from ..reference.attention import AttentionSpec
 from .distance_bias import bias_by_distance
 from .encoder_decoder import Encoder, EncoderDecoder
-from .parameters import Names, Weights
+from .parameters import Weights
 from .reading import merge_names, read_layers, refuse_other_layers
+from .tensor_names import Names
 
 OTHER_NAMES = {
     "d_model": "hidden_size",

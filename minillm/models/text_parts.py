@@ -11,8 +11,8 @@ from typing import Any
 
 from ..backends.loader import Tensor
 from ..config import Fields
-from .parameters import Names
 from .rotary import TABLES
+from .tensor_names import Names
 
 TEXT_PARTS: dict[str, tuple[str, bool]] = {
     "gemma3": ("gemma3_text", True),

@@ -22,7 +22,8 @@ from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from .bart import NORM_EPSILON, BartConfig, decoder_layer, encoder_layer, read
 from .encoder_decoder import Encoder, EncoderDecoder
-from .parameters import Names, Weights
+from .parameters import Weights
+from .tensor_names import Names
 
 ARCHITECTURES = ("WhisperForConditionalGeneration", "WhisperModel")
 """The architectures that are run; others label sounds, or are a decoder alone"""

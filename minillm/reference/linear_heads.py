@@ -18,17 +18,17 @@ def linear_heads(x: Any, matrix: Any, xp: Any, out: Any) -> Any:
         out: [T, H, r + out], filled and returned
     """
     H, inputs = x.shape[1], matrix.shape[1]
-    kept = x.shape[2] - inputs  # r
+    copied = x.shape[2] - inputs  # r
     by_head = matrix.reshape(H, -1, inputs)  # [H out, in] -> [H, out, in]
-    out[..., :kept] = x[..., :kept]
-    products = xp.matmul(x[..., kept:].transpose(1, 0, 2), by_head.transpose(0, 2, 1))  # [H, T, in] -> [H, T, out]
-    out[..., kept:] = products.transpose(1, 0, 2)  # [H, T, out] -> [T, H, out]
+    out[..., :copied] = x[..., :copied]
+    products = xp.matmul(x[..., copied:].transpose(1, 0, 2), by_head.transpose(0, 2, 1))  # [H, T, in] -> [H, T, out]
+    out[..., copied:] = products.transpose(1, 0, 2)  # [H, T, out] -> [T, H, out]
     return out
 
 
 def linear_heads_cost(
-    T: int, H: int, inputs: int, outputs: int, kept: int, weight_bytes: int, number_bytes: int = 4
+    T: int, H: int, inputs: int, outputs: int, copied: int, weight_bytes: int, number_bytes: int = 4
 ) -> Cost:
-    """2 in out FLOPs per head; all matrices are read once, and `kept` numbers of each head copied."""
-    read = number_bytes * T * H * (kept + inputs) + (weight_bytes if T else 0)
-    return Cost(2 * T * H * inputs * outputs, read, number_bytes * T * H * (kept + outputs))
+    """2 in out FLOPs per head; all matrices are read once, and `copied` numbers of each head copied."""
+    read = number_bytes * T * H * (copied + inputs) + (weight_bytes if T else 0)
+    return Cost(2 * T * H * inputs * outputs, read, number_bytes * T * H * (copied + outputs))

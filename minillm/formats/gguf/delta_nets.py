@@ -31,7 +31,18 @@ from ...models.reading import read_layers
 from ...reference.delta_rule import EPSILON
 from .experts import read_shared_gate, written_shared_gate
 from .file import GGUF
-from .translation import Columns, Keys, Rewritten, Translation, Written, check_shape, layer_name, renamed, unrounded
+from .translation import (
+    Columns,
+    Keys,
+    Rewritten,
+    Translation,
+    Written,
+    check_shape,
+    head_width,
+    layer_name,
+    renamed,
+    unrounded,
+)
 
 logger = logging.getLogger("minillm")
 
@@ -109,7 +120,7 @@ class DeltaNetTranslation(Translation):
         sizes = _Sizes.of_fields(raw)
         rows = self._rows(sizes)
         if rest == "attn_q.weight":
-            H, D = raw["num_attention_heads"], raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+            H, D = raw["num_attention_heads"], head_width(raw)
             check_shape(tensor, (2 * H * D, raw["hidden_size"]), where)
             return {renamed(name, GATED): Rearranged(tensor, lambda stored: rows_by_block(stored, H, 2))}
         if (gate := read_shared_gate(name, tensor)) is not None:

@@ -15,7 +15,7 @@ from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
 from ...models.mixtral import ExpertConfig
 from .file import GGUF
-from .translation import Keys, Translation, Written, layer_name, renamed, unrounded, whole_heads
+from .translation import Keys, Translation, Written, head_width, layer_name, renamed, unrounded, whole_heads
 
 SOFTMAX, SIGMOID = 1, 2
 """`expert_gating_func`"""
@@ -234,7 +234,7 @@ class MiniMaxTranslation(Translation):
         """The width of an expert, and how much of each head is rotated."""
         check_sigmoids(gguf)
         key = Keys(gguf)
-        head_dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+        head_dim = head_width(raw)
         return {"rotary_dim": key.size("rope.dimension_count", head_dim), "head_dim": head_dim}
 
     def entries(self, config: ExpertConfig, table: Fields, where: str) -> dict[str, Any]:
@@ -250,7 +250,7 @@ class GraniteExpertTranslation(Translation):
     def fields(self, gguf: GGUF, raw: Mapping[str, Any]) -> dict[str, Any]:
         """The shared MLP, and the factor of scores where the file has none."""
         shared = Keys(gguf).size("expert_shared_feed_forward_length", 0, least=0)
-        head_dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+        head_dim = head_width(raw)
         return {
             "shared_intermediate_size": shared,
             "shared_mlp_apart": True,

@@ -36,7 +36,7 @@ from ...reference.selective_scan import UNLIMITED
 from ..tensors import ComputedTensor
 from .delta_nets import logarithms
 from .file import GGUF
-from .translation import Keys, Rewritten, Translation, Written, check_shape, layer_name, renamed, unrounded
+from .translation import Keys, Rewritten, Translation, Written, check_shape, head_width, layer_name, renamed, unrounded
 
 logger = logging.getLogger("minillm")
 
@@ -257,7 +257,7 @@ class NemotronTranslation(MambaTranslation):
             ("moe" if experts else "mlp") if width else "attention" if heads_of_layer else "mamba"
             for heads_of_layer, width in zip(heads, widths, strict=True)
         ]
-        fields["head_dim"] = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+        fields["head_dim"] = head_width(raw)
         epsilon = "attention.layer_norm_rms_epsilon"
         if not key.has(epsilon):
             epsilon = "attention.layer_norm_epsilon"

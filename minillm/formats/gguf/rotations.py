@@ -16,7 +16,7 @@ from ...models.parameters import HeadOrder
 from ...models.rotary import yarn_scale
 from .file import GGUF
 from .latent import LOG_MULTIPLIER, undone
-from .translation import Keys, Translation, Written, layer_name, renamed, whole_heads
+from .translation import Keys, Translation, Written, head_width, layer_name, renamed, whole_heads
 
 TEMPERATURE, ORIGINAL = "attention.temperature_scale", "rope.scaling.original_context_length"
 SECTIONS = "rope.dimension_sections"
@@ -84,7 +84,7 @@ class Glm4Translation(Translation):
         rest = layer_name(name, "blk") or ""
         if rest not in _ROTATED:
             return None
-        D = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+        D = head_width(raw)
         order = HeadOrder(D, int(D * raw["partial_rotary_factor"]))
         if not tensor.shape or tensor.shape[0] % D or order.rotated % 2 or not 0 < order.rotated <= D:
             raise CheckpointError(f"{where} should have whole heads of {D} rows, {order.rotated} of them in pairs")

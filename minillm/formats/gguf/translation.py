@@ -257,6 +257,12 @@ def whole_heads(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {"partial_rotary_factor": raw.get("partial_rotary_factor", 1.0)}
 
 
+def head_width(raw: Mapping[str, Any]) -> int:
+    """D: an equal share of the model's width where the fields do not say."""
+    width: int = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+    return width
+
+
 class Keys:
     """Metadata entries under the architecture's name, checked."""
 
