@@ -128,9 +128,9 @@ class Run:
         yield from (f"{name}: {fact}" for name, fact in self._facts.items())
         yield f"seconds in all: {self.seconds():.0f}"
         yield ""
-        yield from table(self.figures)
+        yield from table(self.figures, self._facts.get("gpu", ""))
         yield ""
-        yield "goals, for an H200"
+        yield "goals, for an H100"
         if self._emulated:
             yield "  emulated: no goal is held against these figures"
         else:
@@ -138,7 +138,7 @@ class Run:
 
     def write(self) -> None:
         """Write the results so far."""
-        ceilings = Ceilings.of(self.figures)
+        ceilings = Ceilings.of(self.figures, self._facts.get("gpu", ""))
         rows = (row(figure, ceilings) for figure in self.figures)
         write_csv(self._stem.with_name(f"{self._stem.name}.csv"), self._facts, HEADER, rows)
         text = "\n".join(self.lines())

@@ -207,6 +207,12 @@ def _kernels(task: Task) -> Iterator[Figure]:
     return kernels(task.sizes, task.shapes)
 
 
+def _verify(task: Task) -> Iterator[Figure]:
+    from gpu_verify import verify
+
+    return verify(task.sizes, task.shapes)
+
+
 def _engine(task: Task) -> Iterator[Figure]:
     from gpu_engine import engine
 
@@ -246,6 +252,7 @@ STAGES: dict[str, Callable[[Task], Iterator[Figure]]] = {
     "launches": _launches,
     "ceilings": _ceilings,
     "kernels": _kernels,
+    "verify": _verify,
     "engine": _engine,
     "transformers": _transformers,
     "dependent": _dependent,
