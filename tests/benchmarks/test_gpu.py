@@ -121,7 +121,7 @@ def test_everything_runs_emulated(part: str, tmp_path: Path, subprocess_environm
         assert float(found["engine", "prefill, 2 x 20"]["tokens_per_second"]) > 0
     elif part == "dependent":
         notes = [row["note"] for row in rows if row["what"] in ("plainly", "dependently", "plainly again")]
-        assert notes == ["the same tokens"] * 6, "of two shapes"
+        assert notes == ["the same bits"] * 6, "of two shapes"
         steps = "decode, batch 3, on the device, {}"
         assert all(found["dependent", steps.format(how)]["median_us"] for how in ("plainly", "dependently"))
     else:
@@ -190,9 +190,9 @@ def test_a_part_that_is_told_to_end_leaves_what_it_has_found(
         (["--shapes", "opt-1", "--out", "x"], "shape 'opt-1' is not known"),
         (
             ["kernels", "--out", "x"],
-            "part 'kernels' is not known: expected some of correct, profile, speed, dependent, sanitize",
+            "part 'kernels' is not known: expected some of A, B, C, D, correct, profile, speed, dependent, sanitize",
         ),
-        (["--stages", "beer", "--out", "x"], "stage 'beer' is not known: expected some of compile, device tests"),
+        (["--stages", "beer", "--out", "x"], "stage 'beer' is not known: expected some of compile, verify, device"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(
