@@ -55,6 +55,7 @@ class CudaBackend(Recordable, Backend):
         max_batch_size: int = 16,
         debug: bool = False,
         dependent: bool = False,
+        dependent_rows: int | None = None,
     ) -> None:
         """Set the device and the launcher of its kernels.
 
@@ -66,6 +67,7 @@ class CudaBackend(Recordable, Backend):
             max_batch_size: decode steps of more sequences are not recorded
             debug: check indices on the device
             dependent: kernels of a recorded step may begin before those before them have ended (`dependent.py`)
+            dependent_rows: in steps of up to so many sequences; None: in all
         """
         self.device = device
         self.kernels = Kernels(launcher, debug=debug, dependent=dependent)
@@ -76,6 +78,7 @@ class CudaBackend(Recordable, Backend):
         loader = CudaLoader(device, self.kernels, self._settle, WEIGHT_FORMATS[weights])
         sampler = CudaSampler(device, self.kernels)
         memory = CudaMemory(device, self.kernels, loader.uploader, sampler, self.products, max_batch_size)
+        memory.dependent_rows = dependent_rows
         super().__init__(loader, memory, sampler)
         form = loader.formats.projection
         if form is not None and not form.scale_bits:

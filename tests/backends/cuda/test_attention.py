@@ -13,6 +13,7 @@ from minillm.backends.cuda.attention import (
     PrefillTile,
     Workspace,
     attend,
+    group_of,
     has_kernel,
     partials_size,
     staged_bytes,
@@ -31,6 +32,12 @@ SOON = ["float16", exhaustive("float32"), exhaustive("bfloat16")]
 PADDED = (0, 0)  # a sequence that only fills up a bucket
 
 Lengths = list[tuple[int, int]]  # cached positions and new tokens of each sequence
+
+
+@pytest.fixture(autouse=True)
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few processors a block computes several heads together, as it does of many sequences or long contexts."""
+    monkeypatch.setattr(Kernels, "processors", 4)
 
 
 class Case:
@@ -438,3 +445,25 @@ def test_a_tile_fits_into_shared_memory_everywhere(storage: str) -> None:
 def test_contexts_as_in_use(emulator: Emulator, storage: str, lengths: Lengths) -> None:
     case = Case(storage, lengths, H=4, K=2, D=128, P=16)
     case.check(case.run(emulator))
+
+
+def test_heads_are_computed_together_where_no_processor_is_idle_for_it() -> None:
+    """On 132 of them: of Llama 3.2 1B (8 K/V heads, 4 queries of each), Qwen2.5 1.5B (2, 6), TinyLlama (4, 8)."""
+    for K, G, of_one, of_eight, of_many, long in ((8, 4, 1, 1, 4, 4), (2, 6, 1, 1, 6, 2), (4, 8, 1, 1, 8, 4)):
+        chosen = [group_of(G, 8, N * K * splits, 132) for N, splits in ((1, 2), (8, 1), (128, 2), (1, 32))]
+        assert chosen == [of_one, of_eight, of_many, long], (K, G)
+    assert group_of(16, 8, 10**6, 132) == 8
+    assert group_of(5, 4, 10**6, 132) == 1
+
+
+@pytest.mark.parametrize("storage", ["float16", "float32"])
+def test_a_head_has_the_same_bits_in_any_group(
+    emulator: Emulator, storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(storage, [(2 * SPLIT + 33, 1), (40, 1)], H=8, K=2)
+    bits = []
+    for processors in 1, 8, 10**6:  # four heads together, two, one
+        monkeypatch.setattr(Kernels, "processors", processors)
+        bits.append(case.run(emulator))
+    case.check(bits[0])
+    assert (bits[0] == bits[1]).all() and (bits[0] == bits[2]).all()
