@@ -109,7 +109,10 @@ class Run:
         """Run a stage, and keep its figures. Returns an error in one line, or None."""
         log = self._stem.with_name(f"{self._stem.name}_{name.replace(' ', '_')}.log")
         with log.open("w+", encoding="utf-8", errors="replace") as errors:
-            ended = self._collect(name, limit, errors)
+            try:
+                ended = self._collect(name, limit, errors)
+            except Exception as error:  # such as a reply that is none: the other stages run all the same
+                ended = f"{type(error).__name__}: {str(error)[:200]}"
             errors.seek(0)
             last = errors.read().strip().splitlines()[-1:] or ["it said nothing"]
         if name == "machine" and ended == "":
@@ -243,6 +246,9 @@ def run(part: str, args: argparse.Namespace, folder: Path) -> None:
     this = Run(part, args.out, folder, EMULATED if args.emulated else args.shapes or usual, emulated=args.emulated)
     if error := this.stage("machine", limit=60):
         raise BenchmarkError(error)
+    parts = args.parts or QUARTER
+    if part == parts[0]:
+        say(plan(parts, args.budget))
     try:
         for name, limit in PARTS[part].items():
             if args.stages and name not in args.stages:
@@ -279,10 +285,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check(args)
         before = signal.signal(signal.SIGTERM, _stop)
         try:
-            say(plan(args.parts or QUARTER, args.budget))
             for part in args.parts or QUARTER:
                 with tempfile.TemporaryDirectory() as folder:
-                    run(part, args, Path(folder))
+                    try:
+                        run(part, args, Path(folder))
+                    except BenchmarkError:
+                        raise
+                    except Exception as error:  # the parts after it run all the same
+                        print(f"gpu: part {part} ended: {type(error).__name__}: {error}", file=sys.stderr)
         finally:
             signal.signal(signal.SIGTERM, before)
     except BenchmarkError as error:
