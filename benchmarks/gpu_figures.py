@@ -112,7 +112,7 @@ class Ceilings(NamedTuple):
 
 
 COPY, PRODUCT = "copy, read and written", "product {}, by the library"
-OURS, EAGER, COMPILED = "engine", "transformers eager", "transformers compiled"
+OURS, EAGER, COMPILED, LOOP = "engine", "transformers eager", "transformers compiled", "torch compiled loop"
 DECODE, PREFILL, DEVICE_TIME = "decode, batch {}", "prefill, {} x {}", "decode, batch {}, on the device"
 PREFILL_ATTENTION = "attention, prefill {}"
 DATASHEET = {"H100 PCIe": 2.0e12, "H100 NVL": 3.9e12, "H100": 3.35e12, "H200": 4.8e12, "A100": 2.04e12, "B200": 8.0e12}
@@ -196,10 +196,10 @@ def goals(figures: Sequence[Figure]) -> Iterator[Goal]:
         share = ceilings.share(found[OURS, shape, first]) if (OURS, shape, first) in found else 0.0
         yield Goal(f"{shape}, {first}: share of the copy bandwidth", share or None, aim)
     for (part, shape, what), theirs in found.items():
-        if part == COMPILED:
+        if part in (COMPILED, LOOP):
             ours = found.get((OURS, shape, what))
             ratio = ours.speed / theirs.speed if ours else None
-            yield Goal(f"{shape}, {what}: times as fast as compiled transformers", ratio, 1)
+            yield Goal(f"{shape}, {what}: times as fast as {part}", ratio, 1)
     for shape in dict.fromkeys(["opt-6.7b", "opt-13b", *(f.shape for f in figures if f.part == OURS)]):
         prefill = max(shares(shape, "prefill"), default=None)
         yield Goal(f"{shape}, prefill: share of the library product's rate", prefill, 0.7)
@@ -207,5 +207,11 @@ def goals(figures: Sequence[Figure]) -> Iterator[Goal]:
         alone = [f for f in found.values() if f.shape == shape and f.what.startswith(PREFILL_ATTENTION.format(""))]
         rate = max((f.flops / f.seconds / 1e12 for f in alone), default=None)
         yield Goal(f"{shape}, prefill attention with heads of 128: TFLOP/s", rate, 175)
+    verdicts = [figure.note for figure in figures if figure.part == "verify"]
+    wrong = sum(note.startswith("WRONG") for note in verdicts) if verdicts else None
+    yield Goal("results at real sizes that are wrong", wrong, 0, at_most=True)
+    for shape, what, aim in (("llama-3.2-1b", first, 900), ("llama-3.1-8b", f"{first}, int4", 1600)):
+        step = found.get((OURS, shape, what))
+        yield Goal(f"{shape}, {what}: microseconds a step", 1e6 * step.seconds if step else None, aim, at_most=True)
     step = found.get((OURS, "opt-125m", first))
     yield Goal(f"opt-125m, {first}: microseconds a step", 1e6 * step.seconds if step else None, 150, at_most=True)

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from gpu_figures import DECODE, Figure, Sizes, median_and_best
+from gpu_figures import DECODE, LOOP, Figure, Sizes, median_and_best
 
 from minillm.config import ModelConfig
 from minillm.models import published_config
 
-LOOP = "torch compiled loop"
 COPIES = 512 << 20
 """Bytes that the calls of a graph read together, more than a cache holds"""
 GROUP = 32
