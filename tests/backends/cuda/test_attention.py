@@ -13,6 +13,7 @@ from minillm.backends.cuda.attention import (
     PrefillTile,
     Workspace,
     attend,
+    count_singles,
     group_of,
     has_kernel,
     partials_size,
@@ -97,7 +98,9 @@ class Case:
         terms: Any = {"slopes": self.slopes, "softcap": self.softcap, "sinks": self.sinks}
         return AttentionSpec(self.scale, window=self.window, **terms)
 
-    def run(self, emulator: Emulator, max_queries: int | None = None, arrived: int = 0, **options: bool) -> np.ndarray:
+    def run(
+        self, emulator: Emulator, max_queries: int | None = None, arrived: int = 0, singles: int = 0, **options: bool
+    ) -> np.ndarray:
         """`arrived`: as many blocks have already arrived everywhere, as none but a wrong launch leaves it."""
         (T, H, _), V = self.q.shape, self.values.shape[3]
         N, B = self.block_table.shape
@@ -107,7 +110,7 @@ class Case:
         self.workspace = workspace = Workspace(np.full(size, np.nan, np.float32), np.full(N * H, arrived, np.int32))
         kernels = Kernels(emulator, self.storage, **options)
         most = int(np.diff(self.query_starts).max()) if max_queries is None else max_queries
-        attend(kernels, self.q, *self.cache, self, out, workspace, self.spec, max_queries=most)
+        attend(kernels, self.q, *self.cache, self, out, workspace, self.spec, max_queries=most, singles=singles)
         assert (workspace.arrived == arrived).all()
         return out
 
@@ -467,3 +470,25 @@ def test_a_head_has_the_same_bits_in_any_group(
         bits.append(case.run(emulator))
     case.check(bits[0])
     assert (bits[0] == bits[1]).all() and (bits[0] == bits[2]).all()
+
+
+@pytest.mark.parametrize("storage", ["float16", "float32"])
+def test_sequences_that_decode_beside_prompts_have_the_bits_of_a_decode_step(emulator: Emulator, storage: str) -> None:
+    """And prompts those of a pass without them."""
+    lengths = [(2 * SPLIT + 33, 1), (40, 1), (0, 37), (50, 70)]
+    case = Case(storage, lengths, H=8, K=2)
+    mixed = case.run(emulator, singles=2)
+    case.check(mixed)
+    plain = case.run(emulator)
+    assert (mixed[2:] == plain[2:]).all()
+    kernels, spec = Kernels(emulator, storage), case.spec
+    alone = SimpleNamespace(
+        query_starts=case.query_starts[:3], context_lens=case.context_lens[:2], block_table=case.block_table[:2]
+    )
+    decoded = np.full_like(mixed[:2], np.nan)
+    attention.attend(kernels, case.q[:2], *case.cache, alone, decoded, case.workspace, spec, max_queries=1)
+    assert (mixed[:2] == decoded).all()
+
+
+def test_the_sequences_of_one_query_before_the_first_prompt() -> None:
+    assert [count_singles(counts) for counts in ([1, 1, 5, 1], [5, 1], [1], [])] == [2, 0, 1, 0]
