@@ -1,8 +1,16 @@
 """Is minillm right on a GPU, and how fast is it? For a machine with one GPU and no network.
 
-    python benchmarks/gpu.py correct profile speed dependent sanitize --out FOLDER
+    python benchmarks/gpu.py --out FOLDER
 
-Five parts, in this order or one at a time, each of less than 10 minutes on an H100 or H200:
+Parts A to D, together less than 15 minutes on an H100 or H200, on models that people run:
+
+    A          the engine on the GPU, every kernel against float32 at real sizes, synccheck, initcheck and a planted
+               race; ceilings; decode steps and prompts of whole models
+    B          steps whose kernels begin before those before them have ended against plain ones, bit by bit; each kernel
+    C          a compiled loop, torch.mm, SDPA and PyTorch's product of 4 bits in graphs; transformers
+    D          two ranks on one GPU, over NCCL
+
+Five other parts, one or several at a time, each of less than 10 minutes:
 
     correct    compiles all kernels on all cores; the engine's and the kernels' tests on the GPU
     profile    the host's share of a step; each kernel of a step and of a prompt, by ncu or by events
@@ -37,6 +45,19 @@ from gpu_figures import HEADER, Ceilings, Figure, goals, row, table  # noqa: E40
 from harness import RESULTS, BenchmarkError, describe, make_folder, positive, say, write_csv, write_result  # noqa: E402
 
 PARTS = {
+    "A": {
+        "compile": 100,
+        "verify": 50,
+        "device tests": 60,
+        "planted": 15,
+        "synccheck": 30,
+        "initcheck": 30,
+        "ceilings": 15,
+        "engine": 100,
+    },
+    "B": {"dependent": 100, "kernels": 70},
+    "C": {"torch": 200, "transformers": 30},
+    "D": {"ranks": 50},
     "correct": {"compile": 120, "device tests": 150, "tests": 260},
     "profile": {"compile": 120, "host": 60, "launches": 370},
     "speed": {"compile": 120, "ceilings": 25, "engine": 190, "kernels": 110, "transformers": 95},
@@ -44,12 +65,19 @@ PARTS = {
     "sanitize": {"memcheck": 135, "racecheck": 135, "synccheck": 135, "initcheck": 135},
 }
 """Part -> its stages -> seconds that each may take."""
+QUARTER = ("A", "B", "C", "D")
+"""Parts that together fit into 15 minutes, most important first: is it right, and how fast; one way against another;
+peers; several ranks"""
 BUDGET = 560
 """Seconds of a part: with its start, less than 10 minutes"""
 SHAPES = ("opt-125m", "opt-1.3b", "opt-6.7b", "opt-13b")
-"""Shapes that fit into the budget. Others are given by name: --shapes tinyllama-1.1b,llama-3.1-8b"""
+"""Shapes that the other parts are for. Others are given by name: --shapes tinyllama-1.1b,llama-3.1-8b"""
+MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-1.5b", "qwen3-1.7b")
+"""Shapes of parts A to D, which people run, in bfloat16 as they are published"""
 EMULATED = ("emulated-llama", "emulated")
 """Tiny shapes for --emulated, with each kind of layer (`gpu_stage.EMULATED_SHAPES`)."""
+EMULATED_SLOWER = 10
+"""Times the seconds of a stage, which are meant for a GPU"""
 LEAST_SECONDS = 5
 PACKAGES = ("minillm", "numpy", "cupy-cuda13x", "cupy-cuda12x", "ml_dtypes", "torch", "transformers", "pytest")
 
@@ -65,8 +93,9 @@ class Run:
         self.archive = out / f"{name}.tar.gz"
         self._stem = folder / name
         self._emulated = emulated
-        self._task = json.dumps({"shapes": list(shapes), "emulated": emulated})
-        self._facts = {"question": f"minillm on a GPU, {part}; float16, random weights"}
+        dtype = "float16" if emulated or part not in QUARTER else "bfloat16"
+        self._task = json.dumps({"shapes": list(shapes), "emulated": emulated, "dtype": dtype})
+        self._facts = {"question": f"minillm on a GPU, {part}; {dtype}, random weights"}
         if emulated:
             self._facts["EMULATED"] = "no GPU: these are not measurements, they only show that everything runs"
         self._facts |= describe(len(os.sched_getaffinity(0)), PACKAGES)
@@ -80,7 +109,10 @@ class Run:
         """Run a stage, and keep its figures. Returns an error in one line, or None."""
         log = self._stem.with_name(f"{self._stem.name}_{name.replace(' ', '_')}.log")
         with log.open("w+", encoding="utf-8", errors="replace") as errors:
-            ended = self._collect(name, limit, errors)
+            try:
+                ended = self._collect(name, limit, errors)
+            except Exception as error:  # such as a reply that is none: the other stages run all the same
+                ended = f"{type(error).__name__}: {str(error)[:200]}"
             errors.seek(0)
             last = errors.read().strip().splitlines()[-1:] or ["it said nothing"]
         if name == "machine" and ended == "":
@@ -128,9 +160,9 @@ class Run:
         yield from (f"{name}: {fact}" for name, fact in self._facts.items())
         yield f"seconds in all: {self.seconds():.0f}"
         yield ""
-        yield from table(self.figures)
+        yield from table(self.figures, self._facts.get("gpu", ""))
         yield ""
-        yield "goals, for an H200"
+        yield "goals, for an H100"
         if self._emulated:
             yield "  emulated: no goal is held against these figures"
         else:
@@ -138,7 +170,7 @@ class Run:
 
     def write(self) -> None:
         """Write the results so far."""
-        ceilings = Ceilings.of(self.figures)
+        ceilings = Ceilings.of(self.figures, self._facts.get("gpu", ""))
         rows = (row(figure, ceilings) for figure in self.figures)
         write_csv(self._stem.with_name(f"{self._stem.name}.csv"), self._facts, HEADER, rows)
         text = "\n".join(self.lines())
@@ -157,13 +189,14 @@ class Run:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Test and measure minillm on a GPU.", allow_abbrev=False)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: {' '.join(QUARTER)})"
+    )
     parser.add_argument(
         "--shapes",
         type=_names,
-        default=SHAPES,
         metavar="A,B",
-        help=f"published shapes of any family, as tinyllama-1.1b,llama-3.1-8b (default: {','.join(SHAPES)})",
+        help=f"published shapes of any family (default: {','.join(MODELS)}; of other parts {','.join(SHAPES)})",
     )
     parser.add_argument("--stages", type=_names, metavar="A,B", help="only these stages of the parts")
     parser.add_argument(
@@ -194,7 +227,7 @@ def check(args: argparse.Namespace) -> None:
     for kind, names, known in (
         ("part", args.parts, PARTS),
         ("stage", args.stages or (), stages),
-        ("shape", args.shapes, published()),
+        ("shape", args.shapes or (), published()),
     ):
         for name in names:
             if name not in known:
@@ -209,9 +242,13 @@ def run(part: str, args: argparse.Namespace, folder: Path) -> None:
     Raises:
         BenchmarkError: there is no GPU.
     """
-    this = Run(part, args.out, folder, EMULATED if args.emulated else args.shapes, emulated=args.emulated)
+    usual = MODELS if part in QUARTER else SHAPES
+    this = Run(part, args.out, folder, EMULATED if args.emulated else args.shapes or usual, emulated=args.emulated)
     if error := this.stage("machine", limit=60):
         raise BenchmarkError(error)
+    parts = args.parts or QUARTER
+    if part == parts[0]:
+        say(plan(parts, args.budget))
     try:
         for name, limit in PARTS[part].items():
             if args.stages and name not in args.stages:
@@ -220,14 +257,21 @@ def run(part: str, args: argparse.Namespace, folder: Path) -> None:
             if left < LEAST_SECONDS:
                 this.figures.append(Figure(name, "", "", note=f"left out: the budget of {args.budget} s is spent"))
                 continue
-            say(f"{name}: at most {min(left, limit):.0f} s")
-            if error := this.stage(name, min(left, limit)):
+            limit = min(left, limit * (EMULATED_SLOWER if args.emulated else 1))
+            say(f"{name}: at most {limit:.0f} s")
+            if error := this.stage(name, limit):
                 this.figures.append(Figure(name, "", "", note=f"failed: {error}"))
             this.pack()
     finally:
         this.pack()
     print("\n".join(this.lines()))
     print(f"written: {this.archive}")
+
+
+def plan(parts: Sequence[str], budget: int) -> str:
+    """The most seconds that parts may take, in one line."""
+    most = {part: min(budget, sum(PARTS[part].values())) for part in parts}
+    return "at most " + ", ".join(f"{part} {seconds} s" for part, seconds in most.items()) + f": {sum(most.values())} s"
 
 
 def _stop(number: int, frame: object) -> None:
@@ -241,9 +285,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check(args)
         before = signal.signal(signal.SIGTERM, _stop)
         try:
-            for part in args.parts or PARTS:
+            for part in args.parts or QUARTER:
                 with tempfile.TemporaryDirectory() as folder:
-                    run(part, args, Path(folder))
+                    try:
+                        run(part, args, Path(folder))
+                    except BenchmarkError:
+                        raise
+                    except Exception as error:  # the parts after it run all the same
+                        print(f"gpu: part {part} ended: {type(error).__name__}: {error}", file=sys.stderr)
         finally:
             signal.signal(signal.SIGTERM, before)
     except BenchmarkError as error:

@@ -4,6 +4,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
 from typing import Any
 
 from gpu_figures import DECODE, DEVICE_TIME, OURS, PREFILL, Figure, Sizes, median_and_best
@@ -22,20 +23,22 @@ from minillm.models import published_config
 HALF = Storage.all_in("float16")
 WARM_UP = 4
 """Steps before the timing: the first compiles, the second is captured."""
+BIT_STEPS = 6
+"""Steps whose logits are compared"""
 
 
-def engine(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
-    """Measure every shape in float16, and its decode steps with weights of 8 and 4 bits."""
-    for shape in shapes:
-        for form in ("float16", "int8", "int4"):
+def engine(sizes: Sizes, shapes: list[str], dtype: str = "float16") -> Iterator[Figure]:
+    """Measure every shape in 16 bits, then the decode steps of each with weights of 8 and 4 bits."""
+    for form in (dtype, "int8", "int4"):
+        for shape in shapes:
             try:
-                yield from _shape(sizes, shape) if form == "float16" else _fewer_bits(sizes, shape, form)
+                yield from _shape(sizes, shape, dtype) if form == dtype else _fewer_bits(sizes, shape, form)
             except Exception as error:  # a shape that is too large must not end the others
                 yield Figure(OURS, shape, form, note=f"failed: {type(error).__name__}: {error}")
             gc.collect()  # frees the weights before the next
 
 
-def dependent(sizes: Sizes, shapes: list[str], *, emulated: bool) -> Iterator[Figure]:
+def dependent(sizes: Sizes, shapes: list[str], dtype: str = "float16", *, emulated: bool) -> Iterator[Figure]:
     """Decode steps launched dependently, and plainly before and after; whether the tokens are the same."""
     if emulated:
         setattr(devices, "Driver", _PlainDriver)  # noqa: B010
@@ -44,21 +47,25 @@ def dependent(sizes: Sizes, shapes: list[str], *, emulated: bool) -> Iterator[Fi
         for how in ("plainly", "dependently", "plainly again"):
             os.environ["MINILLM_CUDA_DEPENDENT"] = str(int(how == "dependently"))
             try:
-                for figure in _dependent_steps(sizes, shape, said):
+                for figure in _dependent_steps(sizes, shape, dtype, said):
                     yield figure._replace(part="dependent", what=f"{figure.what}, {how}".lstrip(", "))
             except Exception as error:  # one way that fails must not end the others
                 yield Figure("dependent", shape, how, note=f"failed: {type(error).__name__}: {error}")
             gc.collect()
 
 
-def _dependent_steps(sizes: Sizes, shape: str, said: list[Any]) -> Iterator[Figure]:
-    """Decode steps of every batch; `said` gets the tokens that follow a prompt."""
+def _dependent_steps(sizes: Sizes, shape: str, dtype: str, said: list[Any]) -> Iterator[Figure]:
+    """Decode steps of every batch; `said` gets the bits of the logits that follow some prompts.
+
+    Tokens would say less: of random weights they repeat, whatever a fault does to the logits. Before each replay all
+    memory for results becomes NaN: what a kernel reads too early is otherwise the step before's, which is nearly right.
+    """
     config, batch = published_config(shape), max(sizes.batches)
     room = batch * (sizes.prompt + sizes.new_tokens + 32) * cache_bytes_per_token(config, HALF)
-    with Engine.random(shape, device="cuda", dtype="float16", max_batch_size=batch, cache_bytes=room) as engine:
-        watch, prompt = Watch(engine), token_ids(1, sizes.prompt, config.vocab_size)
-        said.append(engine.generate(prompt, max_new_tokens=16, eos_token_id=()).token_ids)
-        yield Figure("", shape, "", note="the same tokens" if said[-1] == said[0] else "OTHER TOKENS than at first")
+    with Engine.random(shape, device="cuda", dtype=dtype, max_batch_size=batch, cache_bytes=room) as engine:
+        said.append([_bits(engine, sizes, each) for each in sizes.batches])
+        yield Figure("", shape, "", note="the same bits" if said[-1] == said[0] else "OTHER BITS than at first")
+        watch = Watch(engine)
         for each in sizes.batches:
             yield from _decode(engine, watch, sizes, config, shape, each)
 
@@ -75,6 +82,28 @@ def _fewer_bits(sizes: Sizes, shape: str, form: str) -> Iterator[Figure]:
                 yield figure._replace(what=f"{figure.what}, {form}")
 
 
+def _bits(engine: Engine, sizes: Sizes, batch: int) -> list[str]:
+    """A digest of the logits of each of several steps of some sequences; the third is the first to be replayed."""
+    runner, config = engine.runner, engine.config
+    backend: Any = runner.backend
+    sequences = [TokenSequence(token_ids(i, sizes.prompt, config.vocab_size)) for i in range(batch)]
+    digests = []
+    try:
+        runner.forward(sequences, [sizes.prompt] * batch)
+        for step in range(BIT_STEPS):
+            for i, sequence in enumerate(sequences):
+                sequence.token_ids.append((7 * step + i) % config.vocab_size)
+            for scratch in backend.memory._scratch.values():
+                for buffer in scratch.arena._buffers.values():
+                    buffer[...] = 0xFF
+            logits = runner.forward(sequences, [1] * batch).logits
+            digests.append(sha256(backend.device.copy_of(logits).tobytes()).hexdigest())
+    finally:
+        for sequence in sequences:
+            runner.cache.free(sequence)
+    return digests
+
+
 class _PlainDriver:
     """In place of NVIDIA's driver, for --emulated."""
 
@@ -84,11 +113,11 @@ class _PlainDriver:
         launch()
 
 
-def _shape(sizes: Sizes, shape: str) -> Iterator[Figure]:
+def _shape(sizes: Sizes, shape: str, dtype: str) -> Iterator[Figure]:
     config, batch = published_config(shape), max(sizes.batches)
     positions = max(batch * (sizes.prompt + sizes.new_tokens), sizes.prefills * sizes.prefill) + 32 * batch
     room = positions * cache_bytes_per_token(config, HALF)
-    with Engine.random(shape, device="cuda", dtype="float16", max_batch_size=batch, cache_bytes=room) as engine:
+    with Engine.random(shape, device="cuda", dtype=dtype, max_batch_size=batch, cache_bytes=room) as engine:
         weights = weights_bytes(config, HALF)
         note = f"{weights / 2**30:.2f} GiB, drawn on the device"
         yield Figure(OURS, shape, "weights", engine.load_seconds, engine.load_seconds, note=note)

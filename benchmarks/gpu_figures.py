@@ -30,11 +30,17 @@ class Sizes(NamedTuple):
     cold: int = 512 << 20
     """Bytes read by successive launches of one kernel, more than a cache holds"""
     repeats: int = 11
+    checked_rows: tuple[int, ...] = (1, 4, 8, 32, 64, 100, 128, 129, 2000)
+    """Rows of products whose results are compared: of each kernel, of one wave of blocks and of several"""
+    checked_contexts: tuple[int, ...] = (160, 1024, 8192)
+    checked_queries: int = 512
+    """New tokens of a context that is compared, whose scores have to fit in memory"""
 
 
 TINY = Sizes(
     batches=(1, 3), prompt=5, new_tokens=30, steps=3, prefill=20, short_prefill=10, prefills=2, context=40, window=24,
-    copy=1 << 16, product=64, cold=1 << 14, repeats=2,
+    copy=1 << 16, product=64, cold=1 << 14, repeats=2, checked_rows=(1, 9, 130), checked_contexts=(40,),
+    checked_queries=20,
 )  # fmt: skip
 """Sizes for --emulated, which only shows that everything runs"""
 
@@ -75,10 +81,12 @@ class Ceilings(NamedTuple):
     """Bytes per second, read and written, of a large copy"""
     rate: float
     """FLOPs per second of a large library product of 16-bit numbers"""
+    datasheet: float = 0.0
+    """Bytes per second of this GPU's memory, by `DATASHEET`"""
 
     @classmethod
-    def of(cls, figures: Iterable[Figure]) -> "Ceilings":
-        """The ceilings among some figures."""
+    def of(cls, figures: Iterable[Figure], gpu: str = "") -> "Ceilings":
+        """The ceilings among some figures, and those of a GPU with this name."""
         bandwidth = rate = 0.0
         for figure in figures:
             if figure.part == "ceilings" and figure.seconds:
@@ -86,7 +94,7 @@ class Ceilings(NamedTuple):
                     bandwidth = figure.bytes / figure.seconds
                 if figure.what == PRODUCT.format("float16"):
                     rate = figure.flops / figure.seconds
-        return cls(bandwidth, rate)
+        return cls(bandwidth, rate, next((peak for name, peak in DATASHEET.items() if name in gpu), 0.0))
 
     def floor(self, figure: Figure) -> float:
         """Least seconds for a figure's bytes and FLOPs; 0: unknown."""
@@ -104,12 +112,14 @@ class Ceilings(NamedTuple):
 
 
 COPY, PRODUCT = "copy, read and written", "product {}, by the library"
-OURS, EAGER, COMPILED = "engine", "transformers eager", "transformers compiled"
+OURS, EAGER, COMPILED, LOOP = "engine", "transformers eager", "transformers compiled", "torch compiled loop"
 DECODE, PREFILL, DEVICE_TIME = "decode, batch {}", "prefill, {} x {}", "decode, batch {}, on the device"
 PREFILL_ATTENTION = "attention, prefill {}"
+DATASHEET = {"H100 PCIe": 2.0e12, "H100 NVL": 3.9e12, "H100": 3.35e12, "H200": 4.8e12, "A100": 2.04e12, "B200": 8.0e12}
+"""Bytes per second of a GPU's memory by its maker, which publications divide by; the first name in the GPU's counts"""
 HEADER = (
-    "part", "shape", "what", "median_us", "best_us", "floor_us", "of_ceiling", "tokens_per_second", "gb_per_second",
-    "tflop_per_second", "launches", "note",
+    "part", "shape", "what", "median_us", "best_us", "floor_us", "of_ceiling", "of_datasheet", "tokens_per_second",
+    "gb_per_second", "tflop_per_second", "launches", "note",
 )  # fmt: skip
 
 
@@ -125,6 +135,7 @@ def row(figure: Figure, ceilings: Ceilings) -> list[str]:
         _number(1e6 * figure.best, ".2f"),
         _number(1e6 * floor, ".2f"),
         _number(share, ".3f"),
+        _number(figure.bytes / seconds / ceilings.datasheet if seconds and ceilings.datasheet else 0, ".3f"),
         _number(figure.speed, ".1f"),
         _number(figure.bytes / seconds / 1e9 if seconds else 0, ".1f"),
         _number(figure.flops / seconds / 1e12 if seconds else 0, ".2f"),
@@ -133,18 +144,18 @@ def row(figure: Figure, ceilings: Ceilings) -> list[str]:
     ]
 
 
-def table(figures: Sequence[Figure]) -> list[str]:
-    """The lines of the table."""
-    ceilings = Ceilings.of(figures)
-    heads = ("us", "floor us", "of ceiling", "tokens/s", "GB/s", "TFLOP/s", "launches")
+def table(figures: Sequence[Figure], gpu: str = "") -> list[str]:
+    """The lines of the table, measured on a GPU with this name."""
+    ceilings = Ceilings.of(figures, gpu)
+    heads = ("us", "floor us", "of copy", "datasheet", "tokens/s", "GB/s", "TFLOP/s", "launches")
     lines = [f"{'':44}" + "".join(f"{head:>11}" for head in heads)]
     before = None
     for figure in figures:
         if (figure.part, figure.shape) != before:
             before = figure.part, figure.shape
             lines.append(" ".join(filter(None, before)))
-        _, _, what, median, _, floor, share, speed, bandwidth, rate, launches, note = row(figure, ceilings)
-        cells = "".join(f"{cell:>11}" for cell in (median, floor, share, speed, bandwidth, rate, launches))
+        _, _, what, median, _, *numbers, note = row(figure, ceilings)
+        cells = "".join(f"{cell:>11}" for cell in (median, *numbers))
         lines.append(f"  {what:<42}{cells}  {note}".rstrip())
     return lines
 
@@ -154,7 +165,7 @@ def _number(value: float, form: str) -> str:
 
 
 class Goal(NamedTuple):
-    """A goal for an H200, and its result."""
+    """A goal for an H100, and its result."""
 
     text: str
     value: float | None
@@ -185,10 +196,10 @@ def goals(figures: Sequence[Figure]) -> Iterator[Goal]:
         share = ceilings.share(found[OURS, shape, first]) if (OURS, shape, first) in found else 0.0
         yield Goal(f"{shape}, {first}: share of the copy bandwidth", share or None, aim)
     for (part, shape, what), theirs in found.items():
-        if part == COMPILED:
+        if part in (COMPILED, LOOP):
             ours = found.get((OURS, shape, what))
             ratio = ours.speed / theirs.speed if ours else None
-            yield Goal(f"{shape}, {what}: times as fast as compiled transformers", ratio, 1)
+            yield Goal(f"{shape}, {what}: times as fast as {part}", ratio, 1)
     for shape in dict.fromkeys(["opt-6.7b", "opt-13b", *(f.shape for f in figures if f.part == OURS)]):
         prefill = max(shares(shape, "prefill"), default=None)
         yield Goal(f"{shape}, prefill: share of the library product's rate", prefill, 0.7)
@@ -196,5 +207,11 @@ def goals(figures: Sequence[Figure]) -> Iterator[Goal]:
         alone = [f for f in found.values() if f.shape == shape and f.what.startswith(PREFILL_ATTENTION.format(""))]
         rate = max((f.flops / f.seconds / 1e12 for f in alone), default=None)
         yield Goal(f"{shape}, prefill attention with heads of 128: TFLOP/s", rate, 175)
+    verdicts = [figure.note for figure in figures if figure.part == "verify"]
+    wrong = sum(note.startswith("WRONG") for note in verdicts) if verdicts else None
+    yield Goal("results at real sizes that are wrong", wrong, 0, at_most=True)
+    for shape, what, aim in (("llama-3.2-1b", first, 900), ("llama-3.1-8b", f"{first}, int4", 1600)):
+        step = found.get((OURS, shape, what))
+        yield Goal(f"{shape}, {what}: microseconds a step", 1e6 * step.seconds if step else None, aim, at_most=True)
     step = found.get((OURS, "opt-125m", first))
     yield Goal(f"opt-125m, {first}: microseconds a step", 1e6 * step.seconds if step else None, 150, at_most=True)

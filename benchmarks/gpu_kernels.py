@@ -12,6 +12,7 @@ from minillm.backends.cuda import attention, linear, rows, sampling
 from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.device import CupyDevice
 from minillm.backends.cuda.kernels import Kernels
+from minillm.backends.cuda.memory import StepScratch
 from minillm.backends.cuda.random import fill_bits, fill_normal
 from minillm.backends.cuda.weights import number_type
 from minillm.backends.formats import INT4, INT8, Format
@@ -47,12 +48,12 @@ Call = Callable[[], object]
 class Clock:
     """Times calls on the GPU between two events, of a captured graph where host calls would be in the way."""
 
-    def __init__(self, sizes: Sizes) -> None:
-        self.sizes = sizes
+    def __init__(self, sizes: Sizes, storage: str = "float16") -> None:
+        self.sizes, self.storage = sizes, storage
         self.device = CupyDevice()
         self.device.activate()
         self.xp = self.device.xp
-        self.kernels = Kernels(CupyLauncher(), "float16")
+        self.kernels = Kernels(CupyLauncher(), storage)
 
     def singly(self, call: Call) -> list[float]:
         """Seconds of each call, host included; for calls that take much longer than their launch."""
@@ -136,13 +137,14 @@ class Bench:
 
     def __init__(self, clock: Clock, config: ModelConfig) -> None:
         self.clock, self.config, self.sizes = clock, config, clock.sizes
-        self.kernels, self.xp = clock.kernels, clock.xp
+        self.kernels, self.xp, self.dtype = clock.kernels, clock.xp, number_type(clock.storage)
+        self.scratch = StepScratch(clock.device, self.dtype)
         self.model = shape_model(config, ShapeBackend())
         self._seed = 0
 
     def normal(self, *shape: int, std: float = 0.05) -> Any:
         """Random numbers, not zeros: power, and so the clock rate, depends on the numbers."""
-        out = self.xp.empty(shape, np.float16)
+        out = self.xp.empty(shape, self.dtype)
         self._seed += 1
         fill_normal(self.kernels, out, self._seed, std)
         return out
@@ -151,41 +153,48 @@ class Bench:
         """Time captured calls."""
         return Figure("", "", what, **median_and_best(self.clock.captured(calls)), **amounts)
 
-    def products(self) -> Iterator[Figure]:
-        """Each projection, with as many rows as a step has; for many rows also by the library."""
+    @property
+    def linears(self) -> dict[str, Weight]:
+        """The projections of a layer and the head, on shapes alone."""
         block = self.model.layers[0]
         unlike = ConvolutionBlock | DeltaNetBlock | MambaBlock | Sublayer
         assert isinstance(self.model.head, LMHead) and not isinstance(block, unlike)
         attention, mlp = block.attention, block.mlp
-        linears = {
+        return {
             "qkv": attention.qkv,
             "out": attention.out,
             "up": mlp.up if isinstance(mlp, MLP) else mlp.gate_up,
             "down": mlp.down,
             "head": self.model.head.weight,
         }
-        for name, weight in linears.items():
+
+    def products(self) -> Iterator[Figure]:
+        """Each projection, with as many rows as a step has; for many rows also by the library."""
+        mlp = self.model.layers[0].mlp  # type: ignore[union-attr]  # as `linears` asserts
+        for name, weight in self.linears.items():
             (outputs, inputs), is_head = weight.shape, name == "head"
             weights = [self.normal(outputs, inputs) for _ in range(self.clock.copies(NUMBER * outputs * inputs))]
             bias = None if weight.bias is None else self.xp.zeros(outputs, np.float32)
             activation = mlp.activation if name == "up" and isinstance(mlp, MLP) else None
             for T in (*self.sizes.batches, *([] if is_head else [self.sizes.prefill])):
-                out = self.xp.empty((T, outputs), np.float32 if is_head else np.float16)
+                out = self.xp.empty((T, outputs), np.float32 if is_head else self.dtype)
                 residual = self.normal(T, outputs) if name in ("out", "down") else None
                 yield from self._product(name, self.normal(T, inputs), weights, bias, out, activation, residual)
             if not is_head:
                 yield from self._integer_products(name, outputs, inputs)
 
     def _integer_products(self, name: str, outputs: int, inputs: int) -> Iterator[Figure]:
-        """A projection in 8 and in 4 bits, for as many rows as a decode step has."""
+        """A projection in 8 and in 4 bits, for as many rows as a decode step has, as the engine computes them."""
+        expanding = linear.Products(self.kernels, None, lambda numbers: self.xp.empty(numbers, self.dtype))
         for form in (INT8, INT4):
             size = outputs * form.row_bytes(inputs)
             weights = [self.quantized(outputs, inputs, form) for _ in range(self.clock.copies(size))]
             for T in self.sizes.batches:
-                x, out = self.normal(T, inputs), self.xp.empty((T, outputs), np.float16)
+                x, out = self.normal(T, inputs), self.xp.empty((T, outputs), self.dtype)
 
                 def multiply(weight: Quantized, x: Any = x, out: Any = out) -> Callable[[], object]:
-                    return partial(linear.linear, self.kernels, linear.Product(x, weight, None, out))
+                    product = linear.Product(x, weight, None, out, None, None, self.scratch.splits)
+                    return partial(expanding.linear, product)
 
                 amounts = {"bytes": size + x.nbytes + out.nbytes, "flops": 2 * T * outputs * inputs}
                 yield self.figure(f"{name}, {T} rows, {form.name}", [*map(multiply, weights)], **amounts)
@@ -206,7 +215,8 @@ class Bench:
         (T, inputs), outputs = x.shape, out.shape[1]
         some = weights if max(self.sizes.batches) >= T else weights[:4]
 
-        products = [linear.Product(x, weight, bias, out, activation, residual) for weight in some]
+        room = self.scratch.splits  # as the engine has it: several blocks share a tile
+        products = [linear.Product(x, weight, bias, out, activation, residual, room) for weight in some]
         moved = NUMBER * (outputs * inputs + T * inputs) + out.nbytes + (0 if residual is None else residual.nbytes)
         amounts: dict[str, Any] = {"bytes": moved, "flops": 2 * T * outputs * inputs}
         ours: list[Callable[[], object]] = [partial(linear.linear, self.kernels, product) for product in products]
@@ -219,7 +229,8 @@ class Bench:
                 self.xp.matmul(x, weight.T, out=out)
 
         seconds = [each / len(some) for each in self.clock.singly(library)]
-        yield Figure("", "", f"{name}, {T} rows, by the library", **median_and_best(seconds), **amounts)
+        note = "call by call: below 30 us it is CuPy's host; the peers' torch.mm runs in a graph"
+        yield Figure("", "", f"{name}, {T} rows, by the library", **median_and_best(seconds), **amounts, note=note)
         if bias is not None or residual is not None or activation is not None:
             finish: list[Callable[[], object]] = [partial(linear.finish_product, self.kernels, products[0])]
             read = 2 * out.nbytes + (0 if residual is None else residual.nbytes)
@@ -228,8 +239,10 @@ class Bench:
     def attention(self) -> Iterator[Figure]:
         """One layer's attention: a decode step, full or with a window, and a prefill."""
         (H, K, D), S = self.heads, self.sizes.context
-        for window in (None, self.sizes.window):
-            seen, words = (S, "") if window is None else (window, f", window {window}")
+        short = self.sizes.prompt + self.sizes.steps // 2  # where whole decode steps are timed
+        for S, window in ((short, None), (S, None), (S, self.sizes.window)):  # noqa: B020
+            seen = S if window is None else window
+            words = f", context {S}" if window is None else f", window {window}"
             for N in self.sizes.batches:
                 moved = 2 * NUMBER * N * seen * K * D + 2 * NUMBER * N * H * D
                 flops = 4 * N * seen * H * D
@@ -257,7 +270,7 @@ class Bench:
             context_lens=self.integers([S] * N),
             block_table=self.integers(np.arange(N * B).reshape(N, B)),
         )
-        out = self.xp.empty((T, H, D), np.float16)
+        out = self.xp.empty((T, H, D), self.dtype)
         partials = self.xp.zeros(attention.partials_size(N, H, D, B * PAGE), np.float32)
         workspace = attention.Workspace(partials, self.xp.zeros(N * H, np.int32))
 
@@ -294,7 +307,7 @@ class Bench:
         E = self.config.hidden_size
         gain, bias = (self.xp.zeros(E, np.float32) for _ in range(2))
         for T in (*self.sizes.batches, self.sizes.prefill):
-            x, out = self.normal(T, E), self.xp.empty((T, E), np.float16)
+            x, out = self.normal(T, E), self.xp.empty((T, E), self.dtype)
 
             def layer_norm(x: Any = x, out: Any = out) -> None:
                 rows.layer_norm(self.kernels, x, gain, bias, NORM_EPSILON, out)
@@ -313,7 +326,7 @@ class Bench:
         for T in (*self.sizes.batches, self.sizes.prefill):
             qkv = self.normal(T, H + 2 * K, D)
             batch: Any = SimpleNamespace(positions=self.integers(np.arange(T)), query_starts=self.integers([0, T]))
-            outs = self.xp.empty((T, H, D), np.float16), self.xp.empty((T, K, D), np.float16)
+            outs = self.xp.empty((T, H, D), self.dtype), self.xp.empty((T, K, D), self.dtype)
 
             def turn(qkv: Any = qkv, batch: Any = batch, outs: Any = outs) -> None:
                 rows.rotary(self.kernels, qkv[:, :H], qkv[:, H : H + K], batch, rotation, *outs)
@@ -325,7 +338,7 @@ class Bench:
         """The gate of a gated MLP of the shape's width, even if its own has none."""
         F = self.config.intermediate_size
         for T in (*self.sizes.batches, self.sizes.prefill):
-            x, out = self.normal(T, 2 * F), self.xp.empty((T, F), np.float16)
+            x, out = self.normal(T, 2 * F), self.xp.empty((T, F), self.dtype)
 
             def glu(x: Any = x, out: Any = out) -> None:
                 rows.glu(self.kernels, x, "silu", out)

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 from gpu_figures import TINY, Figure, Sizes
 
+MISSING_BARRIER = 1
+"""Of `Plant` in planted.cu"""
 ROOT = Path(__file__).parents[1]
 TESTS = "tests/backends/cuda"
 ONE_OF_EACH = (
@@ -50,6 +52,8 @@ class Task(NamedTuple):
 
     shapes: list[str]
     emulated: bool
+    dtype: str = "float16"
+    """Of whole models"""
 
     @property
     def sizes(self) -> Sizes:
@@ -207,16 +211,64 @@ def _kernels(task: Task) -> Iterator[Figure]:
     return kernels(task.sizes, task.shapes)
 
 
+def _verify(task: Task) -> Iterator[Figure]:
+    from gpu_verify import verify
+
+    return verify(task.sizes, task.shapes)
+
+
 def _engine(task: Task) -> Iterator[Figure]:
     from gpu_engine import engine
 
-    return engine(task.sizes, task.shapes)
+    return engine(task.sizes, task.shapes, task.dtype)
 
 
 def _dependent(task: Task) -> Iterator[Figure]:
     from gpu_engine import dependent
 
-    return dependent(task.sizes, task.shapes, emulated=task.emulated)
+    return dependent(task.sizes, task.shapes, task.dtype, emulated=task.emulated)
+
+
+def _torch(task: Task) -> Iterator[Figure]:
+    from gpu_torch import torch_peers
+
+    return torch_peers(task.sizes, task.shapes, emulated=task.emulated)
+
+
+def _ranks(task: Task) -> Iterator[Figure]:
+    from gpu_ranks import ranks
+
+    return ranks(emulated=task.emulated)
+
+
+def planted(task: Task) -> Iterator[Figure]:
+    """Whether racecheck finds a race that is there: else that it finds none says nothing."""
+    program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if not program:
+        yield Figure("planted", "", "", note="left out: without compute-sanitizer")
+        return
+    command = [program, "--tool", "racecheck", "--error-exitcode", "86", sys.executable, __file__, "race", sys.argv[2]]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    print(done.stdout, file=sys.stderr)
+    verdict = "found, as it should be" if done.returncode == 86 else f"NOT FOUND: exit code {done.returncode}"
+    yield Figure("planted", "", "a race that racecheck has to find", note=verdict)
+
+
+def race(task: Task) -> Iterator[Figure]:
+    """Run a kernel whose warps read what others may not have written yet."""
+    import numpy as np
+
+    from minillm.backends.cuda.compiling import CupyLauncher
+
+    launcher = CupyLauncher()
+    import cupy
+
+    source = ROOT / TESTS / "planted.cu"
+    kernel = launcher.module(source, ("-DMINILLM_STORAGE=32",)).get_function("reverse_twice")
+    x, out = cupy.asarray(np.arange(256, dtype=np.float32)), cupy.zeros(256, np.float32)
+    kernel((1,), (256,), (out, x, np.int32(MISSING_BARRIER)))
+    cupy.asnumpy(out)
+    yield Figure("race", "", "ran")
 
 
 def _transformers(task: Task) -> Iterator[Figure]:
@@ -246,8 +298,13 @@ STAGES: dict[str, Callable[[Task], Iterator[Figure]]] = {
     "launches": _launches,
     "ceilings": _ceilings,
     "kernels": _kernels,
+    "verify": _verify,
     "engine": _engine,
     "transformers": _transformers,
+    "torch": _torch,
+    "ranks": _ranks,
+    "planted": planted,
+    "race": race,
     "dependent": _dependent,
     **{tool: sanitizer(tool) for tool in ("memcheck", "racecheck", "synccheck", "initcheck")},
 }

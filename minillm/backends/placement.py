@@ -102,7 +102,8 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     stored in it, else in float16.
 
     With MINILLM_CUDA_DEBUG=1 in the environment the kernels check indices against their bounds; with
-    MINILLM_CUDA_DEPENDENT=0 those of a recorded step are not launched dependently, with 1 they must be.
+    MINILLM_CUDA_DEPENDENT=0 those of a recorded step are not launched dependently, with 1 they must be, in steps of any
+    number of sequences.
     """
     if placement.backend != "auto":
         raise DeviceError(f"backend {placement.backend!r} computes on a CPU: leave it out with device 'cuda'")
@@ -117,7 +118,7 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
         )
     from .cuda.backend import CudaBackend
     from .cuda.compiling import CupyLauncher
-    from .cuda.dependent import check_architecture, has_dependent_launches
+    from .cuda.dependent import MOST_ROWS, check_architecture, has_dependent_launches
     from .cuda.device import CupyDevice
 
     launcher = CupyLauncher()  # checks first for a GPU
@@ -126,7 +127,9 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
         check_architecture(launcher.architecture)
     early = dependent == "1" or (dependent != "0" and has_dependent_launches(launcher.architecture))
     switches = {"debug": debug == "1", "dependent": early}
-    return CudaBackend(CupyDevice(), launcher, placement.dtype, max_batch_size=max_batch_size, **switches)
+    rows = None if dependent == "1" else MOST_ROWS
+    form = placement.dtype
+    return CudaBackend(CupyDevice(), launcher, form, max_batch_size=max_batch_size, dependent_rows=rows, **switches)
 
 
 def _set_threads(threads: int) -> None:

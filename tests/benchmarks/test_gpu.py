@@ -22,6 +22,7 @@ emulated = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 SANITIZER = """#!/bin/sh
 echo "3 passed, 9 deselected in 1.00s"
 echo "========= ERROR SUMMARY: 2 errors"
+case "$*" in *" race "*) exit 86;; esac
 """
 TABLE = """==PROF== Connected to process 7
 "ID","Kernel Name","dram__bytes.sum","gpu__time_duration.sum","launch__grid_size","launch__registers_per_thread"
@@ -77,6 +78,7 @@ def rows_of(text: str) -> list[dict[str, str]]:
     [
         "correct",
         "sanitize",
+        *(pytest.param(part, marks=pytest.mark.exhaustive) for part in "ABD"),
         *(pytest.param(part, marks=pytest.mark.exhaustive) for part in ("profile", "speed", "dependent")),
     ],
 )
@@ -99,7 +101,17 @@ def test_everything_runs_emulated(part: str, tmp_path: Path, subprocess_environm
     assert text.splitlines()[-1] == done.stdout.splitlines()[-2], "what is printed is what is written"
     rows = rows_of(files[f"gpu_{part}_emulated.csv"])
     found = {(row["part"], row["what"]): row for row in rows}
-    if part == "correct":
+    if part == "A":
+        verdicts = [row["note"] for row in rows if row["part"] == "verify"]
+        assert len(verdicts) > 100 and all(verdict.startswith("right: ") for verdict in verdicts)
+        assert [row["note"] for row in rows if row["part"] == "planted"] == ["found, as it should be"]
+        assert found["engine", "decode, batch 3, int4"]["median_us"]
+    elif part == "B":
+        assert [row["note"] for row in rows if row["what"] == "dependently"] == ["the same bits"] * 2
+    elif part == "D":
+        notes = [row["note"] for row in rows]
+        assert len(notes) == 2 and all(note.startswith("right: the tokens of one process, 3 of 3") for note in notes)
+    elif part == "correct":
         assert found["compile", "kernels"]["note"] == "3 builds, 0 failed"
         assert "passed" in found["device tests", "tests/backends/cuda/test_gpu.py"]["note"]
         assert "passed" in found["tests", "tests/backends/cuda"]["note"]
@@ -121,7 +133,7 @@ def test_everything_runs_emulated(part: str, tmp_path: Path, subprocess_environm
         assert float(found["engine", "prefill, 2 x 20"]["tokens_per_second"]) > 0
     elif part == "dependent":
         notes = [row["note"] for row in rows if row["what"] in ("plainly", "dependently", "plainly again")]
-        assert notes == ["the same tokens"] * 6, "of two shapes"
+        assert notes == ["the same bits"] * 6, "of two shapes"
         steps = "decode, batch 3, on the device, {}"
         assert all(found["dependent", steps.format(how)]["median_us"] for how in ("plainly", "dependently"))
     else:
@@ -164,6 +176,23 @@ def test_a_budget_that_is_spent_and_a_stage_that_fails_are_named(
     assert "left out: the budget of 1 s is spent" in capsys.readouterr().out
 
 
+def test_a_reply_that_is_none_costs_nothing_that_was_measured(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = script.Run("A", tmp_path, tmp_path, [], emulated=True)
+    run.figures.append(figure := script.Figure("engine", "", "decode", 1.0))
+    monkeypatch.setattr(script.json, "loads", lambda text: 1 // 0)
+    monkeypatch.setattr(script.sys, "executable", "/bin/echo")
+    assert run.stage("engine", 60) == "ZeroDivisionError: integer division or modulo by zero"
+    run.pack()
+    assert run.figures == [figure] and "decode" in unpacked(run.archive)["gpu_A_emulated.txt"]
+
+
+def test_the_parts_of_a_quarter_of_an_hour_fit_in_it(script: Any) -> None:
+    """With the start of a machine."""
+    assert script.plan(script.QUARTER, script.BUDGET).endswith(": 850 s")
+
+
 @emulated
 @pytest.mark.slow
 def test_a_part_that_is_told_to_end_leaves_what_it_has_found(
@@ -190,9 +219,9 @@ def test_a_part_that_is_told_to_end_leaves_what_it_has_found(
         (["--shapes", "opt-1", "--out", "x"], "shape 'opt-1' is not known"),
         (
             ["kernels", "--out", "x"],
-            "part 'kernels' is not known: expected some of correct, profile, speed, dependent, sanitize",
+            "part 'kernels' is not known: expected some of A, B, C, D, correct, profile, speed, dependent, sanitize",
         ),
-        (["--stages", "beer", "--out", "x"], "stage 'beer' is not known: expected some of compile, device tests"),
+        (["--stages", "beer", "--out", "x"], "stage 'beer' is not known: expected some of compile, verify, device"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(
@@ -225,7 +254,7 @@ def test_a_share_is_the_floor_over_the_time(figures: Any) -> None:
     copy = figures.Figure("ceilings", "", figures.COPY, seconds=2e-3, bytes=8_000_000_000)
     product = figures.Figure("ceilings", "", figures.PRODUCT.format("float16"), seconds=1e-3, flops=800_000_000_000)
     ceilings = figures.Ceilings.of([copy, product])
-    assert ceilings == (4e12, 8e14)
+    assert ceilings == (4e12, 8e14, 0)
     by_memory = figures.Figure("kernels", "", "", seconds=4e-6, bytes=8_000_000, flops=800_000_000)
     assert ceilings.floor(by_memory) == pytest.approx(2e-6)
     assert ceilings.share(by_memory) == pytest.approx(0.5)
@@ -235,6 +264,9 @@ def test_a_share_is_the_floor_over_the_time(figures: Any) -> None:
     cells = dict(zip(figures.HEADER, figures.row(by_memory, ceilings), strict=True))
     assert cells["floor_us"] == "2.00" and cells["of_ceiling"] == "0.500" and cells["gb_per_second"] == "2000.0"
     assert figures.row(copy, ceilings)[figures.HEADER.index("of_ceiling")] == ""
+    by_name = figures.Ceilings.of([copy, product], "NVIDIA H100 80GB HBM3, 79.2 GiB")
+    cells = dict(zip(figures.HEADER, figures.row(by_memory, by_name), strict=True))
+    assert by_name.datasheet == 3.35e12 and cells["of_datasheet"] == "0.597"
 
 
 def test_goals_are_reached_missed_or_open(figures: Any) -> None:
@@ -263,9 +295,13 @@ def test_goals_are_reached_missed_or_open(figures: Any) -> None:
         "missed   opt-1.3b, decode, batch 1: share of the copy bandwidth: at least 0.75 are aimed at, 0.5 measured"
         in lines
     )
-    assert any(line.startswith("missed   opt-1.3b, decode, batch 1: times as fast as compiled") for line in lines)
+    assert any(line.startswith("missed   opt-1.3b, decode, batch 1: times as fast as transformers") for line in lines)
     assert "missed   opt-125m, decode, batch 1: microseconds a step: at most 150 are aimed at, 200 measured" in lines
     assert all(str(goal).startswith("open") for goal in figures.goals([]))
+    checked = [figures.Figure("verify", "", str(i), note=note) for i, note in enumerate(("right: 0.5", "WRONG: 9"))]
+    assert "missed   results at real sizes that are wrong: at most 0 are aimed at, 1 measured" in [
+        str(goal) for goal in figures.goals(checked)
+    ]
 
 
 @pytest.mark.reference

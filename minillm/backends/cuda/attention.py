@@ -5,7 +5,9 @@ can be captured in a CUDA graph. Attention without a kernel (a tree of guesses, 
 `attend_by_reference`.
 """
 
+from collections.abc import Iterable
 from functools import cache
+from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -103,8 +105,12 @@ def attend(
     spec: AttentionSpec,
     *,
     max_queries: int,
+    singles: int = 0,
 ) -> None:
     """Causal attention of every sequence of a ragged batch (`reference.attend`).
+
+    Sequences that decode in a pass with prompts have a launch of their own: the decode kernel reads keys and values
+    once for all heads that share them and divides a long context among blocks, which the prefill kernel does not.
 
     These kernels do not support the tree mask of `Span.tree`: a batch with a tree must go to the reference.
 
@@ -115,17 +121,35 @@ def attend(
         values: likewise, or a view of the last numbers of the keys [pages, K, P, V]
         batch: which rows belong to which sequence, and its pages
         out: [T, H, V], filled; rows past query_starts[N] are not changed
-        workspace: for batches of one query per sequence
+        workspace: for the sequences of one query
         spec: the variant, causal and without a bias, its slopes and sinks float32, slopes without a soft cap
         max_queries: an upper bound of the queries of one sequence. With 1 every sequence must have one, so that T = N.
+        singles: number of the first sequences, each of which has one query, of a batch with others after them
     """
     if len(q) == 0:
         return
     mask = Mask.of(spec, positions=batch.block_table.shape[1] * keys.shape[2])
     if is_decode(q, batch, max_queries):
         decode(kernels, q, keys, values, batch, out, workspace, mask)
-    else:
-        prefill(kernels, q, keys, values, batch, out, mask)
+        return
+    if singles:
+        first = Sequences(batch.query_starts, batch.context_lens[:singles], batch.block_table[:singles])
+        decode(kernels, q[:singles], keys, values, first, out[:singles], workspace, mask)
+        batch = Sequences(batch.query_starts[singles:], batch.context_lens[singles:], batch.block_table[singles:])
+    prefill(kernels, q, keys, values, batch, out, mask)
+
+
+class Sequences(NamedTuple):
+    """Some sequences of a batch, as `Ragged`; their rows are those of the whole batch."""
+
+    query_starts: Any
+    context_lens: Any
+    block_table: Any
+
+
+def count_singles(counts: Iterable[int]) -> int:
+    """The number of sequences before the first with several new tokens, of the numbers of their new tokens."""
+    return sum(1 for _ in takewhile(lambda count: count == 1, counts))
 
 
 def is_decode(q: Any, batch: Ragged, max_queries: int) -> bool:
@@ -170,8 +194,9 @@ def decode(
     pages, K, P, _ = keys.shape
     B = batch.block_table.shape[1]
     most = MAX_GROUP if D <= MAX_HEAD_DIM else WIDE_GROUP if V < D else MAX_GROUP // 2
-    split, group = split_of(D, q.dtype.itemsize), _group(H // K, most)
+    split = split_of(D, q.dtype.itemsize)
     splits = -(-mask.window // split)
+    group = group_of(H // K, most, N * K * splits, kernels.processors)
     assert workspace.partials.size >= N * H * splits * (V + 2) and workspace.arrived.size >= N * H // group
     constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "GROUP": group, "SPLIT": split, **mask.constants}
     constants |= {} if V == D else {"VALUE_DIM": V}
@@ -331,6 +356,21 @@ def staged_bytes(D: int, itemsize: int) -> int:
     return 2 * 16 * batch * turns * DECODE_THREADS
 
 
-def _group(G: int, most: int) -> int:
-    """The largest divisor of G that a block can hold."""
-    return max(group for group in range(1, min(G, most) + 1) if G % group == 0)
+def group_of(G: int, most: int, blocks: int, processors: int) -> int:
+    """Heads of one K/V head that a block computes together: all that it can hold, unless processors would be idle.
+
+    Keys and values are read once for a block, but those of a few short contexts come from the L2 cache anyway, and
+    eight heads in one block are eight times its arithmetic while other processors have none. A head's sums have the
+    same order in each group, and so the same bits. What it gains is not yet measured.
+
+    Args:
+        G: query heads of a K/V head
+        most: heads that a block holds
+        blocks: there would be if each block took all heads of a K/V head
+        processors: of the device
+
+    Returns:
+        The largest divisor of G with as many blocks as processors, or 1.
+    """
+    divisors = [group for group in range(1, min(G, most) + 1) if G % group == 0]
+    return max((group for group in divisors if blocks * G // group >= processors), default=1)

@@ -55,6 +55,7 @@ class CudaBackend(Recordable, Backend):
         max_batch_size: int = 16,
         debug: bool = False,
         dependent: bool = False,
+        dependent_rows: int | None = None,
     ) -> None:
         """Set the device and the launcher of its kernels.
 
@@ -66,6 +67,7 @@ class CudaBackend(Recordable, Backend):
             max_batch_size: decode steps of more sequences are not recorded
             debug: check indices on the device
             dependent: kernels of a recorded step may begin before those before them have ended (`dependent.py`)
+            dependent_rows: in steps of up to so many sequences; None: in all
         """
         self.device = device
         self.kernels = Kernels(launcher, debug=debug, dependent=dependent)
@@ -76,6 +78,7 @@ class CudaBackend(Recordable, Backend):
         loader = CudaLoader(device, self.kernels, self._settle, WEIGHT_FORMATS[weights])
         sampler = CudaSampler(device, self.kernels)
         memory = CudaMemory(device, self.kernels, loader.uploader, sampler, self.products, max_batch_size)
+        memory.dependent_rows = dependent_rows
         super().__init__(loader, memory, sampler)
         form = loader.formats.projection
         if form is not None and not form.scale_bits:
@@ -363,7 +366,10 @@ class CudaBackend(Recordable, Backend):
 
     @recorded
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
-        """One launch for all sequences; variants without a kernel run as in the reference. [T, H, D] -> [T, H, V]"""
+        """One launch for sequences that decode and one for prompts; variants without a kernel run as in the reference.
+
+        [T, H, D] -> [T, H, V]
+        """
         assert isinstance(batch, DeviceBatch)
         keys, values = cache.layer(layer)
         (T, H, D), V = q.shape, values.shape[3]
@@ -378,8 +384,10 @@ class CudaBackend(Recordable, Backend):
             return attention.attend_by_reference(q, keys, values, queries, spec, self.xp, out)
         N, B = batch.block_table.shape
         seen = attention.reach(spec.window, B * self.memory.page_size)
-        room = self.memory.workspace.scratch.attention(N if batch.max_queries == 1 else 0, H, V, seen)
-        attention.attend(self.kernels, q, keys, values, batch, out, room, spec, max_queries=batch.max_queries)
+        singles = 0 if decodes else attention.count_singles(span.stop - span.start for span in batch.spans)
+        room = self.memory.workspace.scratch.attention(N if decodes else singles, H, V, seen)
+        counts = {"max_queries": batch.max_queries, "singles": singles}
+        attention.attend(self.kernels, q, keys, values, batch, out, room, spec, **counts)
         return out
 
     def _not_recorded(self) -> None:

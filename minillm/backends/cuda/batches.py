@@ -15,6 +15,9 @@ from .kernels import Kernels
 LEAST_PAGES = 16
 """The fewest columns of a block table; larger ones are a power of two, so that there are few shapes."""
 
+SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+"""Numbers of sequences that decode steps are padded to, the next one up; beyond, powers of two. Between 16 and 128
+there are two for each doubling: products and attention of 33 sequences would cost as much as of 64."""
 
 NOBODY: Mapping[str, int] = MappingProxyType({})
 """Numbers of adapters where there are none"""
@@ -200,14 +203,19 @@ def bucket_of(batch: Batch, rows: Any, max_batch_size: int, adapters: int = 0) -
         return None
     if batch.adapters and list(rows) != [*range(N)]:  # the head's rows have the adapters of their tokens
         return None
-    return Bucket(min(_power_of_two(N), max_batch_size), pages_of(batch.spans), adapters if batch.adapters else 0)
+    return Bucket(min(padded_to(N), max_batch_size), pages_of(batch.spans), adapters if batch.adapters else 0)
 
 
 def bucket_of_step(step: DecodeStep, page_size: int, max_batch_size: int, adapters: int = 0) -> Bucket:
     """The bucket of a decode step of at most `max_batch_size` sequences; `adapters` have numbers."""
     N, last = len(step.positions), int(step.positions.max())
     pages = max(LEAST_PAGES, _power_of_two(last // page_size + 1))
-    return Bucket(min(_power_of_two(N), max_batch_size), pages, adapters if step.adapters else 0)
+    return Bucket(min(padded_to(N), max_batch_size), pages, adapters if step.adapters else 0)
+
+
+def padded_to(sequences: int) -> int:
+    """The number of sequences of a step that so many are padded to."""
+    return next((size for size in SEQUENCES if size >= sequences), _power_of_two(sequences))
 
 
 def numbers_of(adapters: Sequence[str | None], numbers: Mapping[str, int]) -> list[int]:

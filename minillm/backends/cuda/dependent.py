@@ -66,6 +66,11 @@ EARLY_BYTES = 32 << 20
 """The largest matrix whose product begins early, and lets the next kernel do so."""
 
 
+MOST_ROWS = 16
+"""The most sequences of a step whose kernels begin early, unless MINILLM_CUDA_DEPENDENT=1 asks for all. Of 32 the table
+above says gains for small models and losses for large ones, of 128 nothing."""
+
+
 def begins_early(launches: Sequence[Launch], i: int) -> bool:
     """Whether launch i begins before the one before it has ended."""
     if i == 0 or launches[i].name not in WAITING:

@@ -20,7 +20,10 @@ from .linear import ProductArguments, split_arguments
 from .rows import GluArguments, RotaryArguments
 
 PRODUCTS = {"gemv_fma": "fused_fma", "gemv_mma": "fused_mma"}
-MOST_ROWS = 16
+MOST_ROWS = 32
+"""Rows of a product up to which what follows is fused; beyond 16 it is not yet measured"""
+SPILLING_ROWS, SPILLING = 16, 120
+"""Beyond so many rows, fused kernels of this architecture and later keep numbers in memory: there they are left out"""
 OUTPUTS = {"rotary": 2, "scale_logits": 0, "route": 2, "sort_rows": 4}
 """Number of leading arguments that a kernel writes without reading them; 1 where it is not named."""
 
@@ -68,7 +71,8 @@ def fuse(kernels: Kernels, launches: Sequence[Launch], results: Iterable[Any], a
 def _product(kernels: Kernels, launches: Sequence[Launch], i: int, reads: "_Reads") -> tuple[Launch, int]:
     """The launch number i, with as many after it as one kernel does; and how many these are."""
     launch = launches[i]
-    if launch.name not in PRODUCTS or launch.constants["ROWS"] > MOST_ROWS:
+    most = MOST_ROWS if kernels.architecture < SPILLING else SPILLING_ROWS
+    if launch.name not in PRODUCTS or launch.constants["ROWS"] > most:
         return launch, 1
     product, more = split_arguments(launch.args)
     ending, constants, out, count = _ending(product, launches, i, reads)

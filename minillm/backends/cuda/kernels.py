@@ -104,6 +104,11 @@ class Kernels:
         self._collected: list[Launch] | None = None
 
     @property
+    def architecture(self) -> int:
+        """Compute capability of the device, such as 90."""
+        return int(self._launcher.architecture)
+
+    @property
     def processors(self) -> int:
         """Multiprocessors of the device."""
         return self._launcher.processors

@@ -143,7 +143,9 @@ class StepWorkspace:
 class RecordedStep(Generic[Result]):
     """One bucket's step for one owner."""
 
-    def __init__(self, device: Device, kernels: Kernels, scratch: StepScratch) -> None:
+    def __init__(self, device: Device, kernels: Kernels, scratch: StepScratch, *, dependent: bool) -> None:
+        """`dependent`: whether its kernels may begin early."""
+        self._dependent = dependent
         self.workspace = StepWorkspace(device, scratch)
         self.plain = False
         """Whether something runs that is no kernel, so that the step is not recorded; set while it runs."""
@@ -172,7 +174,7 @@ class RecordedStep(Generic[Result]):
             launches = self._kernels.collect(lambda: self._run_sealed(launch_sealed))
             if not self.plain:
                 launches = fuse(self._kernels, launches, self._result, self._device.address)
-                run_all = partial(self._device.launch_all, launches, dependent=self._kernels.dependent)
+                run_all = partial(self._device.launch_all, launches, dependent=self._dependent)
                 self._replay = self._device.record(run_all)
                 self._reservations = self.workspace.scratch.reservations
         if self._replay is not None:
@@ -228,6 +230,8 @@ class CudaMemory(Memory):
         self.clock = device.clock
         self.step: RecordedStep[Any] | None = None
         """The recorded step that runs; None in other passes"""
+        self.dependent_rows: int | None = None
+        """Sequences of a step up to which its kernels may begin early; None: any number"""
         self.adapter_numbers: dict[str, int] = {}
         self.adapter_bytes = 0
         """Bytes of the adapters' matrices as recorded steps read them"""
@@ -356,7 +360,10 @@ class CudaMemory(Memory):
                 if bucket not in steps:
                     if owner not in self._scratch:
                         self._scratch[owner] = StepScratch(self._device, self._dtype)
-                    steps[bucket] = RecordedStep(self._device, self._kernels, self._scratch[owner])
+                    few = self.dependent_rows is None or bucket.sequences <= self.dependent_rows
+                    early = self._kernels.dependent and few
+                    scratch = self._scratch[owner]
+                    steps[bucket] = RecordedStep(self._device, self._kernels, scratch, dependent=early)
                 step: RecordedStep[Result] = steps[bucket]
                 arrays = self._begin(step, batch, rows, bucket)
                 with self._products.only_ours():

@@ -13,6 +13,8 @@ from minillm.backends.cuda.attention import (
     PrefillTile,
     Workspace,
     attend,
+    count_singles,
+    group_of,
     has_kernel,
     partials_size,
     staged_bytes,
@@ -31,6 +33,12 @@ SOON = ["float16", exhaustive("float32"), exhaustive("bfloat16")]
 PADDED = (0, 0)  # a sequence that only fills up a bucket
 
 Lengths = list[tuple[int, int]]  # cached positions and new tokens of each sequence
+
+
+@pytest.fixture(autouse=True)
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few processors a block computes several heads together, as it does of many sequences or long contexts."""
+    monkeypatch.setattr(Kernels, "processors", 4)
 
 
 class Case:
@@ -90,7 +98,9 @@ class Case:
         terms: Any = {"slopes": self.slopes, "softcap": self.softcap, "sinks": self.sinks}
         return AttentionSpec(self.scale, window=self.window, **terms)
 
-    def run(self, emulator: Emulator, max_queries: int | None = None, arrived: int = 0, **options: bool) -> np.ndarray:
+    def run(
+        self, emulator: Emulator, max_queries: int | None = None, arrived: int = 0, singles: int = 0, **options: bool
+    ) -> np.ndarray:
         """`arrived`: as many blocks have already arrived everywhere, as none but a wrong launch leaves it."""
         (T, H, _), V = self.q.shape, self.values.shape[3]
         N, B = self.block_table.shape
@@ -100,7 +110,7 @@ class Case:
         self.workspace = workspace = Workspace(np.full(size, np.nan, np.float32), np.full(N * H, arrived, np.int32))
         kernels = Kernels(emulator, self.storage, **options)
         most = int(np.diff(self.query_starts).max()) if max_queries is None else max_queries
-        attend(kernels, self.q, *self.cache, self, out, workspace, self.spec, max_queries=most)
+        attend(kernels, self.q, *self.cache, self, out, workspace, self.spec, max_queries=most, singles=singles)
         assert (workspace.arrived == arrived).all()
         return out
 
@@ -438,3 +448,47 @@ def test_a_tile_fits_into_shared_memory_everywhere(storage: str) -> None:
 def test_contexts_as_in_use(emulator: Emulator, storage: str, lengths: Lengths) -> None:
     case = Case(storage, lengths, H=4, K=2, D=128, P=16)
     case.check(case.run(emulator))
+
+
+def test_heads_are_computed_together_where_no_processor_is_idle_for_it() -> None:
+    """On 132 of them: of Llama 3.2 1B (8 K/V heads, 4 queries of each), Qwen2.5 1.5B (2, 6), TinyLlama (4, 8)."""
+    for K, G, of_one, of_eight, of_many, long in ((8, 4, 1, 1, 4, 4), (2, 6, 1, 1, 6, 2), (4, 8, 1, 1, 8, 4)):
+        chosen = [group_of(G, 8, N * K * splits, 132) for N, splits in ((1, 2), (8, 1), (128, 2), (1, 32))]
+        assert chosen == [of_one, of_eight, of_many, long], (K, G)
+    assert group_of(16, 8, 10**6, 132) == 8
+    assert group_of(5, 4, 10**6, 132) == 1
+
+
+@pytest.mark.parametrize("storage", ["float16", "float32"])
+def test_a_head_has_the_same_bits_in_any_group(
+    emulator: Emulator, storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(storage, [(2 * SPLIT + 33, 1), (40, 1)], H=8, K=2)
+    bits = []
+    for processors in 1, 8, 10**6:  # four heads together, two, one
+        monkeypatch.setattr(Kernels, "processors", processors)
+        bits.append(case.run(emulator))
+    case.check(bits[0])
+    assert (bits[0] == bits[1]).all() and (bits[0] == bits[2]).all()
+
+
+@pytest.mark.parametrize("storage", ["float16", "float32"])
+def test_sequences_that_decode_beside_prompts_have_the_bits_of_a_decode_step(emulator: Emulator, storage: str) -> None:
+    """And prompts those of a pass without them."""
+    lengths = [(2 * SPLIT + 33, 1), (40, 1), (0, 37), (50, 70)]
+    case = Case(storage, lengths, H=8, K=2)
+    mixed = case.run(emulator, singles=2)
+    case.check(mixed)
+    plain = case.run(emulator)
+    assert (mixed[2:] == plain[2:]).all()
+    kernels, spec = Kernels(emulator, storage), case.spec
+    alone = SimpleNamespace(
+        query_starts=case.query_starts[:3], context_lens=case.context_lens[:2], block_table=case.block_table[:2]
+    )
+    decoded = np.full_like(mixed[:2], np.nan)
+    attention.attend(kernels, case.q[:2], *case.cache, alone, decoded, case.workspace, spec, max_queries=1)
+    assert (mixed[:2] == decoded).all()
+
+
+def test_the_sequences_of_one_query_before_the_first_prompt() -> None:
+    assert [count_singles(counts) for counts in ([1, 1, 5, 1], [5, 1], [1], [])] == [2, 0, 1, 0]

@@ -300,6 +300,7 @@ def test_builds_are_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("MINILLM_CUDA_DEPENDENT", value)
         choose_backend(Placement(device="cuda"), 1)
         assert built["dependent"] is expected
+        assert built["dependent_rows"] == (None if value == "1" else 16)
     launcher.architecture = "89"
     monkeypatch.setenv("MINILLM_CUDA_DEPENDENT", "1")
     with pytest.raises(DeviceError, match=r"^MINILLM_CUDA_DEPENDENT=1 needs a GPU of compute capability 9\.0"):

@@ -137,7 +137,13 @@ def test_a_layers_launches_in_any_order_of_threads(storage: str, rows: int, any_
     assert_same_bits(Step(storage, rows), any_emulator, Step.gate)
 
 
-SHAPES = [("float32", 7, 37, 4), ("float16", 1, 40, 4), ("float16", 4, 1100, 132), ("float16", 14, 37, 1)]
+SHAPES = [
+    ("float32", 7, 37, 4),
+    ("float16", 1, 40, 4),
+    ("float16", 4, 1100, 132),
+    ("float16", 14, 37, 1),
+    ("float16", 30, 37, 4),
+]
 """Storage, rows, E, processors"""
 
 
@@ -146,7 +152,7 @@ SHAPES = [("float32", 7, 37, 4), ("float16", 1, 40, 4), ("float16", 4, 1100, 132
     [
         (pytest.param if shape in SHAPES else exhaustive)(*shape)
         for *kind, E, processors in itertools.product(
-            [("float32", 1), ("float32", 7), ("float16", 1), ("float16", 4), ("float16", 14)],
+            [("float32", 1), ("float32", 7), ("float16", 1), ("float16", 4), ("float16", 14), ("float16", 30)],
             [40, 37, 1100],
             [1, 4, 132],
         )
@@ -165,8 +171,8 @@ def test_every_shape(storage: str, rows: int, E: int, processors: int, monkeypat
 @pytest.mark.parametrize(
     ("rows", "E", "bits"),
     [
-        (pytest.param if shape in ((1, 40, 8), (3, 1104, 4), (7, 37, 4)) else exhaustive)(*shape)
-        for shape in itertools.product([1, 3, 7], [40, 37, 1104], [8, 4])
+        (pytest.param if shape in ((1, 40, 8), (3, 1104, 4), (7, 37, 4), (20, 37, 8)) else exhaustive)(*shape)
+        for shape in itertools.product([1, 3, 7, 20], [40, 37, 1104], [8, 4])
     ],
 )
 def test_matrices_of_integers(rows: int, E: int, bits: int) -> None:
@@ -214,6 +220,13 @@ class TestNotFused:
         assert self.names(Step("float32", 2), twice) == [*first, *second, "rms_norm"]
 
     def test_more_rows_than_a_thread_finishes_pairs_of(self, emulator: Emulator) -> None:
+        assert self.names(Step("float16", 32), Step.gate) == ["rms_norm", "fused_mma"]
+        assert self.names(Step("float16", 33), Step.gate) == ["rms_norm", "gemv_mma", "glu"]
+
+    def test_more_rows_than_a_blackwell_has_registers_for(
+        self, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Kernels, "architecture", 120)
         assert self.names(Step("float16", 16), Step.gate) == ["rms_norm", "fused_mma"]
         assert self.names(Step("float16", 17), Step.gate) == ["rms_norm", "gemv_mma", "glu"]
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from types import MappingProxyType, SimpleNamespace
 
-from . import compiler, cublas
+from . import compiler, cublas, nccl
 
 _current = threading.local()
 
@@ -115,6 +115,11 @@ class Device:
         _current.number = self.id
 
 
+def get_current_stream() -> Stream:
+    """A stream: there is no more than one order of work."""
+    return Stream()
+
+
 def get_elapsed_time(start: Event, stop: Event) -> float:
     """Milliseconds."""
     assert start.at is not None
@@ -152,8 +157,10 @@ __all__ = [
     "compiler",
     "cublas",
     "get_cublas_handle",
+    "get_current_stream",
     "get_elapsed_time",
     "launch",
+    "nccl",
     "refuse_in_capture",
     "runtime",
     "set_allocator",

@@ -1,0 +1,188 @@
+"""Are the kernels right in the sizes of real models? For `gpu.py`: each against float32 by the array module there.
+
+The tests' tiny shapes have no tile of 128 x 256, no second wave of blocks and no context of thousands. What is compared
+is the largest difference from a sum in float32, over the size of the numbers, beside what rounding allows.
+"""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from gpu_figures import Figure, Sizes
+from gpu_kernels import LOGITS_STD, PAGE, Bench, Clock
+
+from minillm.backends.cuda import attention, linear, rows, sampling
+from minillm.backends.cuda.linear import Product, Products
+from minillm.backends.cuda.memory import StepScratch
+from minillm.backends.formats import INT4, INT8
+from minillm.backends.weights import Weight
+from minillm.batch import Span
+from minillm.models import published_config
+from minillm.reference.attention import AttentionSpec
+from minillm.reference.quantize import dequantize
+from minillm.reference.rotary import Rotation
+
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Largest relative error of one rounding"""
+ROUNDINGS = 4
+"""Roundings that a result may be off by: its own, one of a part of it, and as much again"""
+RIGHT, WRONG = "right", "WRONG"
+
+
+def verify(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
+    """Compare every kernel of a forward pass in the sizes of each shape, in both types of 16 bits."""
+    for storage in ROUNDING:
+        clock = Clock(sizes, storage)
+        yield Figure("verify", "", f"a planted error, {storage}", note=_planted(clock, storage))
+        for shape in shapes:
+            check = Check(Bench(clock, published_config(shape)), storage)
+            integers = (
+                [check.integers] if storage == "float16" else []
+            )  # whose numbers the host expands, which takes long
+            for compare in (check.products, check.attention, check.rows, check.choosing, *integers):
+                try:
+                    for figure in compare():
+                        yield figure._replace(part="verify", shape=shape, what=f"{figure.what}, {storage}")
+                except Exception as error:  # a kernel that fails must not end the others
+                    note = f"{WRONG}, failed: {type(error).__name__}: {str(error)[:200]}"
+                    yield Figure("verify", shape, f"{compare.__name__}, {storage}", note=note)
+
+
+def _planted(clock: Clock, storage: str) -> str:
+    """Whether one wrong number among many is seen."""
+    xp = clock.xp
+    good = xp.asarray(np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32))
+    bad = good.copy()
+    bad[17, 3] += 0.1
+    seen = judged(xp, bad, good, storage).startswith(WRONG) and judged(xp, good, good, storage).startswith(RIGHT)
+    return f"{RIGHT}: it is seen" if seen else f"{WRONG}: it is not seen"
+
+
+def judged(xp: Any, result: Any, expected: Any, storage: str) -> str:
+    """The verdict on a result: "right", or "WRONG", and its largest error in roundings.
+
+    A number's error is measured against its size plus the root mean square of all, since sums cancel.
+    """
+    values, truth = result.astype(np.float32), expected.astype(np.float32)
+    size = float(xp.sqrt((truth * truth).mean()))
+    error = float((xp.abs(values - truth) / (xp.abs(truth) + size)).max()) / ROUNDING[storage]
+    verdict = RIGHT if error <= ROUNDINGS else WRONG  # of NaN nothing is less
+    return f"{verdict}: at most {error:.2f} roundings of {ROUNDINGS}"
+
+
+class Check:
+    """The kernels of one shape."""
+
+    def __init__(self, bench: Bench, storage: str) -> None:
+        self.bench, self.storage = bench, storage
+        self.clock, self.kernels, self.xp, self.sizes = bench.clock, bench.kernels, bench.xp, bench.sizes
+        self.scratch = StepScratch(self.clock.device, np.dtype(bench.dtype))
+        self.engines = Products(self.kernels, self.clock.device.multiply, self._empty)
+
+    def _empty(self, numbers: int) -> Any:
+        return self.xp.empty(numbers, self.bench.dtype)
+
+    def _figure(self, what: str, result: Any, expected: Any) -> Figure:
+        return Figure("", "", what, note=judged(self.xp, result, expected, self.storage))
+
+    def products(self) -> Iterator[Figure]:
+        """Each projection, by the kernel that the engine takes for so many rows; and ours where it is the library."""
+        for name, weight in self.bench.linears.items():
+            outputs, inputs = weight.shape
+            matrix = self.bench.normal(outputs, inputs)
+            truth = matrix.astype(np.float32)
+            for T in self.sizes.checked_rows:
+                x, residual = self.bench.normal(T, inputs, std=1.0), self.bench.normal(T, outputs, std=1.0)
+                expected = self.xp.matmul(x.astype(np.float32), truth.T) + residual.astype(np.float32)
+                out = self.xp.empty((T, outputs), self.bench.dtype)
+                product = Product(x, matrix, None, out, None, residual, self.scratch.splits)
+                self.engines.linear(product)
+                yield self._figure(f"{name}, {T} rows", out, expected)
+                if linear.LIBRARY_ROWS[self.storage] <= T:
+                    out[...] = np.nan
+                    linear.linear(self.kernels, product)
+                    yield self._figure(f"{name}, {T} rows, ours", out, expected)
+
+    def integers(self) -> Iterator[Figure]:
+        """The projections of the MLP in 8 and 4 bits."""
+        for name in ("up", "down"):
+            outputs, inputs = self.bench.linears[name].shape
+            for form in (INT8, INT4):
+                matrix = self.bench.quantized(outputs, inputs, form)
+                host = matrix.each(self.clock.device.copy_of)
+                truth = self.xp.asarray(np.ascontiguousarray(dequantize(host)[:, :inputs]))
+                for T in self.sizes.checked_rows:
+                    x, out = self.bench.normal(T, inputs, std=1.0), self.xp.empty((T, outputs), self.bench.dtype)
+                    self.engines.linear(Product(x, matrix, None, out, None, None, self.scratch.splits))
+                    expected = self.xp.matmul(x.astype(np.float32), truth.T)
+                    yield self._figure(f"{name}, {T} rows, {form.name}", out, expected)
+
+    def attention(self) -> Iterator[Figure]:
+        """Decode steps and chunks of prompts, at contexts short and long, whole and through a window."""
+        for S in self.sizes.checked_contexts:
+            for counts in ([1], [1] * 8, [min(S, self.sizes.checked_queries)], [min(S, 70), 1, 1]):
+                for window in (None, self.sizes.window):
+                    words = "" if window is None else f", window {window}"
+                    what = f"attention, {max(counts)} new of {S}, batch {len(counts)}{words}"
+                    spec = AttentionSpec(self.bench.heads[2] ** -0.5, window=window)
+                    yield self._figure(what, *self._attend(S, counts, spec))
+
+    def _attend(self, S: int, counts: list[int], spec: AttentionSpec) -> tuple[Any, Any]:
+        """Attention by the kernels, and by the reference."""
+        (H, K, D), N, T, B = self.bench.heads, len(counts), sum(counts), -(-S // PAGE)
+        keys, values = (self.bench.normal(N * B, K, PAGE, D, std=1.0) for _ in "kv")
+        q = self.bench.normal(T, (H + 2 * K) * D, std=1.0)[:, : H * D].reshape(T, H, D)
+        starts = np.cumsum([0, *counts])
+        table = np.random.default_rng(S).permutation(N * B).reshape(N, B)
+        batch: Any = SimpleNamespace(
+            query_starts=self.bench.integers(starts),
+            context_lens=self.bench.integers([S] * N),
+            block_table=self.bench.integers(table),
+            spans=[Span(int(starts[n]), int(starts[n + 1]), S, S, tuple(table[n].tolist())) for n in range(N)],
+        )
+        out, expected = (self.xp.empty((T, H, D), self.bench.dtype) for _ in range(2))
+        workspace = self.scratch.attention(N, H, D, B * PAGE)
+        attention.attend(self.kernels, q, keys, values, batch, out, workspace, spec, max_queries=max(counts))
+        attention.attend_by_reference(q, keys, values, batch, spec, self.xp, expected)
+        return out, expected
+
+    def rows(self) -> Iterator[Figure]:
+        """A norm, a gate and the rotation."""
+        (H, K, D), E, F = self.bench.heads, self.bench.config.hidden_size, self.bench.config.intermediate_size
+        for T in self.sizes.checked_rows[:1] + self.sizes.checked_rows[-1:]:
+            x, gain = self.bench.normal(T, E, std=1.0), self.xp.asarray(np.linspace(0.5, 1.5, E, dtype=np.float32))
+            truth, out = x.astype(np.float32), self.xp.empty((T, E), self.bench.dtype)
+            rows.rms_norm(self.kernels, x, gain, 1e-5, out)
+            norm = self.xp.sqrt((truth * truth).mean(axis=-1, keepdims=True) + np.float32(1e-5))
+            yield self._figure(f"RMS norm, {T} rows", out, truth / norm * gain)
+            both, out = self.bench.normal(T, 2 * F, std=1.0), self.xp.empty((T, F), self.bench.dtype)
+            rows.glu(self.kernels, both, "silu", out)
+            gate, up = both[:, :F].astype(np.float32), both[:, F:].astype(np.float32)
+            yield self._figure(f"gate, {T} rows", out, gate / (1 + self.xp.exp(-gate)) * up)
+            q, k = self.bench.normal(T, H, D, std=1.0), self.bench.normal(T, K, D, std=1.0)
+            positions = np.arange(T, dtype=np.int32) + 5000
+            frequencies = (10_000.0 ** (-np.arange(0, D, 2) / D)).astype(np.float32)
+            batch: Any = SimpleNamespace(
+                positions=self.bench.integers(positions), query_starts=self.bench.integers([0, T])
+            )
+            outs = self.xp.empty((T, H, D), self.bench.dtype), self.xp.empty((T, K, D), self.bench.dtype)
+            rotation = Rotation(frequencies=Weight("", self.xp.asarray(frequencies)))
+            rows.rotary(self.kernels, q, k, batch, rotation, *outs)
+            angles = self.xp.asarray(positions[:, None] * frequencies[None].astype(np.float64))
+            cosines, sines = (f(angles).astype(np.float32)[:, None] for f in (self.xp.cos, self.xp.sin))
+            low, high = q[..., : D // 2].astype(np.float32), q[..., D // 2 :].astype(np.float32)
+            turned = self.xp.concatenate([low * cosines - high * sines, high * cosines + low * sines], axis=-1)
+            yield self._figure(f"rotary, {T} tokens", outs[0], turned)
+
+    def choosing(self) -> Iterator[Figure]:
+        """The likeliest token of rows of logits."""
+        V, R = self.bench.config.vocab_size, max(self.sizes.batches)
+        logits = self.bench.normal(R, V, std=LOGITS_STD).astype(np.float32)
+        logits += self.xp.asarray(np.arange(V, dtype=np.float32) * 1e-7)  # ties of 16-bit numbers are the first one's
+        workspace = sampling.Workspace.allocate(self.xp, R, V)
+        ids, flags = self.xp.zeros(R, np.int32), self.xp.zeros(R, np.int32)
+        sampling.argmax(self.kernels, logits, workspace, ids, flags)
+        wrong = int((ids != logits.argmax(axis=-1)).sum()) + int(flags.sum())
+        note = f"{WRONG}: {wrong} of {R}" if wrong else f"{RIGHT}: all {R}"
+        yield Figure("", "", f"likeliest of {R} rows", note=note)
