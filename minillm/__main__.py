@@ -2,6 +2,7 @@
 
 import sys
 
+from . import import_at_once
 from .cli.startup import end_at_signals, open_streams, tune_blas
 
 
@@ -10,9 +11,7 @@ def main() -> None:
     end_at_signals()
     open_streams()
     tune_blas()  # before anything imports NumPy
-    from .cli.main import run
-
-    sys.exit(run())
+    sys.exit(import_at_once(".cli.main").run())
 
 
 if __name__ == "__main__":

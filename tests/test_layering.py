@@ -41,7 +41,7 @@ FOLDERS = {
     "cli": "text backends decoding models measure/accounting tasks formats distributed engine measure pipelines"
     " minillm server course",
     "integrations": "text decoding tasks formats engine cli",
-    "__main__": "cli",
+    "__main__": "minillm cli",
 }
 """Folder, or file beside them -> the folders that it imports. "minillm" is the package's own __init__.py."""
 

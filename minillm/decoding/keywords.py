@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from ..text.chat.reasoning import Thoughts
@@ -46,11 +47,16 @@ def with_fields(method: Method) -> Method:
     signature = inspect.signature(method)
     *own, fields = signature.parameters.values()
     [kind] = get_args(fields.annotation)
-    named = [
+    method.__signature__ = signature.replace(parameters=[*own, *_parameters(kind)])  # type: ignore[attr-defined]
+    return method
+
+
+@cache
+def _parameters(kind: type) -> list[inspect.Parameter]:
+    """The keywords of a typed dictionary."""
+    return [
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=default_of(kind.__annotations__[name]), annotation=hint
         )
         for name, hint in get_type_hints(kind).items()
     ]
-    method.__signature__ = signature.replace(parameters=[*own, *named])  # type: ignore[attr-defined]
-    return method

@@ -18,7 +18,9 @@ from ..errors import ParameterError, listed, shown
 from .fields import FIELDS, GROUPS, GUIDES, NEEDS, OFF, GenerationFields, Group
 from .foreign import PYTHON, TRANSFORMERS, WORDS
 
-_Given: Any = make_dataclass("_Given", [(name, Any, None) for name in FIELDS], frozen=True, kw_only=True)
+_UNSAID = {"__doc__": "Fields of the table."}  # without a docstring a dataclass makes one of its signature, for 5 ms
+_GIVEN = [(name, Any, None) for name in FIELDS]
+_Given: Any = make_dataclass("_Given", _GIVEN, namespace=_UNSAID, frozen=True, kw_only=True)
 
 
 class GenerationConfig(_Given):  # type: ignore[misc]  # its attributes are the table's
@@ -102,9 +104,8 @@ GenerationConfig.__signature__ = inspect.Signature(
     ]
 )
 _EXPLICIT: Any = field(default=frozenset(), compare=False, repr=False)
-_Resolved: Any = make_dataclass(
-    "_Resolved", [*FIELDS, "amateur", ("explicit", Any, _EXPLICIT)], frozen=True, kw_only=True
-)
+_RESOLVED = [*FIELDS, "amateur", ("explicit", Any, _EXPLICIT)]
+_Resolved: Any = make_dataclass("_Resolved", _RESOLVED, namespace=_UNSAID, frozen=True, kw_only=True)
 
 
 class Settings(_Resolved):  # type: ignore[misc]  # its attributes are the table's

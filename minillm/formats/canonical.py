@@ -12,7 +12,6 @@ from ..config import ModelConfig
 from ..errors import listed
 from ..models import build_of, building, family_named, tensor_shapes
 from ..models.tensor_names import Names
-from .schemes.matrix import MatrixTensor
 from .stacked_experts import each_expert
 
 logger = logging.getLogger("minillm")
@@ -59,6 +58,10 @@ def without_extras(tensors: Mapping[str, Tensor], shapes: Collection[str], folde
     biases of zeros; one line names them. AutoGPTQ gave each quantised projection such a bias, which is not said.
     """
     extras = extra_tensors(tensors, shapes)
+    if not extras:
+        return dict(tensors)
+    from .schemes.matrix import MatrixTensor  # here, for most checkpoints are not quantised
+
     said = [name for name in extras if not isinstance(tensors.get(_matrix_of(name)), MatrixTensor)]
     if said:
         logger.warning("%s: left out, for the model has no place for them: %s", folder, listed(said))

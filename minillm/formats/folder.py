@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..backends.loader import Tensor
 from ..config import ModelConfig, read_config, warn_of_unknown_tokens
@@ -24,10 +24,12 @@ from ..text.tokenizer import Tokenizer
 from ..text.tokenizer.settings import read_settings
 from .canonical import canonical_names, check_published, without_extras
 from .model_files import ModelFiles
-from .schemes import Quantization, read_quantization
 from .sentence_files import read_embedding_settings
 from .tensors import check_unchanged
 from .weight_files import Checkpoint, list_weights, open_checkpoint
+
+if TYPE_CHECKING:
+    from .schemes import Quantization
 
 logger = logging.getLogger("minillm")
 
@@ -71,8 +73,12 @@ class Folder(ModelFiles):
         return (self.path / "modules.json").exists()
 
     @cached_property
-    def quantization(self) -> Quantization | None:
+    def quantization(self) -> "Quantization | None":
         """The scheme that config.json names."""
+        if self.raw.get("quantization_config") is None:
+            return None
+        from .schemes import read_quantization  # here, for most checkpoints are not quantised
+
         return read_quantization(self.raw)
 
     @property

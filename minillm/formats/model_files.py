@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..backends.loader import Tensor
 from ..config import ModelConfig
@@ -23,7 +23,9 @@ from ..models.building import check_tensors
 from ..tasks.pooling import EmbeddingSettings
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import Tokenizer
-from .schemes import Quantization
+
+if TYPE_CHECKING:
+    from .schemes import Quantization
 
 logger = logging.getLogger("minillm")
 
@@ -69,7 +71,7 @@ class ModelFiles(ABC):
         return config_of(self.raw)
 
     @property
-    def quantization(self) -> Quantization | None:
+    def quantization(self) -> "Quantization | None":
         """The scheme of matrices in 8 or 4 bits whose scales are tensors of their own; None if there are none."""
         return None
 

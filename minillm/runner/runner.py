@@ -19,7 +19,6 @@ from ..errors import NumericalError
 from ..models.base import Model
 from ..models.heads import without_head
 from ..reference.sampling import Draw
-from .encoder_pass import encode_sources, encoded
 from .hooked_backend import View
 from .model_hooks import ModelHooks, other_rows
 
@@ -150,6 +149,8 @@ class Runner:
         for sequence, count in zip(sequences, counts, strict=True):
             self.cache.reserve(sequence, sequence.cached + count)
         if self.model.config.encoder_layers:
+            from .encoder_pass import encode_sources  # here, for decoders do without
+
             encode_sources(self.backend, self.cache, sequences, self.encode, self.hooks)
         batch = Batch.of(sequences, counts, self.cache.page_size)
         if self.cache.windows:
@@ -243,6 +244,8 @@ class Runner:
 
     def encode(self, backend: Backend, batch: Batch, views: Sequence[View] = ()) -> bool:
         """Run the encoder over a batch of sources, and whether its result is finite."""
+        from .encoder_pass import encoded
+
         around = partial(self.hooks.around_encoder, views=views)
         return encoded(self.model, backend, self.cache, batch, self.adapters, around)
 

@@ -21,13 +21,10 @@ import logging
 import os
 import platform
 import re
-import shlex
 import shutil
 import signal
 import stat
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -174,6 +171,8 @@ def _build(compiler: list[str], folder: Path, why: str | None) -> ctypes.CDLL:
         _LOGGER.warning(
             "compiling kernels, in every run, since none are kept: %s; XDG_CACHE_HOME names another folder", why
         )
+    import tempfile
+
     inside = folder if why is None and _runs_nothing(Path(tempfile.gettempdir())) else None
     with _private_folder(inside) as scratch, compiling():
         began = time.perf_counter()
@@ -208,6 +207,8 @@ def compilers() -> list[list[str]]:
         DeviceError: CC names none.
     """
     if named := os.environ.get("CC", "").strip():
+        import shlex  # this and its like below: most runs compile nothing, and start 10 ms sooner
+
         try:
             program, *arguments = shlex.split(named)
         except ValueError as error:
@@ -237,8 +238,15 @@ def _compile(compiler: list[str], scratch: Path, progress: Work) -> Path:
     _run(compiler, [[*flags, "-c", name, "-o", to] for name, to in zip(names, objects, strict=True)], scratch, progress)
     _run(compiler, [[*flags, "-shared", *objects, "-o", str(library), "-lm"]], scratch, progress)
     if not library.exists():  # where this process ignores SIGCHLD, all children seem to succeed
-        raise CompilerError(f"the C kernels do not compile by {shlex.join(compiler)}: it says nothing")
+        raise CompilerError(f"the C kernels do not compile by {_command_line(compiler)}: it says nothing")
     return library
+
+
+def _command_line(compiler: list[str]) -> str:
+    """A compiler's command as a shell takes it."""
+    import shlex
+
+    return shlex.join(compiler)
 
 
 def _identity(compiler: list[str]) -> str:
@@ -256,6 +264,8 @@ def _run(compiler: list[str], calls: list[list[str]], scratch: Path, progress: W
     Raises:
         CompilerError: a call fails; with the first line that says why.
     """
+    import subprocess
+
     folders = dict.fromkeys(("TMPDIR", "ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(scratch))
     environment = os.environ | folders | {"LC_ALL": "C"}
     running: list[subprocess.Popen[str]] = []
@@ -284,10 +294,10 @@ def _run(compiler: list[str], calls: list[list[str]], scratch: Path, progress: W
                 _, messages = process.communicate()
                 if process.returncode:
                     reason = _first_error(messages) or f"exit code {process.returncode}"
-                    raise CompilerError(f"the C kernels do not compile by {shlex.join(compiler)}: {reason}")
+                    raise CompilerError(f"the C kernels do not compile by {_command_line(compiler)}: {reason}")
                 progress.advance()
         except OSError as error:
-            raise CompilerError(f"the C compiler {shlex.join(compiler)} cannot be run: {error.strerror}") from None
+            raise CompilerError(f"the C compiler {_command_line(compiler)} cannot be run: {error.strerror}") from None
         finally:
             kill()
 
@@ -308,7 +318,7 @@ def _test(library: Path, compiler: list[str]) -> None:
         return
     target = os.environ.get("MINILLM_MARCH")
     wrong = "MINILLM_MARCH should name what this processor has" if target else "CC names another compiler"
-    by = shlex.join(compiler) + (f" for {target}" if target else "")
+    by = _command_line(compiler) + (f" for {target}" if target else "")
     raise DeviceError(f"the C kernels, compiled by {by}, fail their test: {reason}; {wrong}")
 
 
@@ -316,6 +326,8 @@ def _failure(library: Path) -> str | None:
     """Why a library fails the test, which runs in a child process; None if it passes."""
     if not sys.executable or getattr(sys, "frozen", False):  # Python inside of another program
         return None
+    import subprocess
+
     places = [place for place in sys.path if isinstance(place, str)]  # others mean nothing to Python
     code = f"import sys; sys.path[:] = {places!r}; from {__package__}.selftest import main; main()"
     try:
@@ -350,6 +362,8 @@ def cache_folder() -> Path:
         else:
             base = Path.home() / {"darwin": "Library/Caches", "win32": "AppData/Local"}.get(sys.platform, ".cache")
     except RuntimeError:  # neither HOME nor an entry for this user
+        import tempfile
+
         base = Path(tempfile.gettempdir()) / f"minillm-{os.getuid()}"
     return base.absolute() / "minillm" / "kernels"
 
@@ -434,6 +448,8 @@ def _private_folder(inside: Path | None = None) -> Iterator[Path]:
     """A new folder for this process alone, removed at the end; `inside` another one, or among the temporary files, from
     which a system may refuse to run anything.
     """
+    import tempfile
+
     try:
         scratch = Path(tempfile.mkdtemp(prefix="minillm-kernels-", dir=inside))
     except OSError as error:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(compiling, "SOURCES", folder)
     monkeypatch.setattr(compiling, "_test", lambda library, compiler: None)  # test_selftest.py has the real one
-    monkeypatch.setattr(compiling.tempfile, "tempdir", str(tmp_path / "scratch"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("CC", "MINILLM_MARCH"):
         monkeypatch.delenv(name, raising=False)
