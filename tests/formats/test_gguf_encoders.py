@@ -402,6 +402,57 @@ def test_xlm_roberta_is_written_and_llama_cpp_agrees(steps: str, characters: boo
     assert (tmp_path / "again.gguf").stat().st_size == (tmp_path / "float32.gguf").stat().st_size
 
 
+def scores_of(path: Path, ids: list[int], labels: int) -> np.ndarray:
+    """Logits of a text's labels by llama.cpp."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    llama = llama_of(path)
+    llama._batch.add_sequence(ids, 0, True)
+    llama._ctx.decode(llama._batch)
+    return np.array(llama_cpp.llama_get_embeddings_seq(llama._ctx.ctx, 0)[:labels])
+
+
+@pytest.mark.parametrize(("name", "labels"), [("xlm-roberta", 1), ("xlm-roberta", 3), ("bert", 3)])
+def test_a_head_of_labels_is_written_and_llama_cpp_scores_with_it(
+    name: str, labels: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = write_source(tmp_path / "source", "bert")
+    raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    raw |= {"architectures": ["BertForSequenceClassification"], "id2label": {str(i): f"L{i}" for i in range(labels)}}
+    (source / "modules.json").unlink()
+    if name == "xlm-roberta":
+        tokenizer = unigram_tokenizer("pieces", characters=True)
+        tokenizer.save(str(source / "tokenizer.json"))
+        (source / "vocab.txt").unlink()
+        (source / "tokenizer_config.json").unlink()
+        raw |= {"model_type": name, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
+        raw |= {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 66}
+        raw |= {"architectures": ["XLMRobertaForSequenceClassification"]}
+    (source / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    save_file(arrays(raw), source / "model.safetensors")
+    pairs = [("a run", "the cat sat"), ("running", "été, naïve!")]
+    with Engine(source, backend="numpy") as engine:
+        encoded, expected = engine.encode(pairs), np.array([r.logits for r in engine.classify(pairs)])  # type: ignore[union-attr]
+        scores = [result.score for result in engine.classify(pairs)]  # type: ignore[union-attr]
+    path = tmp_path / "m.gguf"
+    write_gguf(source, path, "float32", progress=False)
+    with Engine(path, backend="numpy") as engine:
+        assert engine.labels == tuple(raw["id2label"].values())
+        assert [text.token_ids for text in engine.encode(pairs)] == [text.token_ids for text in encoded]
+        results: Any = engine.classify(pairs)
+    np.testing.assert_array_equal([result.logits for result in results], expected)
+    assert [result.score for result in results] == scores
+    assert np.ptp(expected, axis=0).min() > 0.01
+    if name == "bert":
+        [record] = caplog.records
+        assert "llama.cpp gives the second text of a pair the type of the first" in record.getMessage()
+        with Engine(path, backend="numpy") as engine:
+            encoded, expected = engine.encode(["a run"]), np.array([engine.classify("a run").logits])  # type: ignore[union-attr]
+    for text, own in zip(encoded, expected, strict=True):
+        assert distance(own, scores_of(path, text.token_ids, labels)) < 0.01
+    write_gguf(path, tmp_path / "again.gguf", "float32", progress=False)
+    assert (tmp_path / "again.gguf").stat().st_size == path.stat().st_size
+
+
 def test_a_file_written_from_a_file_is_the_same(tmp_path: Path) -> None:
     first, again = tmp_path / "first.gguf", tmp_path / "again.gguf"
     write_gguf(write_source(tmp_path / "source", "gemma-embedding"), first, "float32", progress=False)
@@ -430,7 +481,7 @@ def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
     ("name", "change", "message"),
     [
         ("bert", {"hidden_act": "gelu_new"}, "with gelu alone, not gelu_new"),
-        ("bert", {"architectures": ["BertForSequenceClassification"]}, "written without a head of labels"),
+        ("bert", {"architectures": ["BertForTokenClassification"]}, "written without a head of each token"),
         ("modern-bert", {"norm_bias": True}, "with norm_bias False alone"),
         ("modern-bert", {"hidden_activation": "silu"}, "with gelu alone, not silu"),
         ("modern-bert", {"layer_types": ["sliding_attention"] * 4}, "with windows in all but each n-th layer alone"),

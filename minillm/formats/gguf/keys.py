@@ -41,7 +41,7 @@ WITHOUT_EFFECT = frozenset({
     "attention.layer_norm_rms_epsilon",
     "attention.sliding_window",  # llama.cpp reads it in the families that have it in their keys alone
     "attention.sliding_window_pattern",
-    "classifier.output_labels",  # of a head, whose tensors are refused
+    "classifier.output_labels",  # of a head, which of encoders is read, and whose tensors are refused of others
     "expert_feed_forward_length",  # the shapes of tensors say it too
     "rope.freq_base",  # of a model without rotary embedding
     "rope.scaling.finetuned",
