@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGUFWriter
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from minillm import Engine
 from minillm.backends.numpy import NumpyBackend
@@ -40,6 +40,7 @@ SIZES = {
 RAWS: dict[str, dict[str, Any]] = {
     "bert": SIZES | {"model_type": "bert", "hidden_act": "gelu"},
     "bert, one type": SIZES | {"model_type": "bert", "type_vocab_size": 1, "layer_norm_eps": 1e-5},
+    "jina-bert-v2": SIZES | {"model_type": "jina_bert_v2", "num_attention_heads": 6, "hidden_size": 96},
     "nomic-bert": SIZES | {"model_type": "nomic_bert", "rope_parameters": {"rope_theta": 1000.0}},
     "modern-bert": SIZES
     | {"model_type": "modernbert", "num_hidden_layers": 4, "norm_eps": 1e-12, "local_attention": 8}
@@ -451,6 +452,37 @@ def test_a_head_of_labels_is_written_and_llama_cpp_scores_with_it(
         assert distance(own, scores_of(path, text.token_ids, labels)) < 0.01
     write_gguf(path, tmp_path / "again.gguf", "float32", progress=False)
     assert (tmp_path / "again.gguf").stat().st_size == path.stat().st_size
+
+
+def test_jina_berts_gate_in_one_tensor_is_read_and_llama_cpp_agrees(tmp_path: Path) -> None:
+    """As the published checkpoints have it, and files of today's converter."""
+    from .test_gguf_translations import rewritten
+
+    source, name = write_source(tmp_path / "source", "jina-bert-v2"), "encoder.layer.{{}}.mlp.gated_layers{}.weight"
+    path = tmp_path / "m.gguf"
+    write_gguf(source, path, "float32", progress=False)
+    with Engine(source, backend="numpy") as engine:
+        expected = engine.embed(TEXTS, normalize=False)
+
+    def joined(tensors: dict[str, np.ndarray], gate: str, up: str, both: str) -> dict[str, np.ndarray]:
+        for i in range(2):
+            parts = [tensors.pop(pattern.format(i)) for pattern in (gate, up)]
+            tensors[both.format(i)] = np.concatenate(parts)
+        return tensors
+
+    names = [name.format(part) for part in ("_w", "_v", "")]
+    save_file(joined(load_file(source / "model.safetensors"), *names), source / "model.safetensors")
+    raw = json.loads((source / "config.json").read_text(encoding="utf-8")) | {"model_type": "bert"}
+    raw |= {"position_embedding_type": "alibi", "feed_forward_type": "geglu", "architectures": ["JinaBertForMaskedLM"]}
+    (source / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    blocks = [f"blk.{{}}.ffn_{part}.weight" for part in ("gate", "up", "up")]
+    rewritten(path, tmp_path / "one.gguf", {}, lambda tensors: joined(tensors, *blocks))
+    llama = llama_of(tmp_path / "one.gguf")
+    for folder in (source, tmp_path / "one.gguf"):
+        with Engine(folder, backend="numpy") as engine:
+            np.testing.assert_array_equal(engine.embed(TEXTS, normalize=False), expected)
+    for text, vector in zip(TEXTS[:4], expected, strict=False):
+        assert distance(vector, np.array(llama.embed(text))) < 0.01
 
 
 def test_a_file_written_from_a_file_is_the_same(tmp_path: Path) -> None:

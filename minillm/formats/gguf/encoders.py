@@ -17,7 +17,7 @@ from ...config import Fields, ModelConfig
 from ...errors import CheckpointError, UnsupportedModelError, listed
 from ...tasks.pooling import ACTIVATIONS, Dense, EmbeddingSettings, Pooling
 from .file import GGUF
-from .translation import Translation, Written, unrounded
+from .translation import Translation, Written, layer_name, renamed, unrounded
 
 logger = logging.getLogger("minillm")
 
@@ -86,6 +86,18 @@ class EncoderTranslation(Translation):
         stem, _, kind = name.rpartition(".")
         file = next((file for file, published in _HEAD.items() if stem in published), None)
         return None if file is None else {f"{file}.{kind}": tensors[name]}
+
+
+class JinaBertTranslation(EncoderTranslation):
+    """jina-bert-v2's two projections of the MLP, which are one tensor in today's files."""
+
+    def read(self, name: str, tensor: Any, raw: Mapping[str, Any], where: str) -> dict[str, Tensor] | None:
+        """The gate comes first."""
+        F, rest = raw["intermediate_size"], layer_name(name, "blk")
+        if rest != "ffn_up.weight" or tensor.shape[0] != 2 * F:
+            return None
+        halves = {"gated_layers_w": tensor.part(0, 0, F), "gated_layers_v": tensor.part(0, F, 2 * F)}
+        return {renamed(name, f"mlp.{half}.weight", "encoder.layer"): rows for half, rows in halves.items()}
 
 
 class ModernBertTranslation(Translation):

@@ -117,7 +117,7 @@ def _computed(architecture: Architecture, raw: Mapping[str, Any], own: Mapping[s
         "attention.head_count_kv": (heads,),
         "attention.key_length": (head_dim,),
         "attention.key_length_swa": (head_dim,),
-        "attention.max_alibi_bias": (8.0,) if architecture.model_type == "bloom" else none,
+        "attention.max_alibi_bias": (8.0,) if architecture.model_type in ("bloom", "jina_bert_v2") else none,
         "attention.scale": (0, head_dim**-0.5),
         "attention.temperature_scale": none,
         "attention.value_length_swa": (head_dim,),
