@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.encoders import CONFIGS, texts  # noqa: E402
+from tests.encoders import CONFIGS, OF_TRANSFORMERS, texts  # noqa: E402
 from tests.huggingface import build_encoder  # noqa: E402
 
 SEED = 1
@@ -32,7 +32,7 @@ def main() -> None:
     if not sys.argv[1:]:
         shutil.rmtree(folder, ignore_errors=True)
     torch.set_grad_enabled(False)
-    for name in sys.argv[1:] or CONFIGS:
+    for name in sys.argv[1:] or OF_TRANSFORMERS:
         write(folder / name.replace(", ", "-"), name)
 
 

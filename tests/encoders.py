@@ -72,6 +72,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"model_type": "nomic_bert", "num_hidden_layers": 2, "type_vocab_size": 1, "num_labels": 3, "hidden_act": "gelu"}
     | {"architectures": ["NomicBertForSequenceClassification"]}
     | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}},
+    "jina_bert_v2": BERT | {"model_type": "jina_bert_v2", "num_hidden_layers": 2},
     "gte": ROBERTA | {"model_type": "gte", "num_hidden_layers": 2, "rope_parameters": {"rope_theta": 1000.0}},
     "gte, labels": BERT
     | {"model_type": "gte", "num_hidden_layers": 2, "type_vocab_size": 0, "num_labels": 1}
@@ -95,6 +96,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"attention_bias": True, "mlp_bias": True, "classifier_bias": True, "local_attention": 2, "num_labels": 3},
 }
 """Name -> config.json"""
+
+OF_TRANSFORMERS = [name for name in CONFIGS if name != "jina_bert_v2"]
+"""Those of which transformers has a class"""
 
 
 def texts(count: int, *, seed: int = 0, longest: int = 50) -> list[list[int]]:

@@ -257,7 +257,14 @@ def best_spans(folder: Path, context: str, *, limit: int, stride: int, top_k: in
     ]
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("nomic_bert", "gte")])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=[pytest.mark.exhaustive] * (family == "deberta"))
+        for family in FAMILIES
+        if family not in ("nomic_bert", "gte")
+    ],
+)
 def test_answers_are_the_likeliest_spans_by_the_logits_of_theirs(family: str, tmp_path: Path) -> None:
     folder = write(tmp_path, family, "ForQuestionAnswering", ("a", "b"))
     with pipeline("question-answering", folder, align_to_words=False, handle_impossible_answer=True) as ours:

@@ -95,7 +95,7 @@ SPEECH = ("whisper",)
 
 ENCODERS = (
     *("bert", "distilbert", "roberta", "xlm_roberta", "camembert", "mpnet", "modernbert", "electra"),
-    *("nomic_bert", "gte", "deberta", "deberta_v2"),
+    *("nomic_bert", "gte", "deberta", "deberta_v2", "jina_bert_v2"),
 )
 """The same, of encoders, which generate no text."""
 
@@ -137,6 +137,8 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
     """
     family = text_config(raw).get("model_type")
     family = OTHER_TYPES.get(family, family) if isinstance(family, str) else family
+    if family == "bert" and raw.get("position_embedding_type") == "alibi":
+        family = "jina_bert_v2"
     known = FAMILIES + ENCODER_DECODERS + SPEECH + ENCODERS
     ours = isinstance(family, str) and family.replace("-", "_") in known + TABLES
     if not isinstance(family, str) or not (ours or family in plugins("minillm.models")):

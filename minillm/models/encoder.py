@@ -17,6 +17,7 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.block import PostNorm
 from ..layers.embedding import Embedding
 from ..layers.head import ClassificationHead
+from ..layers.mlp import GatedMLP
 from ..reference.attention import AttentionSpec
 from .decoder import Decoder
 from .encoder_heads import BERT_MASKED, MaskedNames, encoder_head, masked_head, token_table
@@ -73,13 +74,16 @@ class EncoderNames:
     """Activation in the head of masked tokens; "": the layers' """
 
 
-def read_encoder(raw: Mapping[str, Any], model_type: str, *, padded_positions: bool = False) -> EncoderConfig:
+def read_encoder(
+    raw: Mapping[str, Any], model_type: str, *, padded_positions: bool = False, has_position_table: bool = True
+) -> EncoderConfig:
     """The configuration of a family with BERT's field names.
 
     Args:
         raw: config.json
         model_type: the family
         padded_positions: positions are numbered from pad_token_id + 1
+        has_position_table: as in `EncoderConfig`
 
     Raises:
         CheckpointError: a field is missing or invalid.
@@ -107,6 +111,7 @@ def read_encoder(raw: Mapping[str, Any], model_type: str, *, padded_positions: b
         token_types=fields.size("type_vocab_size", 2),
         activation=read_activation(fields, "hidden_act", "gelu"),
         epsilon=fields.number("layer_norm_eps", 1e-12),
+        has_position_table=has_position_table,
         bidirectional=True,
     )
 
@@ -116,8 +121,17 @@ def build_encoder(
     weights: Weights,
     names: EncoderNames,
     attention: Callable[[Weights], tuple[Weight, AttentionSpec]] | None = None,
+    mlp: Callable[[Weights], GatedMLP] | None = None,
 ) -> TextEncoder:
-    """Build the model of a family; `attention` gives a layer's Q, K, V and variant, from its parameters."""
+    """Build the model of a family.
+
+    Args:
+        config: its configuration
+        weights: its parameters
+        names: of its parts
+        attention: gives a layer's Q, K, V and variant, from its parameters; None: as in BERT
+        mlp: likewise its MLP
+    """
     E = config.hidden_size
     W, positions = config.embedding_width or E, None
     if config.has_position_table:
@@ -131,7 +145,8 @@ def build_encoder(
         project_normed=None if W == E else weights.linear(names.embedding_projection, E, inputs=W, bias=True),
     )
     layers = tuple(
-        _build_layer(config, weights.at(f"{names.layer}.{i}"), names, i, attention) for i in range(config.num_layers)
+        _build_layer(config, weights.at(f"{names.layer}.{i}"), names, i, attention, mlp)
+        for i in range(config.num_layers)
     )
     head = encoder_head(
         config,
@@ -166,6 +181,7 @@ def _build_layer(
     names: EncoderNames,
     i: int,
     attention: Callable[[Weights], tuple[Weight, AttentionSpec]] | None,
+    mlp: Callable[[Weights], GatedMLP] | None,
 ) -> PostNorm:
     E, F = config.hidden_size, config.intermediate_size
     if attention is None:
@@ -182,5 +198,5 @@ def _build_layer(
             out=weights.linear(names.attention_out, E, inputs=E, bias=True, split="inputs"),
         ),
         weights.layer_norm(names.mlp_norm, E, config.epsilon),
-        weights.mlp(names.up, names.down, E, F, config.activation),
+        weights.mlp(names.up, names.down, E, F, config.activation) if mlp is None else mlp(weights),
     )

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGUFWriter
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from minillm import Engine
 from minillm.backends.numpy import NumpyBackend
@@ -40,6 +40,7 @@ SIZES = {
 RAWS: dict[str, dict[str, Any]] = {
     "bert": SIZES | {"model_type": "bert", "hidden_act": "gelu"},
     "bert, one type": SIZES | {"model_type": "bert", "type_vocab_size": 1, "layer_norm_eps": 1e-5},
+    "jina-bert-v2": SIZES | {"model_type": "jina_bert_v2", "num_attention_heads": 6, "hidden_size": 96},
     "nomic-bert": SIZES | {"model_type": "nomic_bert", "rope_parameters": {"rope_theta": 1000.0}},
     "modern-bert": SIZES
     | {"model_type": "modernbert", "num_hidden_layers": 4, "norm_eps": 1e-12, "local_attention": 8}
@@ -402,6 +403,88 @@ def test_xlm_roberta_is_written_and_llama_cpp_agrees(steps: str, characters: boo
     assert (tmp_path / "again.gguf").stat().st_size == (tmp_path / "float32.gguf").stat().st_size
 
 
+def scores_of(path: Path, ids: list[int], labels: int) -> np.ndarray:
+    """Logits of a text's labels by llama.cpp."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    llama = llama_of(path)
+    llama._batch.add_sequence(ids, 0, True)
+    llama._ctx.decode(llama._batch)
+    return np.array(llama_cpp.llama_get_embeddings_seq(llama._ctx.ctx, 0)[:labels])
+
+
+@pytest.mark.parametrize(("name", "labels"), [("xlm-roberta", 1), ("xlm-roberta", 3), ("bert", 3)])
+def test_a_head_of_labels_is_written_and_llama_cpp_scores_with_it(
+    name: str, labels: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = write_source(tmp_path / "source", "bert")
+    raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    raw |= {"architectures": ["BertForSequenceClassification"], "id2label": {str(i): f"L{i}" for i in range(labels)}}
+    (source / "modules.json").unlink()
+    if name == "xlm-roberta":
+        tokenizer = unigram_tokenizer("pieces", characters=True)
+        tokenizer.save(str(source / "tokenizer.json"))
+        (source / "vocab.txt").unlink()
+        (source / "tokenizer_config.json").unlink()
+        raw |= {"model_type": name, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
+        raw |= {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 66}
+        raw |= {"architectures": ["XLMRobertaForSequenceClassification"]}
+    (source / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    save_file(arrays(raw), source / "model.safetensors")
+    pairs = [("a run", "the cat sat"), ("running", "été, naïve!")]
+    with Engine(source, backend="numpy") as engine:
+        encoded, expected = engine.encode(pairs), np.array([r.logits for r in engine.classify(pairs)])  # type: ignore[union-attr]
+        scores = [result.score for result in engine.classify(pairs)]  # type: ignore[union-attr]
+    path = tmp_path / "m.gguf"
+    write_gguf(source, path, "float32", progress=False)
+    with Engine(path, backend="numpy") as engine:
+        assert engine.labels == tuple(raw["id2label"].values())
+        assert [text.token_ids for text in engine.encode(pairs)] == [text.token_ids for text in encoded]
+        results: Any = engine.classify(pairs)
+    np.testing.assert_array_equal([result.logits for result in results], expected)
+    assert [result.score for result in results] == scores
+    assert np.ptp(expected, axis=0).min() > 0.01
+    if name == "bert":
+        [record] = caplog.records
+        assert "llama.cpp gives the second text of a pair the type of the first" in record.getMessage()
+        with Engine(path, backend="numpy") as engine:
+            encoded, expected = engine.encode(["a run"]), np.array([engine.classify("a run").logits])  # type: ignore[union-attr]
+    for text, own in zip(encoded, expected, strict=True):
+        assert distance(own, scores_of(path, text.token_ids, labels)) < 0.01
+    write_gguf(path, tmp_path / "again.gguf", "float32", progress=False)
+    assert (tmp_path / "again.gguf").stat().st_size == path.stat().st_size
+
+
+def test_jina_berts_gate_in_one_tensor_is_read_and_llama_cpp_agrees(tmp_path: Path) -> None:
+    """As the published checkpoints have it, and files of today's converter."""
+    from .test_gguf_translations import rewritten
+
+    source, name = write_source(tmp_path / "source", "jina-bert-v2"), "encoder.layer.{{}}.mlp.gated_layers{}.weight"
+    path = tmp_path / "m.gguf"
+    write_gguf(source, path, "float32", progress=False)
+    with Engine(source, backend="numpy") as engine:
+        expected = engine.embed(TEXTS, normalize=False)
+
+    def joined(tensors: dict[str, np.ndarray], gate: str, up: str, both: str) -> dict[str, np.ndarray]:
+        for i in range(2):
+            parts = [tensors.pop(pattern.format(i)) for pattern in (gate, up)]
+            tensors[both.format(i)] = np.concatenate(parts)
+        return tensors
+
+    names = [name.format(part) for part in ("_w", "_v", "")]
+    save_file(joined(load_file(source / "model.safetensors"), *names), source / "model.safetensors")
+    raw = json.loads((source / "config.json").read_text(encoding="utf-8")) | {"model_type": "bert"}
+    raw |= {"position_embedding_type": "alibi", "feed_forward_type": "geglu", "architectures": ["JinaBertForMaskedLM"]}
+    (source / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    blocks = [f"blk.{{}}.ffn_{part}.weight" for part in ("gate", "up", "up")]
+    rewritten(path, tmp_path / "one.gguf", {}, lambda tensors: joined(tensors, *blocks))
+    llama = llama_of(tmp_path / "one.gguf")
+    for folder in (source, tmp_path / "one.gguf"):
+        with Engine(folder, backend="numpy") as engine:
+            np.testing.assert_array_equal(engine.embed(TEXTS, normalize=False), expected)
+    for text, vector in zip(TEXTS[:4], expected, strict=False):
+        assert distance(vector, np.array(llama.embed(text))) < 0.01
+
+
 def test_a_file_written_from_a_file_is_the_same(tmp_path: Path) -> None:
     first, again = tmp_path / "first.gguf", tmp_path / "again.gguf"
     write_gguf(write_source(tmp_path / "source", "gemma-embedding"), first, "float32", progress=False)
@@ -430,7 +513,7 @@ def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
     ("name", "change", "message"),
     [
         ("bert", {"hidden_act": "gelu_new"}, "with gelu alone, not gelu_new"),
-        ("bert", {"architectures": ["BertForSequenceClassification"]}, "written without a head of labels"),
+        ("bert", {"architectures": ["BertForTokenClassification"]}, "written without a head of each token"),
         ("modern-bert", {"norm_bias": True}, "with norm_bias False alone"),
         ("modern-bert", {"hidden_activation": "silu"}, "with gelu alone, not silu"),
         ("modern-bert", {"layer_types": ["sliding_attention"] * 4}, "with windows in all but each n-th layer alone"),

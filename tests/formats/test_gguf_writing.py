@@ -488,7 +488,7 @@ def test_a_gguf_file_is_written_again_in_another_dtype(tmp_path):
             "int8",
             None,
             UnsupportedModelError,
-            "no GGUF file is written of 'electra', but of bert, gemma3_text, modernbert, nomic_bert",
+            "no GGUF file is written of 'electra', but of bert, gemma3_text, jina_bert_v2, modernbert, nomic_bert",
         ),
         (
             CONFIGS["llama"]["grouped"],

@@ -19,7 +19,7 @@ from minillm.formats.load_model import load_model
 from minillm.models import ENCODERS, build_model, config_of, family_named, published_config, tensor_shapes
 from minillm.models.heads import without_head
 
-from ..encoders import CONFIGS, runner_over, sequence_of, states, texts
+from ..encoders import CONFIGS, OF_TRANSFORMERS, runner_over, sequence_of, states, texts
 from ..tiny import Held, last_of_each_kind, model_of, runner_of, tiny_tensors
 
 PARAMETERS = {
@@ -33,6 +33,7 @@ PARAMETERS = {
     "modernbert-base": 149_014_272,
     "nomic-embed-text-v1.5": 136_731_648,
     "gte-base-en-v1.5": 136_776_192,
+    "jina-embeddings-v2-base-en": 136_777_728,
     "gte-multilingual-base": 305_368_320,
     "electra-small-discriminator": 13_483_008,
     "electra-base-discriminator": 108_891_648,
@@ -44,7 +45,7 @@ PARAMETERS = {
     "deberta-v2-xlarge": 884_593_152,
 }
 
-LENGTHS = {**dict.fromkeys(("modernbert", "nomic_bert", "gte"), 8192), "gemma3_text": 2048}
+LENGTHS = {**dict.fromkeys(("modernbert", "nomic_bert", "gte", "jina_bert_v2"), 8192), "gemma3_text": 2048}
 """The longest texts of families, if not 512 tokens"""
 
 
@@ -253,7 +254,7 @@ def test_families_are_named_as_in_config_json() -> None:
         assert family_named(raw["model_type"]).NAMES.embedding in tensor_shapes(config_of(raw))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
 def test_what_transformers_computed_once(name: str) -> None:
     """The golden files of scripts/make_golden_encoders.py."""
     folder = Path(__file__).parents[1] / "golden_encoders" / name.replace(", ", "-")

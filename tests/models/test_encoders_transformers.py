@@ -19,7 +19,7 @@ from minillm.runner.layer_mean import LayerMean  # noqa: E402
 from minillm.text.tokenizer import Tokenizer, encode_texts  # noqa: E402
 
 from .. import families, huggingface  # noqa: E402
-from ..encoders import CONFIGS, runner_over, sequence_of, states, texts  # noqa: E402
+from ..encoders import CONFIGS, OF_TRANSFORMERS, runner_over, sequence_of, states, texts  # noqa: E402
 
 pytestmark = pytest.mark.reference
 
@@ -36,7 +36,7 @@ def inputs(model: Any, ids: list[int], types: Any) -> dict[str, Any]:
     return given
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
 @torch.no_grad()
 def test_hidden_states_and_logits(name: str, tmp_path: Path) -> None:
     raw = CONFIGS[name]
@@ -56,7 +56,7 @@ def test_hidden_states_and_logits(name: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(rows[0], theirs(**given).logits[0].numpy(), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
 @torch.no_grad()
 def test_the_mean_over_layers_is_that_of_the_states_of_there(name: str, tmp_path: Path) -> None:
     theirs = huggingface.build_encoder(CONFIGS[name])

@@ -54,6 +54,26 @@ ARCHITECTURES: dict[str, Architecture] = {
         activation="gelu",
         bidirectional=True,
     ),
+    "jina-bert-v2": Architecture(
+        model_type="jina_bert_v2",
+        keys=SIZES | {"attention.layer_norm_epsilon": "layer_norm_eps"},
+        tensors=ENCODER
+        | {
+            "token_embd_norm": "embeddings.LayerNorm",
+            "blk.N.attn_q": "encoder.layer.N.attention.self.query",
+            "blk.N.attn_k": "encoder.layer.N.attention.self.key",
+            "blk.N.attn_v": "encoder.layer.N.attention.self.value",
+            "blk.N.attn_output": "encoder.layer.N.attention.output.dense",
+            "blk.N.attn_output_norm": "encoder.layer.N.attention.output.LayerNorm",
+            "blk.N.ffn_gate": "encoder.layer.N.mlp.gated_layers_w",
+            "blk.N.ffn_up": "encoder.layer.N.mlp.gated_layers_v",
+            "blk.N.ffn_down": "encoder.layer.N.mlp.wo",
+            "blk.N.layer_output_norm": "encoder.layer.N.mlp.layernorm",
+        },
+        activation="gelu",
+        square=True,
+        bidirectional=True,
+    ),
     "nomic-bert": Architecture(
         model_type="nomic_bert",
         keys=SIZES | {"attention.layer_norm_epsilon": "layer_norm_eps", "rope.freq_base": "rope_theta"},

@@ -13,29 +13,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...backends.loader import Tensor
-from ...config import Fields
-from ...errors import CheckpointError, UnsupportedModelError
+from ...config import Fields, ModelConfig
+from ...errors import CheckpointError, UnsupportedModelError, listed
 from ...tasks.pooling import ACTIVATIONS, Dense, EmbeddingSettings, Pooling
 from .file import GGUF
-from .translation import Translation, Written, unrounded
+from .translation import Translation, Written, layer_name, renamed, unrounded
 
 logger = logging.getLogger("minillm")
 
 POOLINGS: dict[int, Pooling | None] = {0: None, 1: "mean", 2: "cls", 3: "last"}
 """`pooling_type` -> pooling; None: the model's usual one"""
 
+RANK = 4
+"""`pooling_type` of a file whose head scores texts, such as a reranker's: the first token's state, tanh between"""
+_LABELS = "classifier.output_labels"
+_HEAD = {"cls": ("pooler.dense", "classifier.dense"), "cls.output": ("classifier", "classifier.out_proj")}
+"""Matrices of that head -> BERT's name and XLM-RoBERTa's"""
 _TYPES, _POSITIONS = "token_types.weight", "position_embd.weight"
 _TABLES = {"embeddings.token_type_embeddings": _TYPES, "embeddings.position_embeddings": _POSITIONS}
 
 
 class EncoderTranslation(Translation):
-    """BERT's and nomic-bert's tables of types and positions, which are float32 in every file."""
+    """BERT's and nomic-bert's tables of types and positions, which are float32 in every file; BERT's head of labels."""
+
+    keys = frozenset({_LABELS})
 
     def fields(self, gguf: GGUF, raw: Mapping[str, Any]) -> dict[str, Any]:
         """The number of token types, of the rows of their table.
 
         Raises:
-            CheckpointError: BERT's has none, or it has fewer positions than the file says.
+            CheckpointError: BERT's has none, or it has fewer positions than the file says; or no matrix of labels, or
+                another number of them.
         """
         types, positions = gguf.tensors.get(_TYPES), gguf.tensors.get(_POSITIONS)
         if raw["model_type"] == "bert" and types is None:
@@ -45,7 +53,24 @@ class EncoderTranslation(Translation):
                 f"{gguf.path}: tensor {_POSITIONS} should have context_length {raw['max_position_embeddings']!r:.40} "
                 f"rows, found {positions.shape[0]}"
             )
-        return {"type_vocab_size": 0 if types is None else types.shape[0]}
+        fields: dict[str, Any] = {"type_vocab_size": 0 if types is None else types.shape[0]}
+        if raw["model_type"] != "bert" or gguf.get("bert.pooling_type", int, 0) != RANK:
+            return fields
+        out, labels = gguf.tensors.get("cls.output.weight"), gguf.strings(f"bert.{_LABELS}")
+        if out is None or (labels is not None and len(labels) != out.shape[0]):
+            raise CheckpointError(
+                f"{gguf.path}: cls.output.weight should have a row for each of {_LABELS} {labels!r:.60}"
+            )
+        labels = labels or [f"LABEL_{i}" for i in range(out.shape[0])]
+        return fields | {
+            "architectures": ["BertForSequenceClassification"],
+            "id2label": {str(i): label for i, label in enumerate(labels)},
+        }
+
+    def read(self, name: str, tensor: Any, raw: Mapping[str, Any], where: str) -> dict[str, Tensor] | None:
+        """The matrices of the head by BERT's names, if the file's pooling is the head's."""
+        stem, _, kind = name.rpartition(".")
+        return {f"{_HEAD[stem][0]}.{kind}": tensor} if stem in _HEAD and "architectures" in raw else None
 
     def entries(self, config: Any, table: Fields, where: str) -> dict[str, Any]:
         """Attention both ways."""
@@ -58,7 +83,21 @@ class EncoderTranslation(Translation):
                 table = tensors[name].parts[0]
                 first = getattr(config, "first_position", 0) if ours == _POSITIONS else 0
                 return {ours: unrounded(table.part(0, first, table.shape[0]) if first else table)}
-        return None
+        stem, _, kind = name.rpartition(".")
+        file = next((file for file, published in _HEAD.items() if stem in published), None)
+        return None if file is None else {f"{file}.{kind}": tensors[name]}
+
+
+class JinaBertTranslation(EncoderTranslation):
+    """jina-bert-v2's two projections of the MLP, which are one tensor in today's files."""
+
+    def read(self, name: str, tensor: Any, raw: Mapping[str, Any], where: str) -> dict[str, Tensor] | None:
+        """The gate comes first."""
+        F, rest = raw["intermediate_size"], layer_name(name, "blk")
+        if rest != "ffn_up.weight" or tensor.shape[0] != 2 * F:
+            return None
+        halves = {"gated_layers_w": tensor.part(0, 0, F), "gated_layers_v": tensor.part(0, F, 2 * F)}
+        return {renamed(name, f"mlp.{half}.weight", "encoder.layer"): rows for half, rows in halves.items()}
 
 
 class ModernBertTranslation(Translation):
@@ -139,6 +178,29 @@ def projections(stored: Mapping[str, Any], width: int, where: str) -> tuple[Dens
         width = len(weight)
         layers.append(Dense(weight, bias, "torch.nn.modules.linear.Identity"))
     return tuple(layers)
+
+
+def head_entries(settings: EmbeddingSettings, config: ModelConfig, architecture: str, where: str) -> dict[str, Any]:
+    """Entries of a head that scores texts.
+
+    Raises:
+        UnsupportedModelError: files of the architecture have none.
+    """
+    if architecture != "bert":
+        raise UnsupportedModelError(f"{where}: GGUF files with a head of labels are written of BERT and XLM-RoBERTa")
+    settings.check()
+    usual = "sigmoid" if len(config.labels) == 1 else "softmax"
+    left_out = {
+        "prompts that go before texts": bool(settings.prompts),
+        "the function of logits": (settings.score_function or config.score_function) != usual,
+    }
+    if any(left_out.values()):
+        logger.warning(
+            "%s: left out, since GGUF files do not name it: %s", where, listed(k for k, v in left_out.items() if v)
+        )
+    if config.token_types > 1:
+        logger.warning("%s: llama.cpp gives the second text of a pair the type of the first, the model its own", where)
+    return {f"{architecture}.pooling_type": RANK, f"{architecture}.{_LABELS}": [*config.labels]}
 
 
 def embedding_entries(

@@ -41,7 +41,7 @@ WITHOUT_EFFECT = frozenset({
     "attention.layer_norm_rms_epsilon",
     "attention.sliding_window",  # llama.cpp reads it in the families that have it in their keys alone
     "attention.sliding_window_pattern",
-    "classifier.output_labels",  # of a head, whose tensors are refused
+    "classifier.output_labels",  # of a head, which of encoders is read, and whose tensors are refused of others
     "expert_feed_forward_length",  # the shapes of tensors say it too
     "rope.freq_base",  # of a model without rotary embedding
     "rope.scaling.finetuned",
@@ -117,7 +117,7 @@ def _computed(architecture: Architecture, raw: Mapping[str, Any], own: Mapping[s
         "attention.head_count_kv": (heads,),
         "attention.key_length": (head_dim,),
         "attention.key_length_swa": (head_dim,),
-        "attention.max_alibi_bias": (8.0,) if architecture.model_type == "bloom" else none,
+        "attention.max_alibi_bias": (8.0,) if architecture.model_type in ("bloom", "jina_bert_v2") else none,
         "attention.scale": (0, head_dim**-0.5),
         "attention.temperature_scale": none,
         "attention.value_length_swa": (head_dim,),

@@ -186,10 +186,12 @@ class GGUFFile(ModelFiles):
         Raises:
             UnsupportedModelError: another pooling, such as a head's that scores pairs of texts.
         """
-        from .encoders import POOLINGS, projections
+        from .encoders import POOLINGS, RANK, projections
 
         key = f"{self.header.get('general.architecture', str)}.pooling_type"
         code, settings = self.header.get(key, int, 0), super().embedding_settings(config)
+        if code == RANK and config.output == "labels":
+            return settings
         if code not in POOLINGS:
             known = ", ".join(map(str, POOLINGS))
             raise UnsupportedModelError(f"{self.header.path}: {key} is {code}; minillm runs {known}")

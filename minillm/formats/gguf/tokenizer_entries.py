@@ -161,7 +161,7 @@ def _unigram_entries(
     """
     model, framed = described["model"], tokenizer.encode("")
     pieces = {piece: i for i, (piece, _) in enumerate(model["vocab"])}
-    tokens, types = _tokens(described | {"model": model | {"vocab": pieces}}, vocab_size, where, byte_level=True)
+    tokens, types = _tokens({**described, "model": model | {"vocab": pieces}}, vocab_size, where, byte_level=True)
     scores = [score for _, score in model["vocab"]]
     roles = {"unknown": model["unk_id"], "mask": tokenizer.mask_token_id}
     if model["unk_id"] is not None:

@@ -1,7 +1,7 @@
 """The `Translation` of each architecture that has one; loaded with the first file that is read or written."""
 
 from .delta_nets import DeltaNetTranslation
-from .encoders import EmbeddingGemmaTranslation, EncoderTranslation, ModernBertTranslation
+from .encoders import EmbeddingGemmaTranslation, EncoderTranslation, JinaBertTranslation, ModernBertTranslation
 from .experts import (
     Dots1Translation,
     ErnieExpertTranslation,
@@ -32,6 +32,7 @@ TRANSLATIONS: dict[str, Translation] = {
     "glm4moe": SigmoidExpertTranslation(),
     "granitemoe": GraniteExpertTranslation(),
     "granitehybrid": GraniteHybridTranslation(),
+    "jina-bert-v2": JinaBertTranslation(),
     "lfm2moe": Lfm2MoeTranslation(),
     "mistral3": Ministral3Translation(),
     "minimax-m2": MiniMaxTranslation(),

@@ -34,7 +34,7 @@ from ..load_model import open_model
 from ..model_files import ModelFiles
 from ..write_checkpoint import Part, Rounding, plan
 from .architectures import ARCHITECTURES
-from .encoders import embedding_entries
+from .encoders import embedding_entries, head_entries
 from .file import Type
 from .mixtures import FILE_TYPE_OF, MIXTURES, TYPE_OF, Mixture
 from .names import gguf_name, in_file_order, is_convolution
@@ -116,7 +116,9 @@ def write_gguf(
     mixture = Mixture(dtype, config, architecture, "output.weight" not in tensors) if dtype in MIXTURES else None
     kinds = {name: _type(name, whole.parts[0].shape, whole.format, mixture) for name, whole in tensors.items()}
     factors = rotary_factors(raw, config) | translation_of(architecture).factors(config)
-    if config.bidirectional:
+    if config.output == "labels" and config.bidirectional:
+        entries |= head_entries(files.embedding_settings(config), config, architecture, str(source))
+    elif config.bidirectional:
         pooling, projections = embedding_entries(files.embedding_settings(config), architecture, str(source))
         entries, factors = entries | pooling, factors | projections
     total, rounded = sum(_count(whole) for whole in tensors.values()), list[Rounding]()
@@ -151,7 +153,8 @@ def _in_file(planned: list[list[Part]], architecture: str, config: ModelConfig) 
     table, own = ARCHITECTURES[architecture], translation_of(architecture)
     built = {part.name: Written([part.tensor], part.format) for fused in planned for part in fused}
     tensors: dict[str, Written] = {}
-    heads = family_named(config.model_type).NAMES.heads if config.bidirectional else ()  # which are not of the file
+    headless = config.bidirectional and config.output != "labels"
+    heads = family_named(config.model_type).NAMES.heads if headless else ()  # which are not of the file
     for ours, whole in built.items():
         if ours.startswith(heads):
             continue

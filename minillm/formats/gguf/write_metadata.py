@@ -88,8 +88,8 @@ def _architecture_for(config: ModelConfig, where: str) -> str:
     Raises:
         UnsupportedModelError: there is none, or none that is written.
     """
-    if config.bidirectional and config.output != "states":
-        raise UnsupportedModelError(f"{where}: GGUF files of encoders are written without a head of labels")
+    if config.bidirectional and config.output not in ("states", "labels"):
+        raise UnsupportedModelError(f"{where}: GGUF files of encoders are written without a head of each token")
     written = {name: table for name, table in ARCHITECTURES.items() if table.bidirectional == config.bidirectional}
     names = dict[str, str]()
     for name, table in written.items():

@@ -14,7 +14,7 @@ from tests.tiny import model_of
 from .recording import RecordingDevice
 
 FURTHER = ("electra, labels", "nomic_bert, labels", "gte, labels", "deberta-v2, labels", "deberta-v2, apart")
-FURTHER += ("deberta", "deberta, labels")
+FURTHER += ("deberta", "deberta, labels", "jina_bert_v2")
 """Configurations whose layers another one's test runs too"""
 
 
