@@ -104,7 +104,7 @@ GenerationConfig.__signature__ = inspect.Signature(
     ]
 )
 _EXPLICIT: Any = field(default=frozenset(), compare=False, repr=False)
-_RESOLVED = [*FIELDS, "amateur", ("explicit", Any, _EXPLICIT)]
+_RESOLVED: list[Any] = [*FIELDS, "amateur", ("explicit", Any, _EXPLICIT)]
 _Resolved: Any = make_dataclass("_Resolved", _RESOLVED, namespace=_UNSAID, frozen=True, kw_only=True)
 
 

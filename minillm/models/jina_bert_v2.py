@@ -16,7 +16,8 @@ from ..layers.mlp import GatedMLP
 from ..reference.attention import AttentionSpec
 from .bloom import alibi_slopes
 from .encoder import EncoderConfig, EncoderNames, TextEncoder, build_encoder, encoder_qkv, read_encoder
-from .parameters import Names, Weights
+from .parameters import Weights
+from .tensor_names import Names
 
 GATES = {"geglu": "gelu", "reglu": "relu"}
 """`feed_forward_type` -> activation of the gate"""
