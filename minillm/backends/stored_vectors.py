@@ -4,9 +4,12 @@ bfloat16 is rounded to the nearest and stored as the uint16 of its bits. int8 ha
 head, the largest magnitude / 127: an error of at most half a scale. A position with NaN or infinity gets the scale NaN,
 so that reading it gives NaN.
 
-int4 vectors are rotated (`reference/rotate.py`) and rounded in groups of 32, the last one filled with zeros. A group has
-a float16 scale, by which its number of largest magnitude becomes -8, and 16 bytes as in `reference/quantize.py`: 4.5 bits
-a number. Numbers from 524,160 on are too large for such a scale, which is then NaN too.
+int4 vectors are rotated (`reference/rotate.py`) and rounded in groups of 32, the last one filled with zeros. A group
+has a float16 scale, by which its number of largest magnitude becomes -8, and 16 bytes as in `reference/quantize.py`:
+4.5 bits a number. Numbers from 524,160 on are too large for such a scale, which is then NaN too.
+
+Rotation was chosen by the perplexity of SmolLM2-135M (Q4_1, tests/real/alice.txt): of int4 keys alone +7.6 % plain and
++3.3 % rotated, of values alone +1.1 and +0.8 %.
 
 So the reference operations work on every format; kernels read and write the same bits.
 """
@@ -30,6 +33,8 @@ NEGLIGIBLE = np.float32(1e-36)
 """A vector with no larger number is stored as zeros in int8: the inverse of its scale would overflow."""
 GROUP = 32
 """Numbers that share a scale in int4"""
+WIDEST = 1024
+"""The widest vector of int4 in `kernels/cpu/cache.c`"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +60,7 @@ class StoredVectors:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the vectors, [..., D]."""
+        """Shape of the vectors, [..., D]."""
         return (*self.data.shape[:-1], self.width) if self.width else self.data.shape
 
     @property
@@ -181,7 +186,7 @@ def to_int4(x: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float
 
 
 def from_int4(data: NDArray[np.uint8], scales: NDArray[np.float16], width: int) -> NDArray[np.float32]:
-    """What `to_int4` has stored. [..., groups x 16], [..., groups] -> [..., D]"""
+    """Vectors that `to_int4` has rounded. [..., groups x 16], [..., groups] -> [..., D]"""
     integers = unpack(data.reshape(-1, data.shape[-1])).reshape(*scales.shape, GROUP)
     with np.errstate(invalid="ignore"):
         numbers = integers * scales[..., None].astype(np.float32)
