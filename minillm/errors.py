@@ -166,7 +166,7 @@ def shown(value: object) -> str:
     """A value as short one-line text for a message."""
     try:
         text = " ".join(reprlib.repr(value).split())
-    except Exception:  # from a foreign object's repr; an integer of more than 4300 digits
+    except Exception:  # from a foreign object's repr; before 3.14 an integer of more than 4300 digits
         text = f"<{type(value).__name__}>"
     return text if len(text) <= LONGEST_QUOTE else f"{text[: LONGEST_QUOTE - 4]} ..."
 

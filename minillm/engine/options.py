@@ -150,14 +150,16 @@ def with_options(method: Method) -> Method:
     """Give a method that takes `**given: Unpack[LoadKeywords]` a signature with each option, and their explanations in
     its docstring in the place of "{options}".
     """
+    document = method.__doc__ or ""  # python -OO has none
+    margin = document.partition("{options}")[0].rpartition("\n")[2]  # since Python 3.13 that of the code is left out
     lines: list[str] = []
     for name, option in OPTIONS.items():
         help = option.help.format(default=DEFAULTS[name], lora="the field `lora`")
         entry = f"{name}: {'False: ' * (DEFAULTS[name] is True)}{help}. {option.notes}".rstrip()
-        indents: dict[str, Any] = {"initial_indent": " " * 12, "subsequent_indent": " " * 16}
-        lines.append(textwrap.fill(entry, 120, break_on_hyphens=False, **indents))
-    if method.__doc__ is not None:  # python -OO has none
-        method.__doc__ = method.__doc__.replace("{options}", "\n".join(lines).lstrip())
+        indents: dict[str, Any] = {"initial_indent": margin, "subsequent_indent": margin + " " * 4}
+        lines.append(textwrap.fill(entry, 108 + len(margin), break_on_hyphens=False, **indents))
+    if document:
+        method.__doc__ = document.replace("{options}", "\n".join(lines).lstrip())
     return with_fields(method)
 
 

@@ -1,5 +1,6 @@
 """The flags of generation fields and of the engine's options: each reaches its own, and its help is the field's."""
 
+import inspect
 import re
 from typing import Any
 
@@ -253,7 +254,7 @@ def test_every_option_of_the_engine_with_a_flag_is_tried_and_documented() -> Non
     flags = {option.flag.partition(" ")[0]: name for name, option in OPTIONS.items() if option.flag is not None}
     tried = {words.split()[0]: name for words, options in ENGINE_FLAGS.items() for name in options}
     assert tried == flags | {"--tensor-parallel": "parallel"}
-    entries = re.findall(r"^ {12}(\w+): ", Engine.__init__.__doc__ or "", re.MULTILINE)
+    entries = re.findall(r"^ {4}(\w+): ", inspect.getdoc(Engine.__init__) or "", re.MULTILINE)
     assert entries[:-4] == ["model", *OPTIONS]
     assert entries[-4:] == ["ModelError", "RankError", "DeviceError", "ParameterError"]
 

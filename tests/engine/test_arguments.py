@@ -242,7 +242,7 @@ def test_the_words_of_a_refusal() -> None:
 def test_values_in_messages_are_short_and_in_one_line() -> None:
     assert shown("a\nb") == r"'a\nb'"
     assert shown(Rude()).startswith("<Rude instance at ")
-    assert shown(10**5000) == "<int>"
+    assert shown(10**5000).startswith("<int")  # since Python 3.14 with the number of digits
     assert len(shown([["x" * 100] * 6] * 6)) <= 100
     assert listed(["one", "two", "three"], 9) == "one, two and 1 more"
     assert listed(["one"]) == "one"
