@@ -55,13 +55,15 @@ INLINE const void *number_at(const void *p, int64_t format, int64_t i) {
     return (const char *)p + (format == INT4 ? i / 2 : i * (format == FLOAT32 ? 4 : format == BFLOAT16 ? 2 : 1));
 }
 
-INLINE floats load_cached(vectors from, int format, int64_t i) {
+/* Numbers i + e to i + e + LANES; of int4 i is that of whole groups. */
+INLINE floats load_cached(vectors from, int format, int64_t i, int64_t e) {
     const void *p = from.numbers;
-    if (format == FLOAT32) return load((const float *)p + i);
-    if (format == BFLOAT16) return load_bfloat16((const uint16_t *)p + i);
-    if (format == INT8) return load_int8((const int8_t *)p + i);
-    ints both = load_bytes((const uint8_t *)p + i / 32 * 16 + i % 16);
-    ints numbers = ((i % 32 < 16 ? both : both >> 4) & 15) - 8;
+    if (format == FLOAT32) return load((const float *)p + i + e);
+    if (format == BFLOAT16) return load_bfloat16((const uint16_t *)p + i + e);
+    if (format == INT8) return load_int8((const int8_t *)p + i + e);
+    i += e / 32 * 32, e %= 32;
+    ints both = load_bytes((const uint8_t *)p + i / 2 + e % 16);
+    ints numbers = (e < 16 ? both & 15 : both >> 4) - 8;
     return __builtin_convertvector(numbers, floats) * from.scales[i / 32];
 }
 
@@ -77,21 +79,24 @@ INLINE void multiply_keys(const int R, const int C, const int format, const floa
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
             for (int c = 0; c < C; c++) total[r][c] = (floats){0};
-        for (int64_t d = 0; d < width; d += LANES) {
-            floats q[4];
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) {
-                q[r] = load(queries + r * width + d);
-                keep(&q[r]);
-            }
+        const int64_t step = format == INT4 ? 32 : LANES;
+        for (int64_t d = 0; d < width; d += step)
 #pragma GCC unroll 8
-            for (int c = 0; c < C; c++) {
-                floats k = load_cached(keys, format, key[c] + d);
-                if (R > 1) keep(&k);
+            for (int64_t e = 0; e < step; e += LANES) {
+                floats q[4];
 #pragma GCC unroll 4
-                for (int r = 0; r < R; r++) total[r][c] = multiply_add(q[r], k, total[r][c]);
+                for (int r = 0; r < R; r++) {
+                    q[r] = load(queries + r * width + d + e);
+                    keep(&q[r]);
+                }
+#pragma GCC unroll 8
+                for (int c = 0; c < C; c++) {
+                    floats k = load_cached(keys, format, key[c] + d, e);
+                    if (R > 1) keep(&k);
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; r++) total[r][c] = multiply_add(q[r], k, total[r][c]);
+                }
             }
-        }
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
@@ -132,13 +137,14 @@ INLINE void add_vectors(const int R, const int V, const int format, const float 
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) total[r][v] = load(result + r * width + first + v * LANES);
+    const int64_t whole = V * LANES % 32 ? first / 32 * 32 : first; /* the first number of a group */
     for (int64_t j = 0; j < count; j++) {
         floats weight[4];
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) weight[r] = splat(weights[r * ROW + j]);
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) {
-            floats value = load_cached(values, format, j * stride + first + v * LANES);
+            floats value = load_cached(values, format, j * stride + whole, first - whole + v * LANES);
             if (R > 1) keep(&value);
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) total[r][v] = multiply_add(weight[r], value, total[r][v]);
@@ -308,7 +314,7 @@ INLINE void convert_from(const int format, vectors p, int64_t stride, int64_t D,
     int64_t width = width_of(D), whole = format == INT4 ? width : D; /* groups of int4 end with zeros */
     for (int64_t j = 0; j < count; j++) {
         int64_t d = 0;
-        for (; d + LANES <= whole; d += LANES) store(out + j * width + d, load_cached(p, format, j * stride + d));
+        for (; d + LANES <= whole; d += LANES) store(out + j * width + d, load_cached(p, format, j * stride, d));
         for (; d < width; d++) out[j * width + d] = d < D ? cached_number(p.numbers, format, j * stride + d) : 0;
     }
 }

@@ -30,6 +30,8 @@ NEGLIGIBLE = np.float32(1e-36)
 """A vector with no larger number is stored as zeros in int8: the inverse of its scale would overflow."""
 GROUP = 32
 """Numbers that share a scale in int4"""
+WIDEST = 1024
+"""The widest vector of int4 in `kernels/cpu/cache.c`"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,13 +10,14 @@ from typing import Any, Self
 from ..backends.formats import CACHE_FORMATS
 from ..backends.operations import Backend
 from ..backends.placement import AS_WEIGHTS, NARROW_CACHE, Placement, choose_backend
+from ..backends.stored_vectors import WIDEST
 from ..cache import Concurrency, PagedCache, PrefixCache, new_cache
 from ..cache.prefix_store import StoringPrefixCache, trusted_folder
 from ..config import ModelConfig
 from ..decoding.conversation_ends import warn_of_turn_ends
 from ..decoding.request import RequestMaker, refuse_guesses
 from ..distributed.ranks import Ranks, joined
-from ..errors import ParameterError
+from ..errors import DeviceError, ParameterError
 from ..models.base import stored_format
 from ..progress import showing
 from .arguments import refuse_task
@@ -86,7 +87,7 @@ def build_parts(options: EngineOptions, build: Callable[[Backend], Parts]) -> Pa
     Raises:
         ModelError: the model cannot be loaded (see `errors`).
         RankError: it cannot be loaded on another rank, or differs there, as may the cache's dtype.
-        DeviceError: the dtype or device is not offered here.
+        DeviceError: the dtype or device is not offered here, or the cache's dtype for this model.
     """
     ranks = options.ranks
 
@@ -95,7 +96,10 @@ def build_parts(options: EngineOptions, build: Callable[[Backend], Parts]) -> Pa
         backend = choose_backend(placement, options.max_batch_size)
         if ranks is not None:
             backend.join(ranks.group)
-        return build(backend)
+        parts = build(backend)
+        for config in (parts.model.config, *(helper.config for helper in parts.helpers.values())):
+            _check_cache(config, backend)
+        return parts
 
     with showing(options.progress):
         parts = build_here() if ranks is None else ranks.agree(build_here)
@@ -104,6 +108,22 @@ def build_parts(options: EngineOptions, build: Callable[[Backend], Parts]) -> Pa
     if options.placement.cache_dtype == AS_WEIGHTS:
         _narrow_cache(parts, ranks)
     return parts
+
+
+def _check_cache(config: ModelConfig, backend: Backend) -> None:
+    """Refuse a K/V cache that rotates vectors where values are parts of keys.
+
+    Raises:
+        DeviceError: the cache has 4 bits, and the model latent attention or heads wider than its kernel's.
+    """
+    if not backend.memory.cache.group:
+        return
+    for group in config.kv_groups:
+        if group.value_dim or group.head_dim > WIDEST:
+            what = "latent attention" if group.value_dim else f"heads of {group.head_dim} numbers"
+            raise DeviceError(
+                f"cache_dtype 'int4' is not for {what} ({config.model_type}): take 'int8', 'bfloat16' or 'float32'"
+            )
 
 
 def _narrow_cache(parts: Parts, ranks: Ranks | None) -> None:

@@ -63,7 +63,7 @@ def test_a_program_repeats_the_products_of_heads() -> None:
     np.testing.assert_allclose(out, NumpyBackend().linear_heads(x, weight), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", CACHE_FORMATS)
+@pytest.mark.parametrize("dtype", [name for name in CACHE_FORMATS if name != "int4"])
 def test_values_are_the_last_numbers_of_the_keys(dtype: str) -> None:
     """Against expanded keys and values, one query at a time in float64, and the bytes of the cache."""
     rng = RNG(4)

@@ -90,7 +90,7 @@ def test_weights_activations_and_cache_have_formats_of_their_own(weights: str, a
     assert backend.memory.arena.take((1,)).dtype.name == activations
     assert runner.cache.storage.nbytes == 2 * 2 * 4 * runner.cache.page_size * backend.memory.position_bytes(1, 8)
     error = np.abs(output.logits[0] - expected).max() / np.abs(expected).max()
-    assert error < {"int4": 0.4, "int8": 0.05, "bfloat16": 0.05}.get(weights, 0.05)
+    assert error < {"int4": 0.4}.get(weights, 0.2 if cache == "int4" else 0.05)
     assert (error > 1e-6) == ((weights, activations, cache) != ("float32",) * 3)
     storage = Storage(weights=weights, activations=activations, cache=cache)
     assert_agree(runner.model.config, [Step((Part(len(LINE), len(LINE)),), 1)], counted, storage)
@@ -119,5 +119,5 @@ def test_each_role_may_have_a_format() -> None:
 def test_a_format_knows_its_name_and_size() -> None:
     assert [form.name for form in FORMATS.values()] == list(FORMATS)
     assert [form.row_bytes(70) for form in FORMATS.values()] == [280, 140, 140, 3 * (32 + 2), 3 * (16 + 2)]
-    assert [form.row_bytes(8) for form in CACHE_FORMATS.values()] == [32, 16, 8 + 4]
+    assert [form.row_bytes(8) for form in CACHE_FORMATS.values()] == [32, 16, 8 + 4, 16 + 2]
     assert (INT8.dtype, INT4.dtype) == (np.int8, np.uint8)

@@ -9,11 +9,13 @@ import pytest
 from minillm import Engine
 from minillm.distributed.communicator import Communicator
 from minillm.distributed.threads import run_ranks
-from minillm.errors import RankError, UsageError
+from minillm.errors import DeviceError, RankError, UsageError
 from minillm.parallel import Parallel
 
+from ..families import CONFIGS
 from ..task_models import BERT, write_task_model
 from ..tiny import write_checkpoint
+from .test_prefix_files import write_like
 
 LINE = np.random.default_rng(0).integers(3, 500, 200).tolist()
 SIZE = {"num_hidden_layers": 4, "max_position_embeddings": 256}
@@ -97,6 +99,36 @@ def test_a_folder_of_prefixes_in_float32_is_left_alone(folder: Path, tmp_path: P
         with Engine(folder, cache_dtype=cache_dtype, **options) as engine:
             hits.append(engine.generate(prompt, max_new_tokens=2).cached_tokens)
     assert hits == [0, 0, 384, 384]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (CONFIGS["youtu"]["tied"], r"cache_dtype 'int4' is not for latent attention \(youtu\): take 'int8'"),
+        (
+            CONFIGS["llama"]["grouped"] | {"head_dim": 1032, "num_attention_heads": 1, "num_key_value_heads": 1},
+            r"cache_dtype 'int4' is not for heads of 1032 numbers \(llama\)",
+        ),
+    ],
+)
+def test_4_bits_are_refused_by_name_where_vectors_cannot_be_rotated(
+    fields: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    write_like(tmp_path, fields | {"vocab_size": 512, "max_position_embeddings": 512})
+    with pytest.raises(DeviceError, match=says):
+        Engine(tmp_path, backend="cpu", cache_dtype="int4")
+
+
+@pytest.mark.parametrize("options", [{}, {"max_batched_tokens": 24, "prefix_cache": False}, {"cache_bytes": 1 << 17}])
+def test_tokens_of_a_cache_of_4_bits_are_those_of_a_text_alone(folder: Path, options: dict[str, Any]) -> None:
+    """In chunks, beside others, and where texts wait for pages that others have, and are computed again."""
+    prompts = [LINE[i : i + 40 + 7 * i] for i in range(6)]
+    settings: dict[str, Any] = {"max_new_tokens": 20, "eos_token_id": []}
+    with Engine(folder, backend="cpu", cache_dtype="int4", deterministic=True) as engine:
+        alone = [engine.generate(prompt, **settings).token_ids for prompt in prompts]
+    with Engine(folder, backend="cpu", cache_dtype="int4", deterministic=True, **options) as engine:
+        together = [answer.token_ids for answer in engine.generate(prompts, **settings)]
+    assert together == alone
 
 
 # --- processes that share a model -------------------------------------------------------------------------------------

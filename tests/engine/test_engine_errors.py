@@ -117,6 +117,7 @@ def test_a_bad_field_is_named_before_anything_runs(engine: Engine, fields: dict[
     [
         ({"device": "cuda", "backend": "numpy"}, DeviceError, "backend 'numpy' computes on a CPU: leave it out"),
         ({"device": "cuda", "cache_dtype": "int8"}, DeviceError, "cache_dtype 'int8' is for a CPU"),
+        ({"device": "cuda", "cache_dtype": "int4"}, DeviceError, "cache_dtype 'int4' is for a CPU"),
         ({"device": "tpu"}, DeviceError, "device 'tpu' is not known: expected 'cpu', 'cuda'"),
         ({"dtype": "float99"}, DeviceError, "dtype 'float99' is not known: expected 'auto', 'float32'"),
         ({"backend": "abacus"}, DeviceError, "backend 'abacus' is not known: expected 'auto', 'cpu', 'numpy'"),

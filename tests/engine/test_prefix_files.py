@@ -90,6 +90,7 @@ def content(path: Path) -> tuple[dict[str, str], dict[str, bytes]]:
         ("latents", {"backend": "cpu"}, 300),
         ("latents", {"backend": "cpu", "cache_dtype": "int8"}, 300),
         ("opt", {"backend": "cpu", "cache_dtype": "int8"}, 300),
+        ("llama", {"backend": "cpu", "cache_dtype": "int4"}, 300),
         ("opt", {"backend": "cpu", "cache_dtype": "bfloat16"}, 300),
     ],
 )

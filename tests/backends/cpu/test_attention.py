@@ -44,7 +44,7 @@ def store_kv(k: Any, v: Any, keys: StoredVectors, values: StoredVectors, batch: 
 
 
 def format_of(stored: StoredVectors) -> int:
-    return kernels.FORMATS[{"float32": "float32", "uint16": "bfloat16", "int8": "int8"}[stored.data.dtype.name]]
+    return kernels.FORMATS[{"float32": "float32", "uint16": "bfloat16", "int8": "int8", "uint8": "int4"}[stored.data.dtype.name]]
 
 
 def attend(
@@ -114,7 +114,7 @@ class Case:
         )
         self.keys, self.values = (StoredVectors.empty((sum(needed), K, P, D), CACHE_FORMATS[dtype]) for _ in range(2))
         for pages in (self.keys, self.values):  # what nobody stored must not be read
-            pages.data[...] = {"float32": np.nan, "bfloat16": 0x7FC0, "int8": 99}[dtype]
+            pages.data[...] = {"float32": np.nan, "bfloat16": 0x7FC0, "int8": 99, "int4": 99}[dtype]
             if pages.scales is not None:
                 pages.scales[...] = np.nan
             for span, (cached, _) in zip(self.batch.spans, lengths, strict=True):
@@ -205,7 +205,7 @@ def test_attention_is_a_masked_softmax(lengths: list[tuple[int, int]], dtype: st
     ],
 )
 @pytest.mark.parametrize("P", [5, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (1, 256))])
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
 def test_any_heads_widths_and_pages(H: int, K: int, D: int, P: int, dtype: str) -> None:
     assert_as_good_as_plain(Case([(9, 1), (0, 23), (60, 8)], H, K, D, P, dtype))
 
@@ -218,7 +218,7 @@ def test_branches_of_a_tree_do_not_see_each_other(lengths: list[tuple[int, int]]
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
 @pytest.mark.parametrize(
     "looks", [{"window": 1}, {"window": 13}, {"window": STRIP + 1}, {"window": BLOCK}, {"sloped": True}], ids=str
 )
@@ -246,7 +246,7 @@ ALL_OF_THEM = {"window": 20, "sloped": True, "softcap": 0.5, "biased": True, "su
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
 @pytest.mark.parametrize(
     "looks",
     [{"softcap": 0.7}, {"biased": True}, {"causal": False}, {"causal": False, "window": 13}, {"sunk": True},

@@ -38,7 +38,7 @@ def test_the_logits_are_the_references(variant: str, weights: str, chunk: int) -
     assert error < (0.05 if rounds else 3e-6)
 
 
-@pytest.mark.parametrize(("cache_dtype", "within"), [("bfloat16", 0.02), ("int8", 0.03)])
+@pytest.mark.parametrize(("cache_dtype", "within"), [("bfloat16", 0.02), ("int8", 0.03), ("int4", 0.3)])
 @pytest.mark.parametrize("chunk", [1, 40])
 def test_a_narrower_cache_moves_the_logits_a_little(cache_dtype: str, within: float, chunk: int) -> None:
     expected = logits_of(NumpyBackend(), "pre-norm", LINE, 40)
@@ -48,7 +48,7 @@ def test_a_narrower_cache_moves_the_logits_a_little(cache_dtype: str, within: fl
 
 def test_a_narrower_cache_takes_less_memory(checkpoint: Path) -> None:
     sizes = {}
-    for cache_dtype in ("float32", "bfloat16", "int8"):
+    for cache_dtype in ("float32", "bfloat16", "int8", "int4"):
         with Engine(checkpoint, backend="cpu", cache_dtype=cache_dtype) as engine:
             cache = engine.runner.cache
             sizes[cache_dtype] = cache.storage.nbytes / cache.num_pages
@@ -57,6 +57,7 @@ def test_a_narrower_cache_takes_less_memory(checkpoint: Path) -> None:
             assert sizes[cache_dtype] == config.num_layers * position * cache.page_size
     D = config.head_dim
     assert sizes["float32"] / sizes["bfloat16"] == 2 and sizes["float32"] / sizes["int8"] == 4 * D / (D + 4)
+    assert sizes["float32"] / sizes["int4"] == 4 * D / (-(-D // 32) * (16 + 2))
 
 
 SETTINGS: list[dict[str, Any]] = [

@@ -93,7 +93,7 @@ def test_a_soft_cap_is_replayed_too(replays: list[int]) -> None:
     assert len(replays) == len(LINE) - 4
 
 
-@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("weights", ["float32", "float16", "bfloat16", "int8", "int4"])
 def test_replayed_steps_have_the_bits_of_called_ones_in_every_format(
     weights: str, cache_dtype: str, replays: list[int]
