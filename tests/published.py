@@ -356,7 +356,9 @@ def float4(method: str, size: int) -> Published:
             eights = (largest / 6 / whole).astype(ml_dtypes.float8_e4m3fn)
             stored = eights.view(np.uint8) if method == "mlx" else eights
             divisor = np.float32(1) / whole
-            scales = eights.astype(np.float32) / divisor if method.startswith("c") else eights.astype(np.float32) * whole
+            scales = (
+                eights.astype(np.float32) / divisor if method.startswith("c") else eights.astype(np.float32) * whole
+            )
         codes = np.abs(np.abs(grouped / scales[..., None])[..., None] - E2M1).argmin(axis=3).astype(np.uint8)
         meant = E2M1.astype(np.float32)[codes] * np.sign(grouped) * scales[..., None]
         codes = (codes | (grouped < 0).astype(np.uint8) << 3).reshape(len(matrix), -1)

@@ -4,9 +4,12 @@ bfloat16 is rounded to the nearest and stored as the uint16 of its bits. int8 ha
 head, the largest magnitude / 127: an error of at most half a scale. A position with NaN or infinity gets the scale NaN,
 so that reading it gives NaN.
 
-int4 vectors are rotated (`reference/rotate.py`) and rounded in groups of 32, the last one filled with zeros. A group has
-a float16 scale, by which its number of largest magnitude becomes -8, and 16 bytes as in `reference/quantize.py`: 4.5 bits
-a number. Numbers from 524,160 on are too large for such a scale, which is then NaN too.
+int4 vectors are rotated (`reference/rotate.py`) and rounded in groups of 32, the last one filled with zeros. A group
+has a float16 scale, by which its number of largest magnitude becomes -8, and 16 bytes as in `reference/quantize.py`:
+4.5 bits a number. Numbers from 524,160 on are too large for such a scale, which is then NaN too.
+
+Rotation was chosen by the perplexity of SmolLM2-135M (Q4_1, tests/real/alice.txt): of int4 keys alone +7.6 % plain and
++3.3 % rotated, of values alone +1.1 and +0.8 %.
 
 So the reference operations work on every format; kernels read and write the same bits.
 """

@@ -98,8 +98,8 @@ class EngineKeywords(TypedDict, total=False):
         notes="The kernels are compiled at first use; a stored build needs no compiler. MINILLM_BACKEND in the "
         "environment names another default.")]
     cache_dtype: Annotated[str, "auto", Option(AS_GIVEN,
-        "of the KV cache on a CPU: float32 (auto), bfloat16, int8, int4, or weights, which is bfloat16 with weights of at "
-        "most 16 bits (default: {default})", flag="--cache-dtype CACHE_DTYPE",
+        "of the KV cache on a CPU: float32 (auto), bfloat16, int8, int4, or weights, which is bfloat16 with weights of "
+        "at most 16 bits (default: {default})", flag="--cache-dtype CACHE_DTYPE",
         notes='"weights" is float32 with float32 weights, and on NumPy; a server has it by default.')]
     threads: Annotated[int | None, Option(optional(whole(1)),
         "CPU threads (default: one for each core)", flag="--threads N", aliases=("-t",), common=True,

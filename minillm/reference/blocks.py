@@ -67,7 +67,9 @@ NF4_CODES = np.array(
     np.float32,
 )  # fmt: skip
 """The code book of bitsandbytes' NF4: quantiles of a normal distribution, of which the largest is 1"""
-FP4_CODES = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3, -0.0, -0.0625, -8, -12, -4, -6, -2, -3], np.float32) / np.float32(12)
+FP4_CODES = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3, -0.0, -0.0625, -8, -12, -4, -6, -2, -3], np.float32) / np.float32(
+    12
+)
 """The code book of bitsandbytes' FP4"""
 
 Bytes = NDArray[np.uint8]

@@ -1,9 +1,10 @@
 """The Walsh-Hadamard transform, which rotates keys and values before they are rounded to 4 bits.
 
-    rotate(x) = x H / sqrt(h),   H[i, j] = (-1)^(bits set in i & j),   h the largest power of 2 that divides D, at most 256
+    rotate(x) = x H / sqrt(h),   H[i, j] = (-1)^(bits set in i & j)
 
-It is its own inverse and keeps dot products: the scores of rotated queries and keys are those of the plain ones. A large
-number is spread over h of them, so that a group of 32 has no outlier that would leave its neighbours few of 16 integers.
+h is the largest power of 2 that divides D, at most 256. It is its own inverse and keeps dot products: the scores of
+rotated queries and keys are those of the plain ones. A large number is spread over h of them, so that a group of 32 has
+no outlier that would leave its neighbours few of 16 integers.
 
 Source: Ashkboos et al., "QuaRot", arXiv 2404.00456, section 4 (keys and values).
 """

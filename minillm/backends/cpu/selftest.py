@@ -262,7 +262,9 @@ def _experts(on: Backend, x: Any, logits: Any, weight: Weight) -> Any:
 def random_blocks(rng: np.random.Generator, form: BlockFormat, outputs: int, inputs: int) -> BlockMatrix:
     """Blocks of any integers, with scales of a size that weights have. [out, in]"""
     blocks = rng.integers(0, 256, (outputs, inputs // form.numbers, form.bytes), np.uint8)
-    places = {"Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82), "MXFP4": (), "NVFP4": (), "NF4": (), "FP4": ()}.get(form.name)
+    places = {"Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82), "MXFP4": (), "NVFP4": (), "NF4": (), "FP4": ()}.get(
+        form.name
+    )
     if places is None:
         places = (0, 2) if form.name in ("Q4_K", "Q5_K", "Q5_1") else (0,)
     for place in places:

@@ -65,7 +65,12 @@ def e2m1_matrix(name: str, shape: tuple[int, int], codes: Rows, scales: Rows, si
 
 
 def code_book_matrix(
-    name: str, shape: tuple[int, int], codes: Rows, scales: Callable[[int, int], NDArray[np.float32]], table: Any, size: int
+    name: str,
+    shape: tuple[int, int],
+    codes: Rows,
+    scales: Callable[[int, int], NDArray[np.float32]],
+    table: Any,
+    size: int,
 ) -> Matrix | None:
     """A matrix of bitsandbytes in blocks, or None where there are none of its kind.
 

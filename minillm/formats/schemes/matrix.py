@@ -7,8 +7,8 @@ Numbers are integers of 4 or 8 bits, or float8; a group is some neighbours in a 
 scheme says where in its tensors the numbers, the scales and the zero points of a range of rows are; all else is here.
 
 A matrix of integers whose groups and scales fit `reference/quantize.py` is read as such, exactly; with zero points or
-offsets if it has 4 bits; one of codes that a block format has, in its blocks (`codebooks.py`). Any other is expanded: each weight is computed in float32 and rounded once to the dtype that
-config.json names.
+offsets if it has 4 bits; one of codes that a block format has, in its blocks (`codebooks.py`). Any other is expanded:
+each weight is computed in float32 and rounded once to the dtype that config.json names.
 """
 
 import logging

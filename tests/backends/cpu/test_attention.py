@@ -44,7 +44,9 @@ def store_kv(k: Any, v: Any, keys: StoredVectors, values: StoredVectors, batch: 
 
 
 def format_of(stored: StoredVectors) -> int:
-    return kernels.FORMATS[{"float32": "float32", "uint16": "bfloat16", "int8": "int8", "uint8": "int4"}[stored.data.dtype.name]]
+    return kernels.FORMATS[
+        {"float32": "float32", "uint16": "bfloat16", "int8": "int8", "uint8": "int4"}[stored.data.dtype.name]
+    ]
 
 
 def attend(
