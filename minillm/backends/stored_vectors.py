@@ -60,7 +60,7 @@ class StoredVectors:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the vectors, [..., D]."""
+        """Shape of the vectors, [..., D]."""
         return (*self.data.shape[:-1], self.width) if self.width else self.data.shape
 
     @property
@@ -186,7 +186,7 @@ def to_int4(x: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float
 
 
 def from_int4(data: NDArray[np.uint8], scales: NDArray[np.float16], width: int) -> NDArray[np.float32]:
-    """What `to_int4` has stored. [..., groups x 16], [..., groups] -> [..., D]"""
+    """Vectors that `to_int4` has rounded. [..., groups x 16], [..., groups] -> [..., D]"""
     integers = unpack(data.reshape(-1, data.shape[-1])).reshape(*scales.shape, GROUP)
     with np.errstate(invalid="ignore"):
         numbers = integers * scales[..., None].astype(np.float32)
