@@ -133,7 +133,7 @@ def test_this_machine_computes_in_float32(monkeypatch: pytest.MonkeyPatch, capsy
         (["xyz"], 2, "model 'xyz' is neither a folder nor a hub id (owner/name); published names: opt-125m, "),
         (["opt-13b", "--hardware", "tpu"], 2, "expected one of a100, h100, h200, rtx4090, l4, this"),
         (["opt-13b", "--dtype", "fp8"], 2, "dtype 'fp8' is not known: expected one of float32, "),
-        (["opt-13b", "--cache-dtype", "int4"], 2, "cache_dtype 'int4' is not known"),
+        (["opt-13b", "--cache-dtype", "int2"], 2, "cache_dtype 'int2' is not known"),
         (["opt-13b", "--batch", "0"], 2, "batch should be at least 1"),
         (["opt-13b", "--context", "5000"], 2, "context 5000 is beyond the model's 2048 positions"),
         (["opt-13b", "--tensor-parallel", "3"], 2, "tensor_parallel 3 should divide the model's num_heads 40"),

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real
 
 WEIGHTS = {"auto": 0.006, "float16": 0.001, "bfloat16": 0.002, "int8": 0.01, "int4": 0.25}
 """Format of the weights -> by which part it may change the perplexity"""
-CACHES = {"bfloat16": 0.002, "int8": 0.005}
+CACHES = {"bfloat16": 0.002, "int8": 0.005, "int4": 0.08}
 PART = 2_500
 """Characters of the text, of 600 tokens"""
 
