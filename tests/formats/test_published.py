@@ -295,6 +295,28 @@ def test_scales_that_float16_does_not_hold_are_not_rounded(tmp_path: Path, caplo
     assert "1 matrices expanded to bfloat16, 13 matrices kept exactly as int4" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("name", "field", "value", "scales"),
+    [
+        ("modelopt-nvfp4", "kv_cache_quant_algo", "FP8", ("k_proj.k_scale", "v_proj.v_scale")),
+        ("compressed-float8-blocks", "kv_cache_scheme", {"num_bits": 8, "type": "float"}, ("k_scale", "v_scale")),
+    ],
+)
+def test_scales_of_a_cache_in_8_bits_are_left_out_with_a_word(
+    name: str, field: str, value: Any, scales: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As NVIDIA publishes its own: the cache here is at least as exact."""
+
+    def add(parts: dict[str, np.ndarray]) -> None:
+        parts.update({f"model.layers.0.self_attn.{scale}": np.float32(0.5).reshape(()) for scale in scales})
+
+    published = replace(ALL[name], config=ALL[name].config | {field: value})
+    quantised, plain = pair_of(tmp_path, published, change=add)
+    np.testing.assert_allclose(logits(quantised), logits(plain), atol=1e-5)
+    assert f"{field} has no effect: cache_dtype says" in caplog.text
+    assert "left out, for the model has no place for them: layers.0.self_attn.k" in caplog.text
+
+
 @pytest.mark.parametrize("given", [0.0, 1.0])
 def test_biases_of_zeros_that_the_model_does_not_have(given: float, tmp_path: Path) -> None:
     """AutoGPTQ gave every projection one. Others than zeros would be left out in error."""
@@ -453,11 +475,6 @@ def with_weights(**fields: Any) -> dict[str, Any]:
         (COMPRESSED | {"format": "nvfp4-pack-quantized"}, UnsupportedModelError, "of symmetric floats in groups of 16"),
         (COMPRESSED | {"format": "mxfp8-quantized"}, UnsupportedModelError, "format is 'mxfp8-quantized'"),
         (
-            COMPRESSED | {"kv_cache_scheme": {"num_bits": 8}},
-            UnsupportedModelError,
-            "kv_cache_scheme asks for a K/V cache",
-        ),
-        (
             COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}},
             UnsupportedModelError,
             "sparsity_config: format",
@@ -476,7 +493,6 @@ def with_weights(**fields: Any) -> dict[str, Any]:
         (with_weights(strategy="block", block_structure=[128]), CheckpointError, "block_structure should be two sizes"),
         ({"quant_method": "fp8", "fmt": "e3m4"}, UnsupportedModelError, "fmt is 'e3m4'"),
         ({"quant_method": "fp8", "weight_block_size": 128}, CheckpointError, "weight_block_size should be two sizes"),
-        ({"quant_method": "fp8", "kv_cache_scheme": {}}, UnsupportedModelError, "kv_cache_scheme asks for"),
         (
             {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
             UnsupportedModelError,
@@ -493,11 +509,6 @@ def with_weights(**fields: Any) -> dict[str, Any]:
             "nvfp4 has 4 bits in groups of 16, found 4 bits in groups of 32",
         ),
         ({"quant_method": "modelopt"}, UnsupportedModelError, "quant_algo is ''"),
-        (
-            {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
-            UnsupportedModelError,
-            "kv_cache_quant_algo asks for a K/V cache",
-        ),
         ({"quant_method": "bitsandbytes"}, CheckpointError, "one of load_in_4bit and load_in_8bit should be true"),
         (nf4().config | {"bnb_4bit_quant_storage": "float64"}, UnsupportedModelError, "bnb_4bit_quant_storage is"),
     ],

@@ -26,7 +26,7 @@ from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
 from ..tensors import StoredTensor
 from .codebooks import e2m1_matrix, low_first
-from .fp8 import NOTE, float8_matrix, read_block, refuse_cache, take_scales
+from .fp8 import NOTE, float8_matrix, notes, read_block, take_scales
 from .matrix import (
     Matrix,
     Module,
@@ -78,7 +78,6 @@ class Group:
 def read(fields: Fields, expanded: str) -> Scheme:
     """The scheme of a quantization_config; matrices that are not exact in 8 or 4 bits become `expanded`."""
     layout = fields.choice("format", fields.get("format", ""), (*FORMATS, "mixed-precision"))
-    refuse_cache(fields, "kv_cache_scheme")
     sparsity = Fields(fields.get("sparsity_config", {}), f"{fields.source}: sparsity_config")
     sparsity.choice("format", "dense", ("dense",))
     if fields.get("transform_config", {}):
@@ -95,7 +94,7 @@ def read(fields: Fields, expanded: str) -> Scheme:
         dtype=first.kept or (integers_dtype(first.bits, symmetric=first.symmetric) if exact else expanded),
         group=common_group(sizes),
         expanded=expanded,
-        note=NOTE if any(group.rounds_activations for group in groups) else "",
+        note=notes(fields, NOTE if any(group.rounds_activations for group in groups) else ""),
         markers=("weight_scale", "weight_packed"),
         matrix=lambda module: read_module(module, _group_of(module, groups, ignored)),
     )

@@ -37,19 +37,15 @@ def read(fields: Fields, expanded: str) -> Scheme:
     fields.choice("activation_scheme", "dynamic", ("dynamic", "static"))
     fields.choice("scale_fmt", "float", ("float", "ue8m0"))
     fields.choice("expert_dtype", "fp8", ("fp8",))
-    refuse_cache(fields, "kv_cache_scheme")
     block = read_block(fields, "weight_block_size")
-    return scheme_of(
-        f"FP8, {'one scale each' if block is None else f'blocks of {block[0]} x {block[1]}'}", expanded, block
-    )
+    title = f"FP8, {'one scale each' if block is None else f'blocks of {block[0]} x {block[1]}'}"
+    return scheme_of(title, expanded, block, notes(fields, NOTE))
 
 
 def read_modelopt(fields: Fields, expanded: str) -> Scheme:
     """The scheme of a quantization_config with quant_method "modelopt"."""
     known = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4")
     algorithm = fields.choice("quant_algo", fields.get("quant_algo", ""), known)
-    for name in ("kv_cache_quant_algo", "kv_cache_scheme"):
-        refuse_cache(fields, name)
     if algorithm == "NVFP4":
         if fields.size("group_size", NVFP4_GROUP) != NVFP4_GROUP:
             raise UnsupportedModelError(f"{fields.source}: minillm reads NVFP4 in groups of {NVFP4_GROUP}")
@@ -57,20 +53,20 @@ def read_modelopt(fields: Fields, expanded: str) -> Scheme:
             title="modelopt NVFP4",
             dtype="NVFP4",
             expanded=expanded,
-            note=NOTE.replace("8 bits", "4 bits"),
+            note=notes(fields, NOTE.replace("8 bits", "4 bits")),
             markers=("weight_scale_2",),
             matrix=read_nvfp4_module,
         )
-    return scheme_of(f"modelopt {algorithm}", expanded, None)
+    return scheme_of(f"modelopt {algorithm}", expanded, None, notes(fields, NOTE))
 
 
-def scheme_of(title: str, expanded: str, block: tuple[int, int] | None) -> Scheme:
+def scheme_of(title: str, expanded: str, block: tuple[int, int] | None, note: str) -> Scheme:
     """The scheme of matrices in float8."""
     return Scheme(
         title=title,
         dtype=expanded,
         expanded=expanded,
-        note=NOTE,
+        note=note,
         markers=("weight_scale_inv", "weight_scale"),
         matrix=lambda module: read_module(module, block),
     )
@@ -154,10 +150,8 @@ def read_block(fields: Fields, name: str) -> tuple[int, int] | None:
     return block[0], block[1]
 
 
-def refuse_cache(fields: Fields, name: str) -> None:
-    """Refuse a quantised K/V cache."""
-    if fields.raw.get(name) is not None:
-        raise UnsupportedModelError(
-            f"{fields.source}: {name} asks for a K/V cache with the checkpoint's own scales, which minillm does not "
-            "read; it reads weights quantised without it"
-        )
+def notes(fields: Fields, note: str) -> str:
+    """The note of a scheme, and that the checkpoint's K/V cache in 8 bits is none here, if it names one."""
+    named = [name for name in ("kv_cache_quant_algo", "kv_cache_scheme") if fields.raw.get(name) is not None]
+    cache = [f"{name} has no effect: cache_dtype says how the K/V cache is rounded" for name in named[:1]]
+    return "; ".join([*filter(None, [note]), *cache])
