@@ -1,4 +1,4 @@
-"""Are the kernels right in the sizes of real models? For `gpu.py`: each against float32 by the array module there.
+"""The kernels in the sizes of real models, for `gpu.py`: each against float32 by the array module there.
 
 The tests' tiny shapes have no tile of 128 x 256, no second wave of blocks and no context of thousands. What is compared
 is the largest difference from a sum in float32, over the size of the numbers, beside what rounding allows.

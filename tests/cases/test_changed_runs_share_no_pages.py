@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.observe import CountingBackend, WrappedBackend, counting, put_between
 from minillm.backends.timing import TimingBackend
 
@@ -173,7 +173,7 @@ def test_vectors_of_the_first_text_embedded_in_a_block_are_not_those_of_later_on
 def test_steps_launched_ahead_on_a_gpu_end_where_a_change_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     if reason := missing():
         pytest.skip(reason)
-    monkeypatch.setattr(linear, "PROCESSORS", 1)
+    monkeypatch.setattr(Kernels, "processors", 1)
     device = RecordingDevice(Recorder(launcher()))
     backend = CudaBackend(device, device.recorder, "float32", max_batch_size=4)
     runner = runner_of(tiny_model(seed=2, backend=backend), backend=backend)

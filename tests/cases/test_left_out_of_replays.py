@@ -9,8 +9,8 @@ import pytest
 from minillm.backends import observe
 from minillm.backends.cpu import memory as cpu_memory
 from minillm.backends.cpu.backend import CpuBackend
-from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import WrappedBackend
 from minillm.backends.operations import Backend
@@ -98,7 +98,7 @@ def assert_same_bits(mine: Runner, calling: Runner) -> None:
 def test_an_operation_added_by_the_how_to_computes_on_every_backend(
     backend_of: Callable[[], Backend], use_cache: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear, "PROCESSORS", 1)
+    monkeypatch.setattr(Kernels, "processors", 1)
     plain = generate(runner_of(model_of(LLAMA, seed=2)), [LINE[:5]], max_new_tokens=12)
     monkeypatch.setattr(Backend, "softplus_gate", softplus_gate, raising=False)
     blocks_that(lambda backend, x, *_: backend.softplus_gate(x), monkeypatch)
@@ -114,7 +114,7 @@ def test_an_operation_added_by_the_how_to_computes_on_every_backend(
 
 @pytest.mark.slow
 def test_an_operation_without_a_kernel_keeps_a_step_out_of_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "PROCESSORS", 1)
+    monkeypatch.setattr(Kernels, "processors", 1)
     blocks_that(lambda backend, x, *_: x * 1.5, monkeypatch)
     backend, device = emulated_gpu()
     mine, calling = runners(LLAMA, backend)
@@ -122,14 +122,14 @@ def test_an_operation_without_a_kernel_keeps_a_step_out_of_cuda_graphs(monkeypat
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)  # padded to a bucket, or not
     assert not device.replays
     monkeypatch.undo()
-    monkeypatch.setattr(linear, "PROCESSORS", 1)
+    monkeypatch.setattr(Kernels, "processors", 1)
     decoded(runner_of(model_of(LLAMA, backend=backend), backend=backend))
     assert device.replays, "a step of kernels alone is replayed"
 
 
 @pytest.mark.slow
 def test_what_runs_only_when_a_cuda_graph_is_recorded_is_noticed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "PROCESSORS", 1)
+    monkeypatch.setattr(Kernels, "processors", 1)
     steps: list[int] = []
     blocks_that(lambda backend, x, *_: x * 1.5 if len(steps) > 1 else x, monkeypatch)  # not in the first, plain one
     backend, device = emulated_gpu()
