@@ -470,9 +470,13 @@ def row_bytes(storage: Storage, role: Role, width: int) -> int:
 def position_bytes(storage: Storage, K: int, D: int, *, joined: bool = False) -> int:
     """Bytes of one position's keys and values in one layer: 2 K D numbers; int8 adds a 4-byte scale per vector.
 
+    int4 has 16 bytes for each 32 numbers begun, and a 2-byte scale.
+
     Where they are joined it is K vectors of D numbers in all.
     """
     vectors = K if joined else 2 * K
+    if storage.cache == "int4":
+        return vectors * -(-D // 32) * 18
     return vectors * (D + 4) if storage.cache == "int8" else vectors * D * BYTES[storage.cache]
 
 

@@ -68,7 +68,7 @@ def test_weights_are_as_large_as_stored_and_counted_bytes_are_the_formulas(weigh
     assert_agree(config, [Step((Part(5, 5), Part(2, 2)), 2), Step((Part(1, 6),), 1)], counted, storage)
 
 
-@pytest.mark.parametrize("cache", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("cache", ["float32", "bfloat16", "int8", "int4"])
 def test_cache_in_every_format(cache: str) -> None:
     backend = StoringBackend("float32", cache)
     model = runner(BASE, backend)
