@@ -120,7 +120,7 @@ def marks_of(phase: "Phase", close: float = CLOSE) -> list[list["Operation"]]:
     marks: list[list[Operation]] = []
     counted = [operation for operation in phase.operations if operation.flops]
     for operation in sorted(counted, key=lambda operation: -operation.intensity):
-        if marks and marks[-1][0].intensity < close * operation.intensity:
+        if marks and marks[-1][-1].intensity < close * operation.intensity:
             marks[-1].append(operation)
         else:
             marks.append([operation])

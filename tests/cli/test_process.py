@@ -65,7 +65,7 @@ def cases(cases: Iterable[tuple[Any, ...]], often: Collection[tuple[Any, ...]]) 
         yield pytest.param(*case, marks=pytest.mark.slow if case in often else pytest.mark.exhaustive)
 
 
-MODULES = ["minillm.cli.main", "minillm.cli.options", "minillm.engine.engine", "numpy", "tokenizers"]
+MODULES = ["minillm.progress_bar", "minillm.cli.options", "minillm.engine.engine", "numpy", "tokenizers"]
 ALTERNATING = list(zip(MODULES, cycle([signal.SIGINT, signal.SIGTERM]), strict=False))
 
 
