@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from minillm import Engine
-from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.emulator import Emulator, missing
+from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.placement import Placement
 from tests.backends.cuda.recording import Recorder, RecordingDevice
 
@@ -24,7 +24,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingDevice]:
     """An emulated GPU of one multiprocessor, on which engines of device "cuda" then compute."""
     if reason := missing():
         pytest.skip(reason)
-    monkeypatch.setattr(linear, "PROCESSORS", 1)
+    monkeypatch.setattr(Kernels, "processors", 1)
     device = RecordingDevice(Recorder(Emulator()))
 
     def choose(placement: Placement, max_batch_size: int) -> CudaBackend:
