@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from gpu_figures import TINY, Figure, Sizes
 
 MISSING_BARRIER = 1
-"""Of `Plant` in planted.cu"""
+"""Values of `Plant` in planted.cu"""
 ROOT = Path(__file__).parents[1]
 TESTS = "tests/backends/cuda"
 ONE_OF_EACH = (
@@ -53,7 +53,7 @@ class Task(NamedTuple):
     shapes: list[str]
     emulated: bool
     dtype: str = "float16"
-    """Of whole models"""
+    """The type of whole models' weights"""
 
     @property
     def sizes(self) -> Sizes:
