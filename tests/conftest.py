@@ -61,8 +61,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is `sampled(n, slow=m)` every n-th case stays as it is, and the others become slow; of these every
-    m-th, and the others exhaustive.
+    """Every n-th case of a test that is `sampled(n, slow=m)` stays as it is; of the others every m-th becomes slow, and
+    the rest exhaustive.
     """
     for item in items:
         sampled = item.get_closest_marker("sampled")

@@ -1,4 +1,4 @@
-"""What the cache stores: keys and values in each of its formats."""
+"""Keys and values as the cache stores them, in each of its formats."""
 
 import numpy as np
 import pytest

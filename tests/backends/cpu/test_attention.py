@@ -170,7 +170,7 @@ class Case:
 
 
 def positions_of(span: Span) -> np.ndarray:
-    """Each cached token's; one of a tree stands one behind the ancestor that has the most of its own. [S]"""
+    """The position of each cached token; one of a tree stands one behind its deepest ancestor. [S]"""
     m = 0 if span.tree is None else len(span.tree)
     line = span.context_len - m
     places = list(range(line))

@@ -15,7 +15,7 @@ TYPES = {NCCL_FLOAT32: "float32", NCCL_FLOAT16: "float16"}
 
 
 def get_unique_id() -> str:
-    """Where the ranks meet."""
+    """The place where ranks meet."""
     return str(Path(tempfile.mkdtemp()) / "nccl")
 
 
