@@ -5,17 +5,16 @@ config.json), the default. If two fields contradict each other, one of the check
 both, that is an error.
 """
 
-import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError, shown
-from .fields import FIELDS, GUIDES, MODELS, NEEDS
-from .searches import ContradictionError, check_searches
+from .fields import FIELDS, MODELS, NEEDS
+from .searches import ContradictionError
 from .settings import GenerationConfig, Settings, is_on
 from .values import RefusedError
 
@@ -42,13 +41,6 @@ STRATEGIES = {
 }
 """Field or additional model -> module and class of the strategy that it selects. The last one that is on counts."""
 
-SYNONYMS = {
-    ("max_new_tokens", "max_length"): " are two names of one limit: leave one of them out",
-    ("min_new_tokens", "min_length"): " are two names of one limit: leave one of them out",
-    GUIDES: ": a text has at most one guide; leave one of them out",
-}
-"""Exclusive fields -> end of the error message about two of them."""
-
 
 def _depth(name: str) -> int:
     """The number of fields that a field needs, one through the other."""
@@ -59,6 +51,8 @@ def _depth(name: str) -> int:
 DEFAULTS = {name: setting.default for name, setting in FIELDS.items()}
 READING_ORDER = sorted(FIELDS, key=_depth)
 """The fields, each after those that it needs."""
+PLAIN = frozenset({"max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p", "seed", "eos_token_id"})
+"""Fields that contradict none of each other, with a checkpoint's end-of-sequence tokens; `field_checks.py` has all"""
 
 
 def read_field(name: str, value: object, origin: str = "") -> Any:
@@ -103,7 +97,7 @@ def resolve(
     checkpoint = {n: v for n, v in checkpoint.items() if v is not None and n in FIELDS and n not in user}
     while True:
         try:
-            return _Resolution(user, checkpoint, models, vocab_size).settings()
+            return _resolved(user, {**checkpoint, **user}, models, vocab_size)
         except ContradictionError as error:
             dropped = next((name for name in error.fields if name in checkpoint), None)
             if dropped is None:
@@ -111,150 +105,60 @@ def resolve(
             del checkpoint[dropped]
 
 
-class _Resolution:
-    """The values of one request's fields, and the checks of fields against each other."""
+def _resolved(
+    user: Mapping[str, object], given: Mapping[str, object], models: Collection[str], vocab_size: int
+) -> Settings:
+    """The settings of a request, with a fresh seed for sampling without one.
 
-    def __init__(
-        self, user: Mapping[str, object], checkpoint: Mapping[str, object], models: Collection[str], vocab_size: int
-    ) -> None:
-        self.user, self.given = user, {**checkpoint, **user}
-        self.vocab_size = vocab_size
-        self.resolved: dict[str, Any] = DEFAULTS | {model: model in models for model in MODELS}
-        self.check_synonyms()
-        for name in READING_ORDER:
-            if name in self.given:
-                self.read(name, self.given[name])
-        if not self.resolved["draft"]:
-            self.resolved["num_assistant_tokens"] = 0
+    Args:
+        user: the fields that the user set
+        given: these, and the checkpoint's
+        models: as of `resolve`
+        vocab_size: likewise
 
-    def settings(self) -> Settings:
-        """Check the values against each other. Returns them, with a fresh seed for sampling without one."""
-        if [name for name in STRATEGIES if name != "do_sample" and self.on(name)]:
-            check_searches(self.user, self.given, self.resolved)
-        if self.resolved["samplers"]:
-            from .sampler_order import check_order  # seldom needed
+    Raises:
+        ContradictionError: fields contradict each other.
+        ParameterError: a value is invalid, or the user set a field without effect.
+    """
+    plain = PLAIN.issuperset(given) and "eos_token_id" not in user and not models
+    if not plain:
+        from .field_checks import check_synonyms  # most requests need none
 
-            check_order(self.given, self.resolved)
-        self.check_token_ids()
-        self.check_end()
-        self.check_results()
-        resolved = self.resolved
-        if resolved["seed"] is None:
-            resolved["seed"] = int.from_bytes(os.urandom(8), "little") if resolved["do_sample"] else 0
-        del resolved["encoder"], resolved["draft"]
-        return Settings(**resolved, explicit=frozenset(self.user))
+        check_synonyms(given)
+    resolved: dict[str, Any] = DEFAULTS | {model: model in models for model in MODELS}
+    for name in READING_ORDER:
+        if name in given:
+            _read(name, given[name], user, resolved)
+    if not resolved["draft"]:
+        resolved["num_assistant_tokens"] = 0
+    if resolved["max_new_tokens"] is None and resolved["max_length"] is None:
+        resolved["max_new_tokens"] = 20
+    if plain and resolved["max_new_tokens"]:
+        resolved["eos_token_id"] = tuple([token for token in resolved["eos_token_id"] if 0 <= token < vocab_size])
+    else:
+        from .field_checks import check_together
 
-    def read(self, name: str, value: object) -> None:
-        """Read a value that is set. One without effect is left at its default if the checkpoint sets it.
+        check_together(user, given, resolved, vocab_size)
+    if resolved["seed"] is None:
+        resolved["seed"] = int.from_bytes(os.urandom(8), "little") if resolved["do_sample"] else 0
+    del resolved["encoder"], resolved["draft"]
+    return Settings(**resolved, explicit=frozenset(user))
 
-        Raises:
-            ParameterError: the value is invalid, or the user set a field without effect.
-        """
-        need = FIELDS[name].needs
-        if need is None or self.on(need) or (name == "top_k" and self.on("penalty_alpha")):
-            self.resolved[name] = read_field(name, value, "" if name in self.user else " (from the checkpoint)")
-        elif name in self.user:
-            read_field(name, value)  # an invalid one is refused as such
-            raise ParameterError(
-                f"{name}={shown(value)} has no effect without {NEEDS.get(need, need)}: set that, or leave {name} out"
-            )
 
-    def on(self, name: str) -> bool:
-        """True if a field has a value that switches something on, or if the engine has the model of this name."""
-        return is_on(name, self.resolved[name])
+def _read(name: str, value: object, user: Mapping[str, object], resolved: dict[str, Any]) -> None:
+    """Read a value that is set. One without effect is left at its default if the checkpoint sets it.
 
-    def check_synonyms(self) -> None:
-        """A request sets one name of each thing; the first of a checkpoint's names counts."""
-        for names, end in SYNONYMS.items():
-            given = [name for name in names if name in self.given]
-            if len(given) > 1:
-                both = " and ".join(f"{name}={shown(self.given[name])}" for name in given[:2])
-                raise ContradictionError(both + end, *reversed(given))
-
-    def check_token_ids(self) -> None:
-        """Token ids are in the vocabulary and do not forbid all of it; a checkpoint's other ids are dropped."""
-        resolved = self.resolved
-
-        def keep(name: str, ids_of: Callable[[Any], tuple[int, ...]] = lambda token: (token,)) -> None:
-            entries = []
-            for entry in resolved[name]:
-                outside = [token for token in ids_of(entry) if not 0 <= token < self.vocab_size]
-                if outside and name in self.user:
-                    raise ParameterError(f"{name}: {outside[0]} is not in the vocabulary of {self.vocab_size} tokens")
-                entries += [] if outside else [entry]
-            resolved[name] = tuple(entries)
-
-        for name in ("eos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"):
-            keep(name)
-        keep("sequence_bias", lambda pair: pair[0])
-        keep("bad_words_ids", lambda word: word)
-        keep("force_words_ids", lambda alternatives: sum(alternatives, ()))
-        for name in ("forced_bos_token_id", "decoder_start_token_id"):
-            token = resolved[name]
-            if token is not None and token >= self.vocab_size:
-                message = f"{name}: {token} is not in the vocabulary of {self.vocab_size} tokens"
-                raise ContradictionError(message, name)
-
-        ends = {(token,) for token in resolved["eos_token_id"]}
-        words = tuple(word for word in resolved["bad_words_ids"] if word not in ends)
-        if resolved["bad_words_ids"] and not words and "bad_words_ids" in self.user:
-            raise ParameterError(
-                f"bad_words_ids={shown(self.user['bad_words_ids'])} has no effect: eos_token_id is not forbidden by it;"
-                " use suppress_tokens or min_new_tokens"
-            )
-        resolved["bad_words_ids"] = words  # as in transformers, these alone do not forbid the end
-        forbidden = {*resolved["suppress_tokens"], *(word[0] for word in words if len(word) == 1)}
-        forbidden |= {ids[0] for ids, bias in resolved["sequence_bias"] if len(ids) == 1 and bias == -math.inf}
-        if len(forbidden) == self.vocab_size:
-            raise ParameterError("suppress_tokens, bad_words_ids and sequence_bias leave no token of the vocabulary")
-
-    def check_end(self) -> None:
-        """The text can end, within limits that leave room for the user's minimum."""
-        resolved, user = self.resolved, self.user
-        if resolved["max_new_tokens"] is None and resolved["max_length"] is None:
-            resolved["max_new_tokens"] = 20
-        if resolved["max_new_tokens"] == 0 and not resolved["echo"]:
-            advice = "raise it, or set echo=True for the prompt alone"
-            raise ContradictionError("max_new_tokens=0 generates nothing", "max_new_tokens", advice=advice)
-        for name, effect in (
-            ("min_new_tokens", "hold back"),
-            ("min_length", "hold back"),
-            ("exponential_decay_length_penalty", "make likelier"),
-        ):
-            if name in user and resolved[name] != 0 and not resolved["eos_token_id"]:
-                given = shown(user[name])
-                raise ParameterError(f"{name}={given} has no effect without eos_token_id: nothing to {effect}")
-        for least, most in (("min_new_tokens", "max_new_tokens"), ("min_length", "max_length")):
-            if least in user and resolved[most] is not None and resolved[least] > resolved[most]:
-                raise ParameterError(f"{least}={resolved[least]} is more than {most}={resolved[most]}")
-        guide = next((name for name in GUIDES if resolved[name] is not None), None)
-        if guide is not None and not resolved["eos_token_id"]:
-            raise ParameterError(f"{guide} needs an eos_token_id: a token that says where the text ends")
-        if guide == "guided_choice" and "min_new_tokens" in user:
-            longest, least = max(len(text.encode()) for text in resolved[guide]), resolved["min_new_tokens"]
-            if least > longest:
-                raise ParameterError(
-                    f"min_new_tokens={least} is more than the longest guided_choice can have ({longest})"
-                )
-
-    def check_results(self) -> None:
-        """There are as many results, and log-probabilities of each token, as asked for."""
-        resolved = self.resolved
-        count, num_beams = resolved["num_return_sequences"], resolved["num_beams"]
-        another = resolved["strategy"] is not None and "num_return_sequences" in self.user  # it says whether it obeys
-        if count > num_beams and (num_beams > 1 or not resolved["do_sample"]) and not another:
-            raise ContradictionError(
-                f"num_return_sequences={count} is more than num_beams={num_beams}: there are no more results than"
-                " beams",
-                "num_return_sequences",
-                advice="raise num_beams, or set do_sample=True and leave num_beams out",
-            )
-        count = resolved["top_logprobs"]
-        if count > self.vocab_size:
-            raise ParameterError(f"top_logprobs={count} is more than the vocabulary has tokens ({self.vocab_size})")
-        if count > 0 and self.user.get("logprobs") is False:
-            raise ParameterError(f"top_logprobs={count} has no effect with logprobs=False: leave one of them out")
-        resolved["logprobs"] = resolved["logprobs"] or count > 0
+    Raises:
+        ParameterError: the value is invalid, or the user set a field without effect.
+    """
+    need = FIELDS[name].needs
+    if need is None or is_on(need, resolved[need]) or (name == "top_k" and resolved["penalty_alpha"]):
+        resolved[name] = read_field(name, value, "" if name in user else " (from the checkpoint)")
+    elif name in user:
+        read_field(name, value)  # an invalid one is refused as such
+        raise ParameterError(
+            f"{name}={shown(value)} has no effect without {NEEDS.get(need, need)}: set that, or leave {name} out"
+        )
 
 
 def new_token_limit(settings: Settings, prompt_length: int) -> int:
