@@ -4,7 +4,6 @@ A backend overrides those it has a faster implementation of, so a missing kernel
 done by the objects it carries: `loader` (weights), `memory` (results, cache, recording), `sampler` (tokens).
 """
 
-from operator import attrgetter
 from typing import Any
 
 from .. import reference
@@ -259,7 +258,7 @@ class Backend:
 
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
         """Attention over the cache, or over each sequence's source: `reference.attend`. [T, H, D] -> [T, H, V]"""
-        batch, spec = batch.over_sources if spec.cross else batch, spec.with_arrays(attrgetter("data"))
+        batch, spec = batch.over_sources if spec.cross else batch, spec.on_data
         keys, values = cache.layer(layer)
         out = self.memory.arena.take((*q.shape[:2], values.shape[3]))
         return reference.attend(q, keys, values, batch, spec, self.xp, out)

@@ -46,7 +46,7 @@ import numpy as np
 from ..backends.token_sampler import TokenSampler
 from ..errors import NumericalError, ParameterError
 from ..reference.philox import BEAMS, uniform
-from ..reference.sampling import sample_without_replacement
+from ..reference.sampling_without_replacement import sample_without_replacement
 from .continuation import Continuation
 from .filters import build_filters
 from .guided import restrict

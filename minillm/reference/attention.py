@@ -21,6 +21,8 @@ last V numbers of each key, one head for all queries, and the cache has no more 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,6 @@ import numpy as np
 from ..batch import Batch, Span
 from .cost import Cost
 from .disentangled import RelativePositions, add_positions, positions_flops
-from .softmax import softmax
 
 QUERY_TILE = 128
 """Queries computed together in a prefill. A tile reads only the keys visible to its last query, which saves almost half
@@ -60,6 +61,11 @@ class AttentionSpec:
 
     def __post_init__(self) -> None:
         assert not (self.cross and self.causal), "a source has no order in common with the queries"
+
+    @cached_property
+    def on_data(self) -> "AttentionSpec":
+        """The same variant, with the data of each weight in its place."""
+        return self.with_arrays(attrgetter("data"))
 
     def with_arrays(self, array_of: Callable[[Any], Any]) -> "AttentionSpec":
         """The same variant, with an array in place of each weight."""
@@ -165,15 +171,18 @@ def attention_scores(q: Any, keys: Any, span: Span, last: int, spec: AttentionSp
 
 
 def attention_weights(scores: Any, spec: AttentionSpec, xp: Any, out: Any | None = None) -> Any:
-    """Softmax of each query's scores, and of its head's sink. [K, G n, S] -> [K, G n, S]; `out` may be `scores`."""
-    if spec.sinks is None:
-        return softmax(scores, xp, out=out)
-    K, rows, S = scores.shape
-    sinks = spec.sinks.reshape(K, -1, 1, 1)  # [H] -> [K, G, 1, 1]
-    by_head = scores.reshape(K, sinks.shape[1], -1, S)  # [K, G n, S] -> [K, G, n, S]
-    best = xp.maximum(by_head.max(axis=-1, keepdims=True), sinks)  # -> [K, G, n, 1]
-    weights = xp.exp(xp.subtract(scores, best.reshape(K, rows, 1), out=out), out=out)
-    weights /= weights.sum(axis=-1, keepdims=True) + xp.exp(sinks - best).reshape(K, rows, 1)
+    """Softmax of each query's scores, and of its head's sink. [K, G n, S] -> [K, G n, S]; `out` may be `scores`.
+
+    The largest is subtracted first, which changes nothing in exact arithmetic and keeps exp from overflowing.
+    """
+    best = scores.max(axis=-1, keepdims=True)  # [K, G n, S] -> [K, G n, 1]
+    if spec.sinks is not None:
+        K, rows, _ = best.shape
+        sinks = xp.repeat(spec.sinks, K * rows // len(spec.sinks)).reshape(best.shape)  # [H] -> [K, G n, 1]
+        best = xp.maximum(best, sinks)
+    weights = xp.exp(xp.subtract(scores, best, out=out), out=out)
+    total = weights.sum(axis=-1, keepdims=True)  # -> [K, G n, 1]
+    weights /= total if spec.sinks is None else total + xp.exp(sinks - best)
     return weights
 
 

@@ -20,9 +20,6 @@ survive.
 every filter keeps a *prefix*, so a filter only lowers the mass by which u is multiplied. The two sum the same weights
 in a different order, so they can only differ if u times the mass is within a rounding error of float64 (below 1e-11 of
 the mass) of the edge between two candidates.
-
-`sample_without_replacement` draws several candidates of one row: each draw removes its candidate, and the next uniform
-number applies to the remaining mass.
 """
 
 from types import ModuleType
@@ -107,32 +104,6 @@ def sample(
     return drawn
 
 
-def sample_without_replacement(scores: NDArray[Any], uniforms: NDArray[Any], xp: ModuleType) -> NDArray[np.int64]:
-    """Draw several distinct candidates, each in proportion to exp(score) among those not drawn yet.
-
-    Once all remaining weights are 0 in float32, the rest follow by descending score, ties by ascending id.
-
-    Args:
-        scores: [V]; -inf excludes a candidate while others are left. Not modified.
-        uniforms: [n] numbers in (0, 1), one per draw; n at most V.
-        xp: the array module of `scores`.
-
-    Returns:
-        ids [n], int64, in the order in which they were drawn.
-
-    Raises:
-        NumericalError: the scores have NaN or +inf, or only -inf.
-    """
-    check(scores[None], xp)
-    ranking = _Ranking(scores, xp)
-    drawn = []
-    for u in uniforms:
-        drawn.append(ranking.reach(float(u) * ranking.total)[0] if ranking.total > 0.0 else ranking.best())
-        ranking.take_out(drawn[-1])
-    ids: NDArray[np.int64] = xp.asarray(drawn, xp.int64)
-    return ids
-
-
 def _sample_row(scores: NDArray[Any], u: float, top_k: int, top_p: float, min_p: float, xp: ModuleType) -> int:
     """Draw one token from `scores` [V], already divided by the temperature."""
     V = len(scores)
@@ -140,7 +111,7 @@ def _sample_row(scores: NDArray[Any], u: float, top_k: int, top_p: float, min_p:
     if 0 < top_k < V:
         ids = xp.flatnonzero(scores >= xp.partition(scores, V - top_k)[V - top_k])
         scores = scores[ids]  # [V] -> [top_k or more]
-    ranking = _Ranking(scores, xp)
+    ranking = Ranking(scores, xp)
     mass = ranking.total
     if top_p < 1.0:
         _, mass = ranking.reach(top_p * mass)
@@ -150,7 +121,7 @@ def _sample_row(scores: NDArray[Any], u: float, top_k: int, top_p: float, min_p:
     return index if ids is None else int(ids[index])
 
 
-class _Ranking:
+class Ranking:
     """The candidates of one row, in buckets that are sorted on demand.
 
     Scores are counted into buckets of 1/128 nat, best bucket first. The masses of the buckets tell which one reaches a
@@ -178,19 +149,6 @@ class _Ranking:
         # The bucket's mass was summed in another order: the last member may miss `mass` by a rounding error.
         rank = min(int(xp.count_nonzero(through < mass)), len(members) - 1)
         return int(members[rank]), float(through[rank])
-
-    def take_out(self, index: int) -> None:
-        """Remove a candidate."""
-        xp, b = self.xp, self.bucket[index]
-        self.bucket[index] = -1
-        self.masses[b] = self.weights[self.bucket == b].sum(dtype=xp.float64)  # subtraction would leave a residue
-        self.cumulative = xp.cumsum(self.masses)
-        self.total = float(self.cumulative[-1])
-
-    def best(self) -> int:
-        """Index of the best candidate; the first of ties."""
-        left = self.xp.flatnonzero(self.bucket >= 0)
-        return int(left[self.scores[left].argmax()])
 
 
 def check(logits: NDArray[Any], xp: ModuleType) -> None:

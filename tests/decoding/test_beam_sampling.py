@@ -14,8 +14,8 @@ from minillm.decoding.filters import build_filters
 from minillm.decoding.strategy import Request, Rows
 from minillm.errors import NumericalError
 from minillm.reference.philox import BEAMS, uniform
-from minillm.reference.sampling import sample_without_replacement
 from minillm.reference.sampling_by_sorting import keep_min_p, keep_top_p
+from minillm.reference.sampling_without_replacement import sample_without_replacement
 
 from ..reference.chi_square import p_value
 from ..tiny import loop_of, random_prompts, request_for, run, runner_of, tiny_model

@@ -12,7 +12,7 @@ from minillm.backends.numpy import NumpyBackend  # noqa: E402
 from minillm.engine.inspect import all_logits, score_tokens  # noqa: E402
 from minillm.formats.load_model import load_model  # noqa: E402
 from minillm.reference.philox import BEAMS, uniform  # noqa: E402
-from minillm.reference.sampling import sample_without_replacement  # noqa: E402
+from minillm.reference.sampling_without_replacement import sample_without_replacement  # noqa: E402
 
 from .. import huggingface  # noqa: E402
 from ..comparing import assert_same_tokens  # noqa: E402
