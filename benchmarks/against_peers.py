@@ -261,7 +261,7 @@ def measure(session: Session, group: int, workers: Sequence[Worker], case: str) 
 
 def measure_loaded(session: Session, plans: Sequence[Plan], results: Results) -> None:
     """Measure all cases for which engines stay loaded, group by group."""
-    from minillm.backends.memory import free_memory
+    from minillm.backends.memory_use import free_memory
 
     cases = [case for case in session.args.cases if case not in ("cold", "memory")]
     used = [plan for plan in plans if any(takes_part(case, plan) for case in cases)]

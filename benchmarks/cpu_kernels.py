@@ -159,7 +159,7 @@ def copy_of(weight: Any, empty: Callable[..., Any]) -> Any:
 def stored(weight: Any, form: str) -> Any:
     """A float32 matrix in a format."""
     from minillm.backends.formats import FORMATS as KNOWN
-    from minillm.backends.weights import narrow
+    from minillm.backends.storage import narrow
     from minillm.reference.quantize import quantize
 
     wanted = KNOWN[form]

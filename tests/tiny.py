@@ -14,7 +14,8 @@ from safetensors.numpy import save_file
 from minillm.backends.loader import RandomTensor
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.operations import Backend
-from minillm.backends.weights import Experts, Weight
+from minillm.backends.storage import Experts
+from minillm.backends.weights import Weight
 from minillm.batch import TokenSequence
 from minillm.cache import Concurrency, PrefixCache, new_cache
 from minillm.decoding.resolving import resolve, strategy_for

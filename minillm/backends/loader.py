@@ -28,7 +28,8 @@ from .formats import (
     WeightFormats,
     chosen,
 )
-from .weights import Experts, Joined, Weight, narrow
+from .storage import Experts, Joined, narrow
+from .weights import Weight
 
 CHUNK = 1 << 20
 """Numbers of a tensor that are made or reordered at a time."""

@@ -4,6 +4,7 @@ A backend overrides those it has a faster implementation of, so a missing kernel
 done by the objects it carries: `loader` (weights), `memory` (results, cache, recording), `sampler` (tokens).
 """
 
+from operator import attrgetter
 from typing import Any
 
 from .. import reference
@@ -17,8 +18,9 @@ from .loader import Loader
 from .memory import Memory
 from .pages import Pages
 from .recording import composed
+from .storage import expand
 from .token_sampler import TokenSampler
-from .weights import Weight, expand, look_up
+from .weights import Weight
 
 
 class Backend:
@@ -70,9 +72,9 @@ class Backend:
         Where ranks share the table, the vectors of other ranks' tokens are zero.
         """
         out = self.memory.arena.take((len(ids), table.shape[1]))
-        words = look_up(table, ids, self.ranks, self.xp)  # only rows that are looked up
-        place = None if position_table is None else expand(position_table.data, positions)
-        kind = None if type_table is None else expand(type_table.data, types)
+        words = table.rows(ids) if self.ranks == 1 else table.rows_of_share(ids, self.xp)
+        place = None if position_table is None else position_table.rows(positions)
+        kind = None if type_table is None else type_table.rows(types)
         rows = self.xp.arange(len(ids))
         return reference.embed(words, rows, self.xp, out, rows, place, rows, kind, scale=scale)
 
@@ -258,7 +260,8 @@ class Backend:
 
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
         """Attention over the cache, or over each sequence's source: `reference.attend`. [T, H, D] -> [T, H, V]"""
-        batch, spec = batch.over_sources if spec.cross else batch, spec.on_data
+        batch = batch.over_sources if spec.cross else batch
+        spec = spec.with_arrays(attrgetter("data")) if spec.has_weights else spec
         keys, values = cache.layer(layer)
         out = self.memory.arena.take((*q.shape[:2], values.shape[3]))
         return reference.attend(q, keys, values, batch, spec, self.xp, out)

@@ -20,7 +20,8 @@ from .formats import FLOAT32, WEIGHT_FORMATS, Format, Role, WeightFormats
 from .loader import Loader, Tensor
 from .memory import Arena, Memory
 from .operations import Backend
-from .weights import Experts, Weight
+from .storage import Experts
+from .weights import Weight
 
 _NOTHING = bytes(8)
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ..reference.quantize import pack, unpack
 from ..reference.rotate import rotate
 from .formats import BFLOAT16, Format
-from .weights import expand, narrow
+from .storage import expand, narrow
 
 NEGLIGIBLE = np.float32(1e-36)
 """A vector with no larger number is stored as zeros in int8: the inverse of its scale would overflow."""

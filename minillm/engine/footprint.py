@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from ..backends.weights import format_of
+from ..backends.storage import format_of
 from ..cache import PagedCache
 from ..config import ModelConfig
 from ..formats import open_model

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ..backends import compile_seconds, working_time
-from ..backends.memory import trim_heap
+from ..backends.memory_use import trim_heap
 from ..backends.operations import Backend
 from ..backends.placement import choose_backend
 from ..cache.prefix_store import PrefixStore

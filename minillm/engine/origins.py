@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.weights import Experts, Joined, Weight
+from ..backends.storage import Experts, Joined
+from ..backends.weights import Weight
 from ..cache.prefix_files import Origin
 from ..cache.prefix_store import PrefixStore, StoringPrefixCache
 from ..errors import ParameterError

@@ -23,7 +23,7 @@ from ..backends.loader import Rearranged, Tensor
 from ..backends.low_rank import AdapterWeights, LowRankWeight
 from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
-from ..backends.weights import narrow
+from ..backends.storage import narrow
 from ..config import ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..models import build_of, family_named

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from ..backends.formats import FLOAT16, FLOAT32, FORMATS, STORED_FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats
 from ..backends.loader import Member, Regrouped, Tensor
 from ..backends.shapes import ShapeBackend, ShapeLoader
-from ..backends.weights import Experts, Weight, expand, narrow
+from ..backends.storage import Experts, expand, narrow
+from ..backends.weights import Weight
 from ..errors import ParameterError, UnsupportedModelError
 from ..models import build_model, family_named
 from ..models.parameters import Zeros, source_of

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from ..backends.formats import Format
 from ..backends.operations import Backend
 from ..backends.pages import Pages
-from ..backends.weights import Weight, format_of
+from ..backends.storage import format_of
+from ..backends.weights import Weight
 from ..batch import Batch
 from ..config import ModelConfig
 

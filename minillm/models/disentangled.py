@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.operations import Backend
-from ..backends.weights import Weight, expand
+from ..backends.storage import expand
+from ..backends.weights import Weight
 from ..config import Fields
 from ..errors import UnsupportedModelError
 from ..layers.norm import LayerNorm

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.operations import Backend
-from ..backends.weights import Weight, expand
+from ..backends.storage import expand
+from ..backends.weights import Weight
 from .parameters import Weights
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..backends.formats import FLOAT32, Format
 from ..backends.operations import Backend
-from ..backends.weights import expand, narrow
+from ..backends.storage import expand, narrow
 from ..config import Fields, ModelConfig
 from ..errors import UnsupportedModelError
 from ..layers.block import PreNorm, Sandwich

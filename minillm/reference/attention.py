@@ -20,9 +20,7 @@ last V numbers of each key, one head for all queries, and the cache has no more 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -59,18 +57,16 @@ class AttentionSpec:
     cross: bool = False
     """Attention over the source of each sequence, which is not causal; `attend` gets the batch of the sources then"""
 
+    has_weights: bool = field(init=False)
+    """Whether any of its terms are arrays, or in a layer weights"""
+
     def __post_init__(self) -> None:
         assert not (self.cross and self.causal), "a source has no order in common with the queries"
-
-    @cached_property
-    def on_data(self) -> "AttentionSpec":
-        """The same variant, with the data of each weight in its place."""
-        return self.with_arrays(attrgetter("data"))
+        terms = (self.slopes, self.bias, self.sinks, self.relative)
+        object.__setattr__(self, "has_weights", any(term is not None for term in terms))
 
     def with_arrays(self, array_of: Callable[[Any], Any]) -> "AttentionSpec":
         """The same variant, with an array in place of each weight."""
-        if self.slopes is None and self.bias is None and self.sinks is None and self.relative is None:
-            return self
         weights = {"slopes": self.slopes, "bias": self.bias, "sinks": self.sinks}
         arrays = {name: array_of(weight) for name, weight in weights.items() if weight is not None}
         relative = None if self.relative is None else self.relative.with_arrays(array_of)

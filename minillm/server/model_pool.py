@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..backends.memory import free_memory, trim_heap
+from ..backends.memory_use import free_memory, trim_heap
 from ..errors import MinillmError, UsageError, listed, printable, shown
 from ..formats.search import bytes_of, checkpoints_in
 from .http_json import ApiError

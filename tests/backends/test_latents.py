@@ -10,7 +10,8 @@ from minillm.backends.cpu.launching import Program, recording
 from minillm.backends.formats import CACHE_FORMATS
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.operations import Backend
-from minillm.backends.weights import Weight, expand
+from minillm.backends.storage import expand
+from minillm.backends.weights import Weight
 from minillm.batch import Batch, TokenSequence
 from minillm.reference.attention import AttentionSpec
 from minillm.reference.quantize import quantize

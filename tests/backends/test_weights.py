@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from minillm.backends.formats import FLOAT16, FORMATS, INT4, INT4_OFFSETS, INT4_ZEROS, INT8, STORED_FORMATS
 from minillm.backends.loader import HugePages, Loader, RandomTensor, gather, kept_format
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import expand, narrow
+from minillm.backends.storage import expand, narrow
 from minillm.formats.safetensors import read_safetensors
 from minillm.reference.quantize import Quantized, quantize
 

@@ -13,7 +13,7 @@ from minillm import Engine
 from minillm.backends.cpu.compiling import available
 from minillm.backends.formats import INT4_OFFSETS
 from minillm.backends.loader import gather
-from minillm.backends.weights import expand
+from minillm.backends.storage import expand
 from minillm.errors import CheckpointError, UnsupportedModelError, install
 from minillm.formats.gguf.file import TYPES, read_gguf
 from minillm.formats.gguf.tensors import open_tensors

@@ -13,7 +13,7 @@ from gguf import GGUFValueType, GGUFWriter
 from gguf.quants import dequantize
 
 from minillm import Engine
-from minillm.backends.weights import expand
+from minillm.backends.storage import expand
 from minillm.errors import CheckpointError, MinillmError, UnsupportedModelError
 from minillm.formats import open_checkpoint
 from minillm.formats.gguf.file import read_gguf

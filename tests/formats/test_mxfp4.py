@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import expand
+from minillm.backends.storage import expand
 from minillm.errors import CheckpointError, MinillmError, ParameterError
 from minillm.formats.load_model import load_model
 from minillm.formats.schemes import read_quantization

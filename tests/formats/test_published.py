@@ -16,7 +16,7 @@ from minillm import Engine
 from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.cpu.compiling import available
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import Joined, expand
+from minillm.backends.storage import Joined, expand
 from minillm.cli.main import run as cli
 from minillm.errors import CheckpointError, MinillmError, ParameterError, UnsupportedModelError
 from minillm.formats.load_model import load_model

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file as save_arrays
 
 from minillm.backends.formats import STORED_FORMATS
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import expand
+from minillm.backends.storage import expand
 from minillm.formats import open_checkpoint
 from minillm.formats.load_model import load_model
 from minillm.formats.schemes import read_quantization

@@ -14,7 +14,7 @@ from minillm import Engine
 from minillm.backends.formats import FORMATS
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.placement import Placement, choose_backend
-from minillm.backends.weights import expand, narrow
+from minillm.backends.storage import expand, narrow
 from minillm.batch import TokenSequence
 from minillm.formats import open_checkpoint
 from minillm.formats.load_model import load_model

@@ -9,7 +9,7 @@ import pytest
 
 from minillm.backends.formats import FORMATS
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import expand, narrow
+from minillm.backends.storage import expand, narrow
 from minillm.formats import open_checkpoint
 from minillm.formats.load_model import load_model
 from minillm.formats.write_checkpoint import DTYPES, write_checkpoint

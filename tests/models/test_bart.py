@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import expand
+from minillm.backends.storage import expand
 from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.formats.canonical import canonical_names
 from minillm.formats.load_model import load_model

@@ -15,7 +15,8 @@ from safetensors.numpy import save_file
 
 from minillm.backends.loader import RandomTensor, Tensor
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import Weight, expand
+from minillm.backends.storage import expand
+from minillm.backends.weights import Weight
 from minillm.batch import Batch, TokenSequence
 from minillm.cache import PagedCache, new_cache
 from minillm.errors import ParameterError

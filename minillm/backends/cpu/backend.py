@@ -23,7 +23,8 @@ from ..loader import HugePages, Loader
 from ..operations import Backend
 from ..pages import Pages
 from ..recording import Recordable, recorded
-from ..weights import Experts, Joined, Weight, some_rows
+from ..storage import Experts, Joined, some_rows
+from ..weights import Weight
 from .launching import (
     AddChanges,
     Attention,

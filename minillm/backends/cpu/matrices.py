@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from ...reference.blocks import BLOCK_FORMATS, CODE_BOOKS, BlockMatrix
 from ...reference.quantize import Quantized
+from ..storage import Experts
 from ..stored_vectors import StoredVectors
-from ..weights import Experts
 from .launching import Table, address, filled, kernels, not_recorded
 
 CODES = {np.dtype(kind): code for code, kind in enumerate((np.float32, np.float16, np.uint16, np.int8, np.uint8))}

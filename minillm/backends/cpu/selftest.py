@@ -27,7 +27,8 @@ from ..formats import CACHE_FORMATS, STORED_FORMATS, Format
 from ..low_rank import LowRankWeight
 from ..operations import Backend
 from ..pages import Pages
-from ..weights import Experts, Weight, narrow
+from ..storage import Experts, narrow
+from ..weights import Weight
 from . import compiling
 from .backend import ACTIVATIONS, GATES, CpuBackend
 from .launching import set_threads

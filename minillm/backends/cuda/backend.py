@@ -25,7 +25,8 @@ from ..low_rank import LowRankWeight
 from ..operations import Backend
 from ..pages import Pages
 from ..recording import Recordable, recorded
-from ..weights import Experts, Weight, some_rows
+from ..storage import Experts, some_rows
+from ..weights import Weight
 from . import attention, experts, low_rank, rows
 from .batches import DeviceBatch
 from .choosing import CudaSampler
@@ -374,7 +375,7 @@ class CudaBackend(Recordable, Backend):
         keys, values = cache.layer(layer)
         (T, H, D), V = q.shape, values.shape[3]
         out = self.memory.arena.take((T, H, V))
-        spec = spec.with_arrays(attrgetter("data"))
+        spec = spec.with_arrays(attrgetter("data")) if spec.has_weights else spec
         both = spec.slopes is not None and spec.softcap is not None
         without_kernel = not spec.causal or spec.bias is not None or both or batch.has_tree
         decodes = attention.is_decode(q, batch, batch.max_queries)

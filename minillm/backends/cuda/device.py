@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...errors import DeviceError
 from ..clock import Clock, HostClock
-from ..memory import free_memory
+from ..memory_use import free_memory
 from .compiling import import_cupy
 from .dependent import Driver, begins_early
 from .kernels import Launch, type_name

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...reference.experts import SOFTMAX, RouterSpec, Routing
 from ...reference.quantize import Quantized
-from ..weights import Experts
+from ..storage import Experts
 from .kernels import Kernels, or_null, row_stride
 from .linear import expert_shape, integer_constants
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from ...batch import Batch
 from ...reference.sampling import Draw
 from ..formats import Format
-from ..memory import Arena, DecodeStep, Memory, MemoryUse, TokensRead
+from ..memory import Arena, DecodeStep, Memory, TokensRead
+from ..memory_use import MemoryUse
 from ..pages import Pages, Shape
 from ..recording import Result, attempt, touch
 from ..states import States, StateShapes

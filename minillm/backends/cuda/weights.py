@@ -10,7 +10,8 @@ from ...errors import DeviceError, install
 from ...reference.quantize import Quantized
 from ..formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, Format, Role, WeightFormats
 from ..loader import INTEGERS, Loader, RandomTensor, Tensor, gather, join, kept_format
-from ..weights import Experts, Weight, narrow
+from ..storage import Experts, narrow
+from ..weights import Weight
 from .device import WEIGHTS, Device, Wait
 from .kernels import Kernels
 from .random import DrawnTensor, draw, draw_integers

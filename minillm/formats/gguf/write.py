@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ...backends.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, INT4, INT8, STORED_FORMATS, WEIGHT_FORMATS, Format
 from ...backends.loader import Tensor, gather
-from ...backends.weights import expand
+from ...backends.storage import expand
 from ...config import ModelConfig
 from ...errors import ParameterError, UnsupportedModelError, install
 from ...models import family_named

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ...backends.formats import BLOCKS, FLOAT32, INT4, INT4_OFFSETS, INT4_ZEROS, INT8, STORED_FORMATS, Format
 from ...backends.loader import CHUNK, Tensor
-from ...backends.weights import expand, narrow
+from ...backends.storage import expand, narrow
 from ...config import Fields, ModelConfig
 from ...errors import CheckpointError, UnsupportedModelError
 from ...progress import tick

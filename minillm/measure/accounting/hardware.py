@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ...backends.memory import free_memory
+from ...backends.memory_use import free_memory
 from ...errors import ParameterError
 
 THIS = "this"

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ...backends.states import SLOTS_PER_SEQUENCE, state_bytes
-from ...backends.weights import Experts
+from ...backends.storage import Experts
 from ...cache.windows import MARGIN
 from ...config import ModelConfig
 from ...models import shape_model

@@ -11,7 +11,8 @@ import pytest
 from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.cpu.launching import num_threads, set_threads
 from minillm.backends.cpu.selftest import random_blocks
-from minillm.backends.weights import Experts, Weight, expand
+from minillm.backends.storage import Experts, expand
+from minillm.backends.weights import Weight
 from minillm.reference.blocks import BLOCK_FORMATS
 from minillm.reference.experts import RouterSpec, Routing, combine, route
 from minillm.reference.gates import gate, multiply

@@ -9,7 +9,8 @@ from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.cpu.selftest import random_blocks
 from minillm.backends.formats import BLOCKS, FLOAT16, INT8
 from minillm.backends.loader import Loader, gather
-from minillm.backends.weights import Experts, Joined, Weight, expand, format_of
+from minillm.backends.storage import Experts, Joined, expand, format_of
+from minillm.backends.weights import Weight
 from minillm.engine.origins import _digest
 from minillm.reference.blocks import BLOCK_FORMATS, BlockMatrix
 from minillm.reference.quantize import quantize

@@ -8,7 +8,7 @@ import pytest
 
 from minillm.backends.cpu.matrices import ROUNDING
 from minillm.backends.formats import FORMATS as NARROW
-from minillm.backends.weights import expand, narrow
+from minillm.backends.storage import expand, narrow
 from minillm.reference.blocks import BlockMatrix
 from minillm.reference.quantize import Quantized, dequantize, quantize
 

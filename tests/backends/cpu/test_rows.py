@@ -8,7 +8,7 @@ import pytest
 
 from minillm import reference
 from minillm.backends.cpu.selftest import random_blocks
-from minillm.backends.weights import expand, narrow
+from minillm.backends.storage import expand, narrow
 from minillm.reference.activation import ACTIVATIONS
 from minillm.reference.blocks import BLOCK_FORMATS, BlockFormat, BlockMatrix
 from minillm.reference.gates import GATES

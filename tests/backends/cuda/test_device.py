@@ -21,7 +21,7 @@ from minillm.backends.formats import FORMATS
 from minillm.backends.loader import RandomTensor
 from minillm.backends.observe import counting
 from minillm.backends.placement import Placement, choose_backend
-from minillm.backends.weights import narrow
+from minillm.backends.storage import narrow
 from minillm.batch import Batch, TokenSequence
 from minillm.engine.footprint import footprints
 from minillm.errors import DeviceError, NumericalError

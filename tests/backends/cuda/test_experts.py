@@ -9,7 +9,7 @@ from minillm import reference
 from minillm.backends.cuda import experts, rows
 from minillm.backends.cuda.emulator import Emulator
 from minillm.backends.cuda.kernels import Kernels
-from minillm.backends.weights import Experts
+from minillm.backends.storage import Experts
 from minillm.reference.experts import RouterSpec, Routing
 from minillm.reference.quantize import Quantized, dequantize, quantize
 

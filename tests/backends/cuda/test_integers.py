@@ -33,7 +33,7 @@ from minillm.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, INT8
 from minillm.backends.loader import RandomTensor
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.placement import Placement
-from minillm.backends.weights import format_of, narrow
+from minillm.backends.storage import format_of, narrow
 from minillm.engine.footprint import footprints
 from minillm.engine.inspect import all_logits
 from minillm.reference.quantize import Quantized, dequantize, quantize

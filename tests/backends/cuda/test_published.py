@@ -7,7 +7,7 @@ import pytest
 
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import format_of
+from minillm.backends.storage import format_of
 from minillm.engine.inspect import all_logits
 from minillm.formats.load_model import load_model
 from minillm.models.base import weights_of

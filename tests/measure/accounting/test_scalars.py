@@ -11,7 +11,7 @@ import pytest
 
 from minillm.backends.memory import Memory
 from minillm.backends.operations import Backend
-from minillm.backends.weights import Experts
+from minillm.backends.storage import Experts
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache, new_cache
 from minillm.config import ModelConfig
