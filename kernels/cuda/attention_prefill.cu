@@ -8,8 +8,10 @@
 //
 // With WINDOWED a query sees only the last `window` of those positions, and tiles that lie before the windows of all of
 // a block's queries are not read; with CAPPED a score s is cap tanh(s / cap); with BIASED the score of position s loses
-// slopes[h] * (p - s); with SUNK the softmax has one more score, sinks[h], whose weight is dropped. Other builds have no
-// code for any of them.
+// slopes[h] * (p - s); with SUNK the softmax has one more score, sinks[h], whose weight is dropped. With TREED the last
+// tree_sizes[n] tokens of a sequence are a tree of guesses, which speculation verifies in one pass: such a query sees,
+// of those, the ones whose bit is set in its row of tree_seen, and positions are those of `positions`, by depth. A score
+// of a tile that the tree is in costs a load of 4 bytes (L1) more. Other builds have no code for any of them.
 //
 // Values may be VALUE_DIM numbers of the keys' rows, of latent attention, where `values` points into the first row. COLUMNS
 // of them are a block's: with 512 a thread could not hold its results, so the blocks of a head divide them, and each
@@ -50,8 +52,9 @@
 
 // Blocks that are to fit on a multiprocessor: as many as registers allow without a spill, so that more warps hide each
 // other's waiting. 0 leaves it to the compiler: builds that would spill or fit anyway, and sm_120 with its shared memory.
-// With a cap it is 1: left to itself the compiler saves registers until a number spills.
-#if CAPPED
+// With a cap or trees it is 1: left to itself the compiler saves registers until a number spills, and a pass with trees
+// has few blocks.
+#if CAPPED || TREED
 constexpr int RESIDENT = 1;
 #elif MINILLM_STORAGE == 32 || BIASED || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200)
 constexpr int RESIDENT = 0;
@@ -111,11 +114,13 @@ __device__ __forceinline__ void begin_tile(storage_t* key_tile, storage_t* value
 
 // q: [T, H, D], out: [T, H, V], rows q_stride and out_stride apart. keys, values: [pages, K, P, D], or V numbers of each
 // row of the keys. query_starts: [N + 1].
-// context_lens: [N]. block_table: [N, table_width]. slopes, sinks: [H], or null where there are none.
+// context_lens: [N]. block_table: [N, table_width]. slopes, sinks: [H], or null where there are none. positions: [T],
+// tree_seen: [T, tree_words], the rows of no tree are not read, and tree_sizes: [N]; or null without trees.
 extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_prefill(
     storage_t* out, const storage_t* q, const storage_t* keys, const storage_t* values, const int* query_starts,
-    const int* context_lens, const int* block_table, const float* slopes, const float* sinks, int N, int H, int K,
-    int pages, int table_width, int q_stride, int out_stride, int window, float scale, float cap) {
+    const int* context_lens, const int* block_table, const float* slopes, const float* sinks, const int* positions,
+    const unsigned* tree_seen, const int* tree_sizes, int N, int H, int K, int pages, int table_width, int q_stride,
+    int out_stride, int window, int tree_words, float scale, float cap) {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     constexpr int TILE = KEYS * STRIDE, BOTH = TILE + KEYS * VALUE_STRIDE;
     storage_t* tiles = reinterpret_cast<storage_t*>(dynamic_shared);  // [2][keys, values][KEYS, STRIDE]
@@ -139,12 +144,17 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_prefil
 
     const int* block_row = block_table + (long long)n * table_width;
     int kv_head = head / (H / K);
-    int begin = first_seen(position, window) / KEYS * KEYS;
+    Mask mask{window, BIASED ? slopes[head] / scale : 0.0f, cap / scale};
+    if (TREED) {
+        int size = tree_sizes[n];
+        long long row = start + count - size;  // of the tree's first node
+        mask.tree = Tree{context_lens[n] - size, context_lens[n], tree_seen + row * tree_words, tree_words, positions + row};
+    }
+    int begin = first_seen(mask.least_position(position), window) / KEYS * KEYS;
     storage_t* first_tile = tiles + begin / KEYS % 2 * BOTH;
     begin_tile(first_tile, first_tile + TILE, keys, values, block_row, begin, stop, kv_head, K, pages);
     QueryTile queries(q + (long long)(start + first) * q_stride + head * HEAD_DIM, q_stride, rows, tiles + 2 * BOTH);
     if (SUNK) queries.sink(sinks[head] / scale);
-    Mask mask{window, BIASED ? slopes[head] / scale : 0.0f, cap / scale};
     for (int first_key = begin; first_key < stop; first_key += KEYS) {
         storage_t* key_tile = tiles + first_key / KEYS % 2 * BOTH;
         cp_async_wait<0>();

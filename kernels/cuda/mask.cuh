@@ -1,4 +1,4 @@
-// Soft cap, sliding window, ALiBi and sinks, in addition to the causal mask: compiled in only for models that have them.
+// What a score is besides a product, and which keys a query sees: compiled in only for models and passes that need it.
 #pragma once
 
 #include "softmax.cuh"
@@ -15,6 +15,9 @@
 #ifndef SUNK
 #define SUNK 0  // sinks[h] is one more score of each query, of a key without a value (gpt-oss, arXiv 2508.10925)
 #endif
+#ifndef TREED
+#define TREED 0  // the last tokens may be a tree of guesses: each sees the line before it and its ancestors (arXiv 2305.09781)
+#endif
 static_assert(!(CAPPED && BIASED), "no model has both");
 
 // The soft cap c of a score, both in the same unit.
@@ -25,20 +28,47 @@ __device__ __forceinline__ int first_seen(int position, int window) {
     return WINDOWED ? max(0, position - window + 1) : 0;
 }
 
-// Window, slope and cap of one head's queries.
+// The tree of guesses that a sequence ends in. Queries and keys have numbers in the order of the cache; a node's position
+// is by its depth.
+struct Tree {
+    int first, stop;        // the numbers of its nodes; `stop` is the length of the context
+    const unsigned* seen;   // [stop - first, words]: bit k of a row says whether its node sees node k
+    int words;
+    const int* positions;  // [stop - first]
+
+    // Whether a query that sees all before the tree does not see this key.
+    __device__ __forceinline__ bool hides(int key, int query) const {
+        if (key < first) return false;
+        return (seen[(query - first) * words + (key - first) / 32] >> (key - first) % 32 & 1) == 0;
+    }
+
+    __device__ __forceinline__ int position(int number) const {
+        return number < first ? number : positions[number - first];
+    }
+};
+
+// Window, slope and cap of one head's queries, and the tree of their sequence.
 struct Mask {
     int window;
     float slope, cap;  // of raw scores, those before `scale`
+    Tree tree;
 
-    // Whether every query at `first` ... `last` sees all keys `first_key` ... `last_key`.
+    // The least position that one of the queries from number `first` on has: a tree's begin at its first one's.
+    __device__ __forceinline__ int least_position(int first) const { return TREED ? min(first, tree.first) : first; }
+
+    // Whether every query `first` ... `last` sees all keys `first_key` ... `last_key`.
     __device__ __forceinline__ bool all_visible(int first, int last, int first_key, int last_key) const {
+        if (TREED && last_key >= tree.first) return false;
         return last_key <= first && (!WINDOWED || first_key > last - window);
     }
 
-    // A raw score with all of them applied: minus infinity for a key after its query or before its window.
+    // A raw score with all of them applied: minus infinity for a key that the query does not see.
     __device__ __forceinline__ float masked(float score, int key, int query) const {
-        if (key > query || (WINDOWED && key <= query - window)) return minus_infinity();
+        if (key > query) return minus_infinity();
+        if (TREED && (query >= tree.stop || tree.hides(key, query))) return minus_infinity();
+        int back = TREED ? tree.position(query) - tree.position(key) : query - key;
+        if (WINDOWED && back >= window) return minus_infinity();
         if (CAPPED) score = capped(score, cap);
-        return BIASED ? score - slope * (query - key) : score;
+        return BIASED ? score - slope * back : score;
     }
 };

@@ -1,8 +1,7 @@
 """Launches attention and the writing of the K/V cache (`kernels/cuda/attention_*.cu`, `kv.cu`).
 
 `attend` selects a kernel, splits its work, and sizes its workspace. All decisions depend on shapes alone, so a launch
-can be captured in a CUDA graph. Attention without a kernel (a tree of guesses, heads of an unsupported width) is
-`attend_by_reference`.
+can be captured in a CUDA graph. Attention without a kernel (heads of an unsupported width) is `attend_by_reference`.
 """
 
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ import numpy as np
 
 from ...batch import Batch
 from ...reference.attention import AttentionSpec, attention_scores, attention_weights, merge_values, seen_spans
-from .kernels import STORAGE, Kernels, int32s, or_null, row_stride
+from .kernels import NULL, STORAGE, Kernels, int32s, or_null, row_stride
 
 SPLIT = 128
 """Positions that a block of the decode kernel takes at a time, or twice as many of narrow heads (`split_of`); the head
@@ -58,6 +57,21 @@ class Ragged(Protocol):
     @property
     def block_table(self) -> Any:
         """[N, B]: each sequence's pages"""
+
+
+class Trees(NamedTuple):
+    """The trees of guesses that sequences of a batch end in, on the device (`Span.tree`)."""
+
+    positions: Any
+    """[T] int32, of each token; in a tree by its depth"""
+    seen: Any
+    """[T, words] uint32: bit k of a node's row says whether it sees node k of its tree. Rows of no tree are not read"""
+    sizes: Any
+    """[N] int32, nodes of each sequence's tree; 0 for none"""
+
+    def after(self, sequences: int) -> "Trees":
+        """Those of the sequences after the first ones; rows stay those of the whole batch."""
+        return self._replace(sizes=self.sizes[sequences:])
 
 
 class Workspace(NamedTuple):
@@ -106,13 +120,12 @@ def attend(
     *,
     max_queries: int,
     singles: int = 0,
+    trees: Trees | None = None,
 ) -> None:
     """Causal attention of every sequence of a ragged batch (`reference.attend`).
 
     Sequences that decode in a pass with prompts have a launch of their own: the decode kernel reads keys and values
     once for all heads that share them and divides a long context among blocks, which the prefill kernel does not.
-
-    These kernels do not support the tree mask of `Span.tree`: a batch with a tree must go to the reference.
 
     Args:
         kernels: for the storage type of q, keys, values and out
@@ -125,6 +138,7 @@ def attend(
         spec: the variant, causal and without a bias, its slopes and sinks float32, slopes without a soft cap
         max_queries: an upper bound of the queries of one sequence. With 1 every sequence must have one, so that T = N.
         singles: number of the first sequences, each of which has one query, of a batch with others after them
+        trees: which tokens of a tree see each other, in a batch where a sequence of several queries ends in one
     """
     if len(q) == 0:
         return
@@ -136,7 +150,8 @@ def attend(
         first = Sequences(batch.query_starts, batch.context_lens[:singles], batch.block_table[:singles])
         decode(kernels, q[:singles], keys, values, first, out[:singles], workspace, mask)
         batch = Sequences(batch.query_starts[singles:], batch.context_lens[singles:], batch.block_table[singles:])
-    prefill(kernels, q, keys, values, batch, out, mask)
+        trees = None if trees is None else trees.after(singles)
+    prefill(kernels, q, keys, values, batch, out, mask, trees)
 
 
 class Sequences(NamedTuple):
@@ -209,7 +224,16 @@ def decode(
     kernel((blocks, H // group, N), (DECODE_THREADS,), arguments, shared_mem=shared)
 
 
-def prefill(kernels: Kernels, q: Any, keys: Any, values: Any, batch: Ragged, out: Any, mask: Mask) -> None:
+def prefill(
+    kernels: Kernels,
+    q: Any,
+    keys: Any,
+    values: Any,
+    batch: Ragged,
+    out: Any,
+    mask: Mask,
+    trees: Trees | None = None,
+) -> None:
     """Any number of queries for each sequence. Arguments as in `attend`."""
     (T, H, D), V = q.shape, values.shape[3]
     pages, K, P, _ = keys.shape
@@ -217,11 +241,14 @@ def prefill(kernels: Kernels, q: Any, keys: Any, values: Any, batch: Ragged, out
     tile = PrefillTile.of(kernels.storage, D, V)
     constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "QUERIES": tile.queries, "KEYS": tile.keys, **mask.constants}
     constants |= {} if V == D else {"VALUE_DIM": V, "COLUMNS": tile.columns}
+    constants |= {} if trees is None else {"TREED": 1}
     kernel = kernels.get("attention_prefill", "attention_prefill", shared_mem=tile.shared_bytes, **constants)
     arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table, mask.slopes, mask.sinks
-    sizes = int32s(N, H, K, pages, B, row_stride(q), row_stride(out), mask.window)
+    tree = (NULL, NULL, NULL) if trees is None else trees
+    words = 0 if trees is None else trees.seen.shape[1]
+    sizes = int32s(N, H, K, pages, B, row_stride(q), row_stride(out), mask.window, words)
     grid = T // tile.queries + N, H, V // tile.columns
-    arguments = (*arrays, *sizes, mask.scale, mask.cap)
+    arguments = (*arrays, *tree, *sizes, mask.scale, mask.cap)
     kernel(grid, (tile.threads,), arguments, shared_mem=tile.shared_bytes)
 
 

@@ -2,9 +2,9 @@
 
 The device and the launcher of kernels are arguments: CuPy's on a GPU, the host and an emulator without one. The kernels
 are compiled for one storage type, so activations and K/V cache have the same format, and weights too unless they have
-8 or 4 bits; sums and logits are float32. Attention over a tree of guesses, with heads of an unsupported width, or in a
-variant other than windows, ALiBi and soft caps has no kernel: it runs as in the reference, on the device's array
-module.
+8 or 4 bits; sums and logits are float32. Attention with heads of an unsupported width, or in a
+variant other than windows, ALiBi, soft caps and sinks, has no kernel: it runs as in the reference, on the device's
+array module.
 """
 
 from itertools import pairwise
@@ -377,7 +377,7 @@ class CudaBackend(Recordable, Backend):
         out = self.memory.arena.take((T, H, V))
         spec = spec.with_arrays(attrgetter("data")) if spec.has_weights else spec
         both = spec.slopes is not None and spec.softcap is not None
-        without_kernel = not spec.causal or spec.bias is not None or both or batch.has_tree
+        without_kernel = not spec.causal or spec.bias is not None or both
         decodes = attention.is_decode(q, batch, batch.max_queries)
         if without_kernel or not attention.has_kernel(self.kernels.storage, D, V, decodes=decodes):
             self._not_recorded()
@@ -388,7 +388,7 @@ class CudaBackend(Recordable, Backend):
         singles = 0 if decodes else attention.count_singles(span.stop - span.start for span in batch.spans)
         room = self.memory.workspace.scratch.attention(N if decodes else singles, H, V, seen)
         counts = {"max_queries": batch.max_queries, "singles": singles}
-        attention.attend(self.kernels, q, keys, values, batch, out, room, spec, **counts)
+        attention.attend(self.kernels, q, keys, values, batch, out, room, spec, **counts, trees=batch.trees)
         return out
 
     def _not_recorded(self) -> None:

@@ -6,9 +6,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...batch import BEGINNING, NO_SLOT, Batch, Span
 from ..memory import DecodeStep
+from .attention import Trees
 from .device import Device, StagingBuffer
 from .kernels import Kernels
 
@@ -52,6 +54,8 @@ class DeviceBatch(Batch):
     """[N, B]"""
     max_queries: int
     """The most new tokens of one sequence"""
+    trees: Trees | None = None
+    """Which tokens of trees of guesses see each other, where some sequence ends in one"""
     row_adapters: Any = None
     """[T]: the number of each row's LoRA adapter, or -1, in decode steps where some sequence has one"""
 
@@ -85,6 +89,7 @@ class BatchBuffers:
         adapted = bucket is not None and bucket.adapters > 0
         groups = tuple(batch.groups)
         parts = {"types": batch.types is not None, "adapted": adapted, "states": batch.state_before is not None}
+        parts["words"] = tree_words(batch.spans)
         self._lay_out(padded_T, padded_N, padded_R, B, groups, **parts)
         host = self._staging.host
         if adapted:
@@ -105,8 +110,15 @@ class BatchBuffers:
         host["context_lens"][:N], host["context_lens"][N:] = [span.context_len for span in batch.spans], 0
         host["text_lens"][:N], host["text_lens"][N:] = [span.text_len for span in batch.spans], 0
         host["rows"][:R], host["rows"][R:] = rows, np.arange(R, padded_R)
+        if parts["words"]:
+            host["tree_seen"][...], host["tree_sizes"][...] = 0, 0
+            for i, span in enumerate(batch.spans):
+                if span.tree is not None:
+                    host["tree_sizes"][i] = len(span.tree)
+                    fill_tree(host["tree_seen"][span.start : span.stop], span.tree)
         self._staging.send()
         there = self._staging.there
+        trees = Trees(there["positions"], there["tree_seen"], there["tree_sizes"]) if parts["words"] else None
         names = ("token_ids", "positions", "query_starts", "context_lens", "text_lens")
         sent = DeviceBatch(
             **{name: there[name] for name in names},
@@ -121,6 +133,7 @@ class BatchBuffers:
             frames=None if batch.frames is None else self._device.xp.asarray(batch.frames),
             state_before=None if batch.state_before is None else there["state_before"],
             state_after=None if batch.state_after is None else there["state_after"],
+            trees=trees,
             row_adapters=there["adapters"] if adapted else None,
         )
         return replace(sent, groups={group: self._in_group(sent, batch, group) for group in groups}), there["rows"]
@@ -172,20 +185,42 @@ class BatchBuffers:
         types: bool = False,
         adapted: bool = False,
         states: bool = False,
+        words: int = 0,
     ) -> None:
+        """Lay out the arrays; `words` of each row that says which nodes of a tree it sees, if there are trees."""
         sizes = {"token_ids": T, "positions": T, "slots": T, "query_starts": N + 1, "rows": R}
         sizes |= {"context_lens": N, "text_lens": N} | ({"types": T} if types else {})
         sizes |= {"adapters": T} if adapted else {}
         sizes |= {"state_before": T, "state_after": T} if states else {}
         fields: dict[str, Any] = {name: ((size,), np.int32) for name, size in sizes.items()}
+        fields |= {"tree_seen": ((T, words), np.uint32), "tree_sizes": ((N,), np.int32)} if words else {}
         fields |= {_name("slots", group): ((T,), np.int32) for group in groups}
         fields |= {_name("block_table", group): ((N, B), np.int32) for group in (0, *groups)}
         self._staging.lay_out(**fields)
-        if self._shape != (T, N, R, B, *groups):
-            self._shape = T, N, R, B, *groups
+        if self._shape != (T, N, R, B, words, *groups):
+            self._shape = T, N, R, B, words, *groups
             for group in (0, *groups):
                 self._staging.host[_name("block_table", group)][...] = 0
                 self._pages[group] = [()] * N
+
+
+def tree_words(spans: Sequence[Span]) -> int:
+    """Words of a row of `Trees.seen`, for the largest tree; 0 if there is none."""
+    return -(-max((0 if span.tree is None else len(span.tree)) for span in spans) // 32)
+
+
+def fill_tree(rows: NDArray[np.uint32], tree: NDArray[np.bool_]) -> None:
+    """Write which nodes of a tree see each other, as bits.
+
+    Args:
+        rows: [n, words], a sequence's, of which the last m are the tree's; changed in place
+        tree: [m, m]
+    """
+    m = len(tree)
+    assert m <= len(rows), "a tree is computed in one pass"
+    seen = np.zeros((m, 32 * rows.shape[1]), np.bool_)
+    seen[:, :m] = tree
+    rows[-m:] = np.packbits(seen, axis=1, bitorder="little").view("<u4")  # [m, 4 words] bytes -> [m, words]
 
 
 def _name(array: str, group: int) -> str:

@@ -10,7 +10,7 @@ from minillm.backends.cuda.attention import PrefillTile, split_of
 
 STORAGES = ("float32", "float16", "bfloat16")
 
-WINDOW, SLOPES, CAP = {"WINDOWED": 1}, {"BIASED": 1}, {"CAPPED": 1}
+WINDOW, SLOPES, CAP, TREE = {"WINDOWED": 1}, {"BIASED": 1}, {"CAPPED": 1}, {"TREED": 1}
 
 ATTENTION_DECODE = [
     {"HEAD_DIM": D, "PAGE_SIZE": 16, "GROUP": group, "SPLIT": split_of(D, size), "storage": storages, **mask}
@@ -30,6 +30,8 @@ ATTENTION_PREFILL = [
         (64, SLOPES),
         (256, WINDOW | SLOPES),
         *((256, mask) for mask in (CAP, CAP | WINDOW)),
+        *((D, TREE) for D in (64, 128, 256)),
+        (128, TREE | WINDOW),
     )
     for storage in STORAGES
     for tile in [PrefillTile.of(storage, D)]

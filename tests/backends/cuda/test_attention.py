@@ -1,6 +1,7 @@
 """The attention kernels against the reference in float64, with a cache whose every unused number is NaN."""
 
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from minillm.backends.cuda import attention
 from minillm.backends.cuda.attention import (
     SPLIT,
     PrefillTile,
+    Trees,
     Workspace,
     attend,
     count_singles,
@@ -19,9 +21,10 @@ from minillm.backends.cuda.attention import (
     partials_size,
     staged_bytes,
 )
+from minillm.backends.cuda.batches import fill_tree, tree_words
 from minillm.backends.cuda.emulator import Emulator, LaunchError
 from minillm.backends.cuda.kernels import Kernels
-from minillm.batch import Span
+from minillm.batch import Span, ancestors
 from minillm.reference.attention import AttentionSpec
 
 from .launchers import ON_GPU, exhaustive, launcher
@@ -59,8 +62,11 @@ class Case:
         softcap: float | None = None,
         sunk: bool = False,
         V: int | None = None,
+        parents: Mapping[int, Sequence[int]] = MappingProxyType({}),
     ) -> None:
-        """`rows`: rows of each padded sequence; `V`: values are the last V numbers of the keys."""
+        """`rows`: rows of each padded sequence; `V`: values are the last V numbers of the keys; `parents`: of the nodes
+        of trees that sequences end in.
+        """
         rng = np.random.default_rng(len(lengths) + D + P)
         self.window, self.softcap = window, softcap
         self.slopes = np.geomspace(0.5, 0.02, H).astype(np.float32) if biased else None
@@ -83,7 +89,8 @@ class Case:
         for n, (S, count) in enumerate(zip(self.context_lens.tolist(), needed, strict=True)):
             own = [shuffled.pop() for _ in range(count)]
             self.block_table[n, :count] = own
-            self.spans.append(Span(int(self.query_starts[n]), int(self.query_starts[n + 1]), S, S, tuple(own)))
+            tree = ancestors(parents[n]) if n in parents else None
+            self.spans.append(Span(int(self.query_starts[n]), int(self.query_starts[n + 1]), S, S, tuple(own), tree))
             for position in range(S):
                 place = own[position // P], slice(None), position % P
                 self.keys[place], own_values = rng.standard_normal((2, K, D)).astype(dtype)
@@ -92,6 +99,18 @@ class Case:
         fused = (2 * rng.standard_normal((T, (H + 2 * K) * D))).astype(dtype)
         self.q = fused[:, : H * D].reshape(T, H, D)
         assert T < 2 or not self.q.flags.c_contiguous
+        self.trees = self._trees() if parents else None
+
+    def _trees(self) -> Trees:
+        """With bits set wherever none may be read."""
+        words = tree_words(self.spans)
+        seen = np.full((len(self.q), words), 0xFFFFFFFF, np.uint32)
+        for span in self.spans:
+            if span.tree is not None:
+                fill_tree(seen[span.start : span.stop], span.tree)
+        positions = np.concatenate([span.positions() for span in self.spans]).astype(np.int32)
+        sizes = np.array([0 if span.tree is None else len(span.tree) for span in self.spans], np.int32)
+        return Trees(positions, seen, sizes)
 
     @property
     def spec(self) -> AttentionSpec:
@@ -110,7 +129,8 @@ class Case:
         self.workspace = workspace = Workspace(np.full(size, np.nan, np.float32), np.full(N * H, arrived, np.int32))
         kernels = Kernels(emulator, self.storage, **options)
         most = int(np.diff(self.query_starts).max()) if max_queries is None else max_queries
-        attend(kernels, self.q, *self.cache, self, out, workspace, self.spec, max_queries=most, singles=singles)
+        counts = {"max_queries": most, "singles": singles}
+        attend(kernels, self.q, *self.cache, self, out, workspace, self.spec, **counts, trees=self.trees)
         assert (workspace.arrived == arrived).all()
         return out
 
@@ -126,8 +146,11 @@ class Case:
         out = np.zeros((*self.q.shape[:2], self.values.shape[3]), np.float32)
         for span in self.spans:
             S, count, pages = span.context_len, span.stop - span.start, list(span.pages)
-            back = S - count + np.arange(count)[:, None] - np.arange(S)  # steps from a query back to a key
-            hidden = (back < 0) | (back >= (self.window or S))
+            back = span.positions()[:, None] - span.key_positions()  # steps from a query back to a key
+            hidden = (np.arange(S) > S - count + np.arange(count)[:, None]) | (back >= (self.window or S))
+            if span.tree is not None:
+                m = len(span.tree)
+                hidden[-m:, -m:] |= ~span.tree
             for h in range(self.q.shape[1] if S else 0):
                 k = h * self.keys.shape[1] // self.q.shape[1]
                 key, value = (a[pages, k].reshape(-1, a.shape[-1])[:S].astype(np.float32) for a in self.cache)
@@ -404,6 +427,48 @@ def test_a_window_that_no_context_outgrows_is_the_plain_kernel(emulator: Emulato
         kernels = Noting(emulator, "float16")
         attend(kernels, wide.q, *wide.cache, wide, out, workspace, AttentionSpec(1.0, window=5000), max_queries=T)
     assert not any("WINDOWED" in constants for constants in compiled)
+
+
+# --- trees of guesses -------------------------------------------------------------------------------------------------
+
+BUSH = (-1, 0, -1, 2, 0, 4, 4)
+WIDE = tuple(int(np.random.default_rng(i).integers(-1, i)) if i else -1 for i in range(75))
+"""More nodes than two words have bits, and than a tile has queries"""
+FOREST: dict[str, tuple[Lengths, dict[int, Sequence[int]]]] = {
+    "beside lines": ([(90, 1), (40, 8), (3, 18), PADDED, (130, 7)], {1: BUSH, 4: BUSH}),
+    "wide": ([(100, 80), (0, 75)], {0: WIDE, 1: WIDE}),
+}
+
+
+@pytest.mark.parametrize("storage", SOON)
+@pytest.mark.parametrize(
+    "mask", ["none", "both", *(pytest.param(mask, marks=pytest.mark.exhaustive) for mask in ("cap", "window", "sinks"))]
+)
+@pytest.mark.parametrize("forest", FOREST)
+def test_a_node_of_a_tree_sees_the_line_before_it_and_its_ancestors(
+    emulator: Emulator, storage: str, mask: str, forest: str
+) -> None:
+    lengths, parents = FOREST[forest]
+    given = MASKS.get(mask, {}) | ({"window": 35} if mask == "both" else {})
+    case = Case(storage, lengths, rows=1, D=16, parents=parents, **given)
+    for singles in range(1 + (lengths[0][1] == 1)):
+        case.check(case.run(emulator, singles=singles))
+
+
+@pytest.mark.slow
+def test_trees_in_any_order_of_threads(any_emulator: Emulator) -> None:
+    lengths, parents = FOREST["wide"]
+    case = Case("float16", lengths, D=16, K=1, H=1, window=35, parents=parents)
+    out = case.run(any_emulator, debug=True)
+    case.check(out)
+    assert (out == case.run(launcher(), debug=True)).all()
+
+
+def test_a_tree_that_is_a_line_has_the_bits_of_a_line(emulator: Emulator) -> None:
+    lengths = [(2 * SPLIT + 33, 1), (40, 9), (70, 70)]
+    plain = Case("float16", lengths, D=16)
+    trees = Case("float16", lengths, D=16, parents={1: range(-1, 8), 2: range(-1, 69)})
+    assert (plain.run(emulator, singles=1) == trees.run(emulator, singles=1)).all()
 
 
 @pytest.mark.skipif(ON_GPU, reason="ends the process on a GPU")

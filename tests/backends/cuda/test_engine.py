@@ -15,7 +15,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import counting
 from minillm.backends.token_sampler import TokenSampler
 from minillm.backends.weights import Weight
-from minillm.batch import TokenSequence
+from minillm.batch import Batch, TokenSequence
 from minillm.decoding.event import Event
 from minillm.engine.inspect import all_logits, attention_maps, next_tokens, score_tokens
 from minillm.engine.scheduler import Limits
@@ -270,13 +270,28 @@ def test_sixteen_bits_stay_near_the_reference(storage: str, most: float, device:
     assert runner.cache.storage.keys.dtype.name == storage
 
 
-def test_a_tree_of_guesses_is_seen_branch_by_branch(runner: Runner) -> None:
+def test_a_tree_of_guesses_is_seen_branch_by_branch(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a kernel: nothing is the reference's."""
+    monkeypatch.delattr("minillm.backends.cuda.attention.attend_by_reference")
+
     def logits(runner: Runner) -> np.ndarray:
         sequences = [TokenSequence([*PROMPTS[1], 7, 8, 9, 8, 7], tree=(-1, 0, -1, 2, 0)), TokenSequence(PROMPTS[2])]
         counts = [sequence.pending for sequence in sequences]
         return runner.backend.sampler.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
 
     np.testing.assert_allclose(logits(runner), logits(tiny_runner(seed=2)), atol=1e-4)
+
+
+def test_a_pass_after_one_with_a_tree_finds_its_pages(device: RecordingDevice) -> None:
+    """Of the same shape and pages, so that the table is the one of before, which may lie elsewhere now."""
+    buffers = batches.BatchBuffers(device)
+    for tree in ((), (-1, 0, -1), ()):
+        sequence = TokenSequence([5, 6, 7, 8, 9], pages=[3, 1], tree=tree)
+        sent, _ = buffers.fill(Batch.of([sequence], [5], 4), [4], 4)
+        assert sent.block_table[0, :2].tolist() == [3, 1]
+        assert (sent.trees is not None) == bool(tree)
+        if tree:
+            assert sent.trees.seen[-3:, 0].tolist() == [0b001, 0b011, 0b100] and sent.trees.sizes.tolist() == [3]
 
 
 def test_the_likeliest_tokens_are_those_of_the_logits_at_hand(runner: Runner) -> None:

@@ -69,7 +69,7 @@ def test_products_of_the_library_are_those_of_matmul(storage: str) -> None:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_every_family_on_arrays_of_the_device(family: str) -> None:
-    """Greedy tokens of captured steps, and a tree of guesses, which has no kernel: CuPy's arrays beside the host's."""
+    """Greedy tokens of captured steps, and a tree of guesses: CuPy's arrays beside the host's."""
     raw = next(iter(CONFIGS[family].values()))
     backend = CudaBackend(CupyDevice(), CupyLauncher(), "float32", max_batch_size=4)
     ours, reference = runner_of(model_of(raw, backend=backend), backend=backend), runner_of(model_of(raw))
