@@ -38,7 +38,8 @@ from harness import (
 from peer_plans import (
     BITS,
     CASES,
-    MXFP4,
+    FILES,
+    LLAMA_CPPS,
     PACKAGES,
     STAND_INS,
     USUAL,
@@ -81,6 +82,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="published shape, random weights; NAME:N: its first N layers (default: opt-125m)",
     )
     model.add_argument("--model", type=Path, help="real weights: a checkpoint folder or a GGUF file")
+    parser.add_argument(
+        "--requantize", choices=("Q4_K_M", "Q6_K", "IQ4_XS"), help="let llama.cpp convert the GGUF file first"
+    )
     parser.add_argument("--text", type=Path, help="a text for perplexities of --model (default: a page of English)")
     parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="turns of each engine (default: 5)")
     for name, known, usual in (
@@ -111,8 +115,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if args.cpu_time:  # neither a process's start nor OpenVINO's own measurement has it
         args.cases = tuple(case for case in args.cases if case != "cold")
         args.engines = tuple(engine for engine in args.engines if engine != "openvino")
-    if MXFP4 in args.formats and real:
-        parser.error(f"--formats {MXFP4} is for a --shape; a GGUF file runs as it is")
+    if real and (of_files := [form for form in args.formats if form in FILES]):
+        parser.error(f"--formats {','.join(of_files)} is for a --shape; a GGUF file runs as it is")
+    if args.requantize is not None and not (real and args.model.is_file()):
+        parser.error("--requantize is for a --model that is a GGUF file")
     args.text = args.text or TEXT
     return args
 
@@ -359,7 +365,19 @@ def measure_fresh(session: Session, plans: Sequence[Plan], results: Results) -> 
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure, and write the results."""
+    """Convert the model where that is asked for, measure, and write the results."""
+    if args.requantize is None:
+        return compare(args)
+    with tempfile.TemporaryDirectory(prefix="minillm-peers-") as folder:
+        say(f"converting {args.model} to {args.requantize}")
+        write_files(str(args.model), folder, [args.requantize], os.environ | thread_environment(args.threads))
+        written = Path(folder) / f"{args.requantize}.gguf"
+        args.model = written.rename(written.with_name(f"{args.model.stem.partition('.')[0]}.{written.name}"))
+        return compare(args)
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Measure the model that the arguments name, and write the results."""
     config = check(args)
     make_folder(args.out)
     file = gguf_of(args)
@@ -375,7 +393,7 @@ def run(args: argparse.Namespace) -> None:
         if file is None:
             say("writing the same weights for every engine")
             wanted = ["ctranslate2"] * any(plan.engine == "ctranslate2" for plan in plans)
-            wanted += dict.fromkeys(plan.label for plan in plans if plan.engine == "llama.cpp" or plan.form == MXFP4)
+            wanted += dict.fromkeys(plan.label for plan in plans if plan.engine in LLAMA_CPPS or plan.form in FILES)
             wanted += [f"onnx-{plan.form}" for plan in plans if plan.engine == "onnxruntime"]
             gguf = write_files(str(args.model or args.shape), folder, wanted, environment)
         else:

@@ -6,9 +6,9 @@ engine calls it. An engine imports its library when it is created, and stays loa
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from harness import BenchmarkError
@@ -186,18 +186,35 @@ CTRANSLATE2_TYPES = {"float32": "float32", "int8": "int8_float32"}
 class LlamaCpp:
     """llama.cpp through its C interface, with its defaults: a float16 cache, weights repacked if it chooses to."""
 
-    def __init__(self, path: str, threads: int) -> None:
-        import llama_cpp
-
-        self._library: Any = llama_cpp
-        self._threads = threads
-        llama_cpp.llama_backend_init()
-        self._model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+    def __init__(self, path: str, threads: int, fields: Mapping[str, object] | None = None) -> None:
+        """Load a file. `fields`: of a context's parameters, besides those that the tasks set."""
+        self._library: Any = self._import()
+        self._threads, self._fields = threads, dict(fields or {})
+        self._library.llama_backend_init()
+        self._model = self._library.llama_model_load_from_file(path.encode(), self._model_params())
         if not self._model:
-            raise RuntimeError(f"llama.cpp could not load {path}")
-        self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+            raise RuntimeError(f"{type(self).__name__} could not load {path}")
+        self._vocab_size = self._library.llama_vocab_n_tokens(self._library.llama_model_get_vocab(self._model))
         self._context: Any = None
         self._size = (0, 0)
+
+    def _import(self) -> Any:
+        """The module of the library's functions."""
+        import llama_cpp
+
+        return llama_cpp
+
+    def _model_params(self) -> Any:
+        """The parameters with which a file is loaded."""
+        return self._library.llama_model_default_params()
+
+    def _defaults(self, sequences: int) -> Any:
+        """The parameters of a context for so many sequences, before the tasks set what they need."""
+        return self._library.llama_context_default_params()
+
+    def _clear(self) -> None:
+        """Empty the context."""
+        self._library.llama_memory_clear(self._library.llama_get_memory(self._context), True)
 
     def _prepare(self, sequences: int, length: int) -> None:
         """An empty context for so many sequences of at most `length` tokens."""
@@ -205,15 +222,17 @@ class LlamaCpp:
         if self._size != (sequences, length):
             if self._context:
                 library.llama_free(self._context)
-            params = library.llama_context_default_params()
+            params = self._defaults(sequences)
             params.n_ctx, params.n_seq_max = sequences * length, sequences
             params.n_threads = params.n_threads_batch = self._threads
             params.n_batch, params.n_ubatch = max(512, sequences * length), max(512, length)
+            for name, value in self._fields.items():
+                setattr(params, name, value)
             self._context = library.llama_init_from_model(self._model, params)
             if not self._context:
-                raise RuntimeError("llama.cpp could not make a context")
+                raise RuntimeError(f"{type(self).__name__} could not make a context")
             self._size = (sequences, length)
-        library.llama_memory_clear(library.llama_get_memory(self._context), True)
+        self._clear()
 
     def _forward(self, new: list[list[int]], first: int, *, every: bool = False) -> NDArray[np.float32]:
         """Feed tokens to each sequence from position `first` on; logits [rows, V] of each one's last, or of all."""
@@ -253,6 +272,42 @@ class LlamaCpp:
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
         self._prepare(1, _rounded(len(ids)))
         return self._forward([ids], 0, every=True).copy()
+
+
+class IkLlamaCpp(LlamaCpp):
+    """ik_llama.cpp likewise: a fork whose interface is that of an older llama.cpp.
+
+    Its flash attention, a default, cannot leave out all positions of another sequence in the cache that sequences
+    share ("S > 0" fails), so several sequences run without it.
+    """
+
+    def _import(self) -> Any:
+        import ctypes
+
+        from ik_llama_cpp import _ctypes_api as library
+
+        library = cast(Any, library)
+        logits = library._lib.llama_get_logits  # the package declares what it uses itself
+        logits.argtypes, logits.restype = [ctypes.c_void_p], ctypes.POINTER(ctypes.c_float)
+        library.llama_get_logits = logits
+        return library
+
+    def _clear(self) -> None:
+        self._library.llama_kv_cache_clear(self._context)
+
+    def _defaults(self, sequences: int) -> Any:
+        params = super()._defaults(sequences)
+        params.flash_attn = sequences == 1
+        return params
+
+
+class IkLlamaCppRepacked(IkLlamaCpp):
+    """ik_llama.cpp, told to interleave the rows of weights when it loads them (its option -rtr)."""
+
+    def _model_params(self) -> Any:
+        params = super()._model_params()
+        params.repack_tensors, params.use_mmap = True, False
+        return params
 
 
 class OnnxRuntime:
@@ -339,6 +394,10 @@ class OpenVino:
         raise NotImplementedError("OpenVINO GenAI does not hand out logits")
 
 
+GGUF_ENGINES = {"llama.cpp": LlamaCpp, "ik_llama.cpp": IkLlamaCpp, "ik_llama.cpp-rtr": IkLlamaCppRepacked}
+"""Engines that run GGUF files through llama.cpp's interface"""
+
+
 def _rounded(length: int) -> int:
     """Round up to a multiple of 256, as llama.cpp's contexts."""
     return -(-length // 256) * 256
@@ -354,8 +413,8 @@ def make(engine: str, form: str, folder: str, threads: int) -> Peer:
         threads: to use
     """
     path = Path(folder)
-    if engine == "llama.cpp":
-        return LlamaCpp(str(path if path.is_file() else path / f"{form}.gguf"), threads)
+    if engine in GGUF_ENGINES:
+        return GGUF_ENGINES[engine](str(path if path.is_file() else path / f"{form}.gguf"), threads)
     if engine.startswith("minillm-"):
         return Minillm(engine.removeprefix("minillm-"), form, folder, threads)
     if engine == "openvino":

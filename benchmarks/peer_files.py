@@ -1,12 +1,12 @@
 """The same weights in the file format of every engine, for `against_peers.py`: random ones, or those of a checkpoint.
 
-    python peer_files.py SHAPE[:LAYERS]|CHECKPOINT FOLDER [ctranslate2] [onnx-float32] [onnx-int4]
-                         [f32] [f16] [bf16] [Q8_0] [Q4_0] [MXFP4]
+    python peer_files.py SHAPE[:LAYERS]|CHECKPOINT|FILE.gguf FOLDER [ctranslate2] [onnx-float32] [onnx-int4]
+                         [f32] [f16] [bf16] [Q8_0] [Q4_0] [Q4_K_M] [Q6_K] [IQ4_XS] [MXFP4]
 
 FOLDER becomes a Hugging Face checkpoint in float32, or one of links to the files of the folder CHECKPOINT, which
 minillm and transformers load; "ctranslate2" and ONNX Runtime's model builder convert it, and the other words are
 llama.cpp's formats: GGUF files, of which the first is written here
-(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) and llama.cpp makes the others.
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) and llama.cpp makes the others. Of a GGUF file it makes all.
 
 In llama.cpp, Llama, Qwen2 and GPT-2 have architectures of their own. OPT has none, and gets GPT-2's with the same
 matrices. That is the same work but for the activation: both normalise before attention, before the MLP and at the end,
@@ -214,6 +214,7 @@ def write_llama_cpp(source: str, folder: Path, formats: Sequence[str]) -> dict[s
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 LLAMA_TYPES = {"f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0"}
+LLAMA_TYPES |= {"Q4_K_M": "MOSTLY_Q4_K_M", "Q6_K": "MOSTLY_Q6_K", "IQ4_XS": "MOSTLY_IQ4_XS"}
 """Formats to which llama.cpp converts its f32 file; with Q4_0 it keeps the head in more bits."""
 
 Names = Mapping[str, tuple[str, ...]]
@@ -361,7 +362,7 @@ def _rotary_factors(config: LlamaConfig, raw: Mapping[str, Any]) -> dict[str, ND
 
 
 def quantize_gguf(source: Path, path: Path, form: str) -> None:
-    """Have llama.cpp convert a file to another format, as its own tool does.
+    """Have llama.cpp convert a file, in whatever format it is, to another, as its own tool does.
 
     Raises:
         RuntimeError: it failed.
@@ -369,6 +370,7 @@ def quantize_gguf(source: Path, path: Path, form: str) -> None:
     import llama_cpp
 
     params = llama_cpp.llama_model_quantize_default_params()
+    params.allow_requantize = True
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{LLAMA_TYPES[form]}")
     if llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(params)):
         raise RuntimeError(f"llama.cpp could not write {path.name}")
@@ -393,6 +395,11 @@ def main() -> None:
     """See the module's docstring. Prints, as JSON, the bytes that a token needs of each of llama.cpp's files."""
     source, where, *wanted = sys.argv[1:]
     folder = Path(where)
+    if Path(source).is_file():
+        for form in wanted:
+            quantize_gguf(Path(source), folder / f"{form}.gguf", form)
+        print(json.dumps({form: gguf_bytes(folder / f"{form}.gguf") for form in wanted}))
+        return
     if Path(source).is_dir():
         link_checkpoint(Path(source), folder)
     else:

@@ -16,17 +16,24 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "transformers": ("torch", "transformers"),
     "ctranslate2": ("ctranslate2", "torch", "transformers"),
     "llama.cpp": ("llama_cpp", "gguf"),
+    "ik_llama.cpp": ("ik_llama_cpp", "llama_cpp", "gguf"),
+    "ik_llama.cpp-rtr": ("ik_llama_cpp", "llama_cpp", "gguf"),
     "onnxruntime": ("onnxruntime_genai", "onnx_ir", "torch", "transformers"),
     "openvino": ("openvino_genai",),
 }
 """Engine -> packages that it needs; "minillm-cpu" needs a C compiler. The converters of CTranslate2 and ONNX Runtime
-read a checkpoint through torch and transformers."""
+read a checkpoint through torch and transformers; llama.cpp writes its fork's files."""
+LLAMA_CPPS = ("llama.cpp", "ik_llama.cpp", "ik_llama.cpp-rtr")
+"""llama.cpp and its fork, which read the same files; the last one has the rows of weights interleaved at load (-rtr)"""
 
 CASES = ("decode", "batch", "prefill", "context", "cold", "memory", "logits", "perplexity")
 MXFP4 = "mxfp4"
 """Experts in MXFP4, as gpt-oss is published, and all else in Q8_0: a GGUF file that minillm writes, for all engines"""
-BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4, MXFP4: 4}
-USUAL = tuple(form for form in BITS if form != MXFP4)
+FILES = {MXFP4: "MXFP4", "q4_k_m": "Q4_K_M", "q6_k": "Q6_K", "iq4_xs": "IQ4_XS"}
+"""Formats of which minillm and llama.cpp run one GGUF file -> what llama.cpp calls them; all but MXFP4 are written by
+llama.cpp's own tool"""
+BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4, MXFP4: 4, "q4_k_m": 4, "q6_k": 8, "iq4_xs": 4}
+USUAL = tuple(form for form in BITS if form not in FILES)
 """Formats that are measured unless others are named"""
 STAND_INS = {"opt": "GPT-2's architecture with the same matrices: GELU for ReLU"}
 """Family that llama.cpp does not support -> its substitute"""
@@ -63,6 +70,11 @@ class Plan(NamedTuple):
         return self not in PLANS
 
     @property
+    def of_a_file(self) -> bool:
+        """True for a format of which minillm runs the GGUF file that `peer_files.py` wrote."""
+        return self.form in FILES and not self.same_file
+
+    @property
     def slow(self) -> bool:
         """True for NumPy with formats that it converts to float32 at each product."""
         return self.engine == "minillm-numpy" and self.form != "float32"
@@ -74,27 +86,36 @@ PLANS = tuple(
         ("minillm-numpy", "float32", "float32"),
         ("minillm-cpu", "float32", "float32"),
         ("llama.cpp", "float32", "f32"),
+        ("ik_llama.cpp", "float32", "f32"),
         ("ctranslate2", "float32", "float32"),
         ("transformers", "float32", "fp32"),
         ("onnxruntime", "float32", "fp32"),
         ("minillm-cpu", "float16", "float16"),
         ("llama.cpp", "float16", "f16"),
+        ("ik_llama.cpp", "float16", "f16"),
         ("minillm-cpu", "bfloat16", "bfloat16"),
         ("llama.cpp", "bfloat16", "bf16"),
+        ("ik_llama.cpp", "bfloat16", "bf16"),
         ("transformers", "bfloat16", "bf16"),
         ("minillm-numpy", "float16", "float16"),
         ("minillm-numpy", "bfloat16", "bfloat16"),
         ("minillm-cpu", "int8", "int8"),
         ("llama.cpp", "int8", "Q8_0"),
+        ("ik_llama.cpp", "int8", "Q8_0"),
+        ("ik_llama.cpp-rtr", "int8", "Q8_0"),
         ("ctranslate2", "int8", "int8_float32"),
         ("minillm-numpy", "int8", "int8"),
         ("minillm-cpu", "int4", "int4"),
         ("llama.cpp", "int4", "Q4_0"),
+        ("ik_llama.cpp", "int4", "Q4_0"),
+        ("ik_llama.cpp-rtr", "int4", "Q4_0"),
         ("onnxruntime", "int4", "int4"),
         ("minillm-numpy", "int4", "int4"),
-        ("minillm-cpu", MXFP4, "MXFP4"),
-        ("llama.cpp", MXFP4, "MXFP4"),
-        ("minillm-numpy", MXFP4, "MXFP4"),
+        *(
+            (engine, form, label)
+            for form, label in FILES.items()
+            for engine in ("minillm-cpu", *LLAMA_CPPS, "minillm-numpy")
+        ),
     )
 )
 """In the order of their turns, with counterparts next to each other"""
@@ -140,17 +161,19 @@ def plans_of(gguf: Path | None) -> tuple[Plan, ...]:
     """
     if gguf is None:
         return PLANS
-    from minillm.formats.gguf.file import read_gguf
+    from minillm.formats.gguf.file import FILE_TYPES, read_gguf
 
-    tensors = read_gguf(gguf).tensors.values()
+    file = read_gguf(gguf)
+    tensors = file.tensors.values()
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         sizes[tensor.type.name] += math.prod(tensor.shape)
     bits = 8 * gguf.stat().st_size / sizes.total()
     form = next((form for form, most in (("int4", 6.5), ("int8", 10), ("float16", 20)) if bits < most), "float32")
-    label = f"{sizes.most_common(1)[0][0]}, the file"
+    name = FILE_TYPES.get(file.metadata.get("general.file_type"), sizes.most_common(1)[0][0])
+    label = f"{name}, the file"
     converted = [plan for plan in PLANS if plan.form in USUAL and (plan.ours or plan.engine == "transformers")]
-    as_it_is = [Plan(engine, form, label) for engine in ("minillm-cpu", "llama.cpp", "openvino")]
+    as_it_is = [Plan(engine, form, label) for engine in ("minillm-cpu", *LLAMA_CPPS, "openvino")]
     return (*(plan for plan in converted if (plan.engine, plan.form) != ("minillm-cpu", form)), *as_it_is)
 
 
@@ -188,7 +211,7 @@ def weight_bytes(plan: Plan, config: ModelConfig, gguf: Mapping[str, int]) -> in
         config: the model's shape
         gguf: the same of llama.cpp's files, and of the user's, by label
     """
-    if plan.engine == "llama.cpp" or plan.same_file or plan.form == MXFP4:
+    if plan.engine in LLAMA_CPPS or plan.same_file or plan.form in FILES:
         return gguf[plan.label]
     return weights_bytes(config, Storage(weights=plan.form)) - unread_bytes(plan, config)
 
@@ -196,9 +219,9 @@ def weight_bytes(plan: Plan, config: ModelConfig, gguf: Mapping[str, int]) -> in
 def unread_bytes(plan: Plan, config: ModelConfig) -> int:
     """Bytes that a token does not need: experts that it does not choose, and tables of which it reads one row.
 
-    Such tables are positions, and tokens if the head is not tied. Of a file in MXFP4 none are counted.
+    Such tables are positions, and tokens if the head is not tied. Of a GGUF file none are counted.
     """
-    if plan.form == MXFP4:
+    if plan.form in FILES:
         return 0
     storage = Storage(weights=plan.form)
     experts = sum(part.bytes - part.bytes * part.active // part.parameters for part in parts_held(config, storage))

@@ -36,8 +36,8 @@ class Worker:
         self, plan: "Plan", folder: str, threads: int, environment: dict[str, str], *, cpu_time: bool = False
     ) -> None:
         self.plan = plan
-        form = plan.label if plan.engine == "llama.cpp" else "auto" if plan.same_file else plan.form
-        if plan.ours and plan.form == "mxfp4":
+        form = plan.label if "llama.cpp" in plan.engine else "auto" if plan.same_file else plan.form
+        if plan.ours and plan.of_a_file:
             form, folder = "auto", str(Path(folder) / f"{plan.label}.gguf")
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the worker
         self._process = subprocess.Popen(
