@@ -21,6 +21,11 @@ STORAGE = {"float32": 32, "float16": 16, "bfloat16": 17}
 ARCHITECTURES = {"gemm_wgmma": "90a"}
 """Modules with instructions of one architecture only, which has no successor that runs them."""
 
+COOPERATIVE = frozenset({"step"})
+"""Modules whose blocks wait for each other, so that all of a launch must be on the device at once"""
+COOPERATIVE_OPTION = "-DCOOPERATIVE=1"
+"""Tells launcher and source of such a module"""
+
 NULL = np.uintp(0)
 """Passed to a kernel for an absent array."""
 
@@ -131,6 +136,8 @@ class Kernels:
                     storage = f"-DMINILLM_STORAGE={STORAGE[self.storage]}"
                     # First, since the compiler takes the first of several, and CuPy adds the one of the device.
                     own = (f"-arch=sm_{ARCHITECTURES[module]}",) if module in ARCHITECTURES else ()
+                    if module in COOPERATIVE:
+                        own = (*own, COOPERATIVE_OPTION)
                     options = (*own, storage, *self._switches, *defines, f"-DMINILLM_SOURCES={sources_digest()}")
                     self._modules[module, defines] = self._launcher.module(kernel_folder() / f"{module}.cu", options)
                 function = self._kernels[key] = self._modules[module, defines].get_function(kernel)

@@ -1,6 +1,7 @@
 // Kernels with a fault that the argument `plant` brings about: the tests of test_emulator.py see each fault found, and
 // the same kernel pass without it. No kernel of the engine is here.
 #include "../../../kernels/cuda/wgmma.cuh"
+#include "../../../kernels/cuda/cooperative.cuh"
 
 enum Plant {
     NONE,
@@ -37,6 +38,12 @@ enum Plant {
     COPIED_BEFORE_THE_WAIT,
     NO_WAIT_FOR_RESULTS,
     ONE_THREAD_WAITS,
+    NO_WAIT_FOR_BLOCKS,
+    BLOCK_NOT_COUNTED,
+    NO_WAIT_FOR_COPY,
+    COPY_NEVER_AWAITED,
+    SLOT_TAKEN_TOO_EARLY,
+    MORE_BYTES_THAN_EXPECTED,
 };
 
 // out [n] = x [n] reversed within each block, twice (so x again), through one shared buffer.
@@ -219,4 +226,49 @@ extern "C" __global__ void follows(float* out, const float* x, const float* weig
     if (plant == NO_WAIT_FOR_RESULTS) return;
     if (plant == ONE_THREAD_WAITS) __syncthreads();
     out[threadIdx.x] = own * (early + x[threadIdx.x]);
+}
+
+// out [blocks, 64]: each block writes its row of `between`, x + 1, and then twice the row of the block after it. `counter`
+// is 0 before, and the number of blocks after.
+extern "C" __global__ void neighbours(float* out, float* between, const float* x, unsigned long long* counter, int plant) {
+    __shared__ float row[64];
+    int t = threadIdx.x, next = (blockIdx.x + 1) % gridDim.x;
+    row[t] = x[blockIdx.x * 64 + t] + 1.0f;
+    __syncthreads();
+    between[blockIdx.x * 64 + 63 - t] = row[63 - t];
+    __syncthreads();
+    if (t == 0) {
+        if (plant != BLOCK_NOT_COUNTED || blockIdx.x) count_in(counter);
+        Watchdog watchdog;
+        while (plant != NO_WAIT_FOR_BLOCKS && counted(counter) < gridDim.x) watchdog.look();
+    }
+    __syncthreads();
+    out[blockIdx.x * 64 + t] = 2.0f * between[next * 64 + t] + 0.0f * row[t];
+}
+
+// out [128] = x [pieces, 128] summed over pieces, by one warp and a ring of two slots.
+extern "C" __global__ void ring(float* out, const float* x, int pieces, int plant) {
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    float(*slots)[128] = reinterpret_cast<float(*)[128]>(dynamic_shared);
+    mbarrier_t* full = reinterpret_cast<mbarrier_t*>(slots + 2);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 2; ++i) {
+            mbarrier_init(full + i);
+            bulk_copy(slots[i], x + i * 128, 512, full + i);
+        }
+    }
+    __syncwarp();
+    float sums[4] = {};
+    for (int i = 0; i < pieces; ++i) {
+        if (plant == COPY_NEVER_AWAITED && i == pieces - 1) break;
+        bool late = plant == NO_WAIT_FOR_COPY && i == 1;
+        while (!late && !mbarrier_completed(full + i % 2, i / 2 & 1)) {}
+        if (plant == SLOT_TAKEN_TOO_EARLY && i == 1 && threadIdx.x == 0) bulk_copy(slots[1], x + 3 * 128, 512, full + 1);
+        for (int j = 0; j < 4; ++j) sums[j] += slots[i % 2][threadIdx.x * 4 + j];
+        while (late && !mbarrier_completed(full + i % 2, i / 2 & 1)) {}
+        __syncwarp();
+        if (threadIdx.x == 0 && i + 2 < pieces && !(plant == SLOT_TAKEN_TOO_EARLY && i == 1))
+            bulk_copy(slots[i % 2], x + (i + 2) * 128, plant == MORE_BYTES_THAN_EXPECTED ? 520 : 512, full + i % 2);
+    }
+    for (int j = 0; j < 4; ++j) out[threadIdx.x * 4 + j] = sums[j];
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..kernels import COOPERATIVE_OPTION
 from .arguments import address_of, check, pack, parse_signature
 from .building import build_module
 from .guarding import Guarded
@@ -44,6 +45,7 @@ class _Launch(ctypes.Structure):
         ("watched_number", ctypes.c_size_t),
         ("find_races", ctypes.c_int),
         ("dependent", ctypes.c_int),
+        ("cooperative", ctypes.c_int),
         ("log", ctypes.c_void_p),
         ("log_capacity", ctypes.c_size_t),
         ("logged", ctypes.POINTER(ctypes.c_size_t)),
@@ -85,6 +87,7 @@ class EmulatedModule:
     def __init__(self, emulator: Emulator, path: Path, options: tuple[str, ...]) -> None:
         """Compile it, or find it compiled."""
         self.emulator = emulator
+        self.cooperative = COOPERATIVE_OPTION in options
         self.path = path
         self.compiled, self.kernels = build_module(path, options, checks=emulator.checks)
 
@@ -102,6 +105,7 @@ class EmulatedKernel:
         """Read the signature that the C++ compiler saw."""
         self.name = name
         self._emulator = module.emulator
+        self._cooperative = module.cooperative
         self._launch = module.compiled[f"emulated_launch_{name}"]
         self._launch.restype = ctypes.c_char_p
         describe = module.compiled[f"emulated_signature_{name}"]
@@ -136,6 +140,7 @@ class EmulatedKernel:
             )
         check(self.name, self.parameters, args)
         launch = _Launch(_three(grid), _three(block), shared_mem, self._emulator.schedule, self._emulator.seed)
+        launch.cooperative = self._cooperative
         if self._emulator.checks:
             self._run_checked(launch, args)
         else:

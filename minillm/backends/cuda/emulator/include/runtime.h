@@ -62,6 +62,20 @@ EMULATED_API void wait_products(int groups_left, Place place);
 // fence.proxy.async: what this thread has written to shared memory is visible to wgmma.
 EMULATED_API void fence_writes();
 
+// Let the other threads run, and in a cooperative launch the other blocks: for a loop that looks whether something has
+// happened. A launch in which nothing but that happens for a virtual second fails.
+EMULATED_API void pause(Place place);
+// A clock that goes on where nothing happens: 10 us each time that all threads of all blocks have paused.
+EMULATED_API uint64_t nanoseconds();
+
+// mbarriers in dynamic shared memory, for one arrival a phase and the bytes of bulk copies. A copy lands when somebody
+// has waited for it twice; until then its destination holds NaN.
+EMULATED_API void init_mbarrier(const void* barrier, int count, Place place);
+EMULATED_API void expect_bytes(const void* barrier, int bytes, Place place);
+EMULATED_API void copy_bulk(void* shared, const void* global, int bytes, const void* barrier, Place place);
+// Whether the phase of this parity has been completed; it pauses first.
+EMULATED_API bool phase_completed(const void* barrier, unsigned parity, Place place);
+
 // griddepcontrol.wait: what kernels before this one wrote is visible to this thread.
 EMULATED_API void wait_for_results();
 
@@ -92,6 +106,7 @@ struct Launch {
     size_t watched_number;
     int find_races;
     int dependent;  // may begin before the kernels before it have ended
+    int cooperative;  // all blocks run together
     LoggedAccess* log;  // of the first `log_capacity` accesses to what is watched; `*logged` counts all
     size_t log_capacity;
     size_t* logged;

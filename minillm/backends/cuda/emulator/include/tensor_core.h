@@ -1,4 +1,4 @@
-// The host bodies of kernels/cuda/tensor_core.cuh, wgmma.cuh and dependent.cuh.
+// The host bodies of kernels/cuda/tensor_core.cuh, wgmma.cuh, dependent.cuh and persistent.cuh.
 #pragma once
 
 inline void emulated_mma_16816(float d[4], const unsigned a[4], const unsigned b[2], bool is_bfloat16, EMULATED_PLACE) {
@@ -23,4 +23,23 @@ inline void emulated_wgmma_fence(EMULATED_PLACE) { emulation::fence_products({fi
 inline void emulated_wgmma_commit(EMULATED_PLACE) { emulation::commit_products({file, line}); }
 inline void emulated_wgmma_wait(int groups, EMULATED_PLACE) { emulation::wait_products(groups, {file, line}); }
 inline void emulated_fence_proxy_async() { emulation::fence_writes(); }
+inline void emulated_mbarrier_init(void* barrier, int count, EMULATED_PLACE) {
+    emulation::init_mbarrier(barrier, count, {file, line});
+}
+inline void emulated_mbarrier_expect(void* barrier, int bytes, EMULATED_PLACE) {
+    emulation::expect_bytes(barrier, bytes, {file, line});
+}
+inline void emulated_bulk_copy(void* shared, const void* global, int bytes, void* barrier, EMULATED_PLACE) {
+    emulation::copy_bulk(shared, global, bytes, barrier, {file, line});
+}
+inline bool emulated_mbarrier_completed(void* barrier, unsigned parity, EMULATED_PLACE) {
+    return emulation::phase_completed(barrier, parity, {file, line});
+}
+inline unsigned long long emulated_nanoseconds() { return emulation::nanoseconds(); }
+// Of a counter that other blocks add to; other threads and blocks run first.
+EMULATED_UNSEEN unsigned long long emulated_load_acquire(const unsigned long long* address, EMULATED_PLACE) {
+    emulation::pause({file, line});
+    EMULATED_NOTE_ATOMIC(address);
+    return *address;
+}
 inline void emulated_wait_for_results() { emulation::wait_for_results(); }

@@ -21,7 +21,7 @@ stack_t stack_before;
 alignas(16) char signal_stack[64 * 1024];
 
 bool is_stack_guard(uintptr_t address) {
-    auto first = reinterpret_cast<uintptr_t>(block.stacks) - GUARD_BYTES;
+    auto first = reinterpret_cast<uintptr_t>(block->stacks) - GUARD_BYTES;
     constexpr size_t stride = STACK_BYTES + GUARD_BYTES;
     return address >= first && address < first + 1024 * stride && (address - first) % stride < GUARD_BYTES;
 }

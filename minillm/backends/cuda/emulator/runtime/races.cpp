@@ -243,8 +243,19 @@ void note_block_begins() {
     if (!watching) return;
     epoch++;
     first_epoch_of_block = epoch;
-    block_number++;
+    block_number = used_atomics.size();
     used_atomics.push_back(false);
+}
+
+Epochs current_epochs() {
+    Epochs now{epoch, {}, first_epoch_of_block, block_number};
+    std::copy(std::begin(warp_epochs), std::end(warp_epochs), now.warp_epochs);
+    return now;
+}
+
+void go_on_with(const Epochs& epochs) {
+    epoch = epochs.epoch, first_epoch_of_block = epochs.first_of_block, block_number = epochs.block_number;
+    std::copy(std::begin(epochs.warp_epochs), std::end(epochs.warp_epochs), warp_epochs);
 }
 
 void note_block_barrier() { epoch++; }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../include/runtime.h"
+#include "scheduler.h"
 
 #include <cstddef>
 
@@ -32,6 +33,9 @@ void note_product_ends(const void* shared, size_t bytes);
 
 // All before is ordered before all that follows: in the block, or in one warp.
 void note_block_begins();
+// Of the block that has run, to be given back when it runs on.
+Epochs current_epochs();
+void go_on_with(const Epochs& epochs);
 void note_block_barrier();
 void note_warp_barrier(unsigned warp);
 

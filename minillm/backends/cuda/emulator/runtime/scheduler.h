@@ -7,6 +7,7 @@
 #include "../include/runtime.h"
 #include "fiber.h"
 
+#include <map>
 #include <vector>
 
 namespace emulation {
@@ -38,12 +39,41 @@ struct Meeting {
 
 struct Warp {
     unsigned ready, alive, waiting;  // a bit per lane: can run; has not ended; waits in meet()
+    unsigned polling;                // likewise: looks again when nobody else of its block can run
     unsigned char first[32];         // by waiting lane: the first lane that came to its meeting
     Meeting meetings[32];            // by that lane
     void* operands[32];
 };
 
+// An mbarrier, and the bulk copies that it counts.
+struct BulkCopy {
+    void* to;
+    const void* from;
+    int bytes;
+};
+struct Barrier {
+    int count, arrivals_left;
+    long pending_bytes = 0;
+    unsigned phase = 0;  // completed so far
+    bool awaited = false;
+    std::vector<BulkCopy> copies;
+    Place place;
+};
+
+// What races.cpp keeps of a block that is not running.
+struct Epochs {
+    uint32_t epoch, warp_epochs[32], first_of_block, block_number;
+};
+
 struct Block {
+    uint3 index{};
+    unsigned char* dynamic_memory = nullptr;  // all of a block's, and the red zone after it
+    std::vector<char> statics;                // its __shared__ variables, while another block runs
+    std::map<const void*, Barrier> mbarriers;  // by address
+    Epochs epochs{};
+    bool abandoned = false;  // a launch failed: its stacks hold what was left
+    Place poll{};            // where a thread last looked whether something has happened
+
     std::vector<Fiber> fibers;  // as many as the largest block so far
     std::vector<Warp> warps;
     char* stacks = nullptr;
@@ -62,7 +92,7 @@ struct Block {
     char error[2048];
 };
 
-extern Block block;
+extern Block* block;
 
 // The instruction that called the function this stands in.
 #define EMULATED_CALLER (static_cast<const char*>(__builtin_return_address(0)) - 1)
@@ -94,7 +124,17 @@ void end_products();
 // Where the lane that runs now meets others.
 Place meeting_place();
 
-// Run one block to its end. False if it failed; block.error says why.
+// Set all threads to their beginning.
+void begin_block();
+
+// Run the block that `block` names until all of its threads have ended or poll. False if it failed; block->error says
+// why.
 bool run_block();
+
+// Nothing but polls has happened in any block: time passes.
+void pass_time();
+
+// The end of a block whose bulk copies have all landed, else a failure.
+void end_bulk_copies();
 
 }  // namespace emulation

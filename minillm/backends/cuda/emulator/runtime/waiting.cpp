@@ -11,7 +11,7 @@ bool same(Place a, Place b) { return a.line == b.line && a.file == b.file; }
 
 void release_lanes(Warp& warp, const Meeting& meeting, unsigned lanes) {
     if (meeting.complete) meeting.complete(lanes, warp.operands);
-    else note_warp_barrier(&warp - block.warps.data());
+    else note_warp_barrier(&warp - block->warps.data());
     warp.waiting &= ~lanes;
     warp.ready |= lanes;
 }
@@ -20,33 +20,33 @@ void release_lanes(Warp& warp, const Meeting& meeting, unsigned lanes) {
 
 Votes block_barrier(int predicate, Place place) {
     Fiber& fiber = self();
-    if (block.arrived == 0) block.barrier = place;
-    else if (!same(block.barrier, place))
-        fail(place, "threads of one block wait in different barriers: here, and at %s:%d", block.barrier.file,
-             block.barrier.line);
-    block.arrived++;
-    block.votes.count += predicate != 0;
-    block.votes.all &= predicate != 0;
-    block.votes.any |= predicate != 0;
-    fiber.barrier = block.barriers + 1;
+    if (block->arrived == 0) block->barrier = place;
+    else if (!same(block->barrier, place))
+        fail(place, "threads of one block wait in different barriers: here, and at %s:%d", block->barrier.file,
+             block->barrier.line);
+    block->arrived++;
+    block->votes.count += predicate != 0;
+    block->votes.all &= predicate != 0;
+    block->votes.any |= predicate != 0;
+    fiber.barrier = block->barriers + 1;
     release_barrier_if_all_there();
-    if (fiber.barrier > block.barriers) suspend();
-    return block.result;
+    if (fiber.barrier > block->barriers) suspend();
+    return block->result;
 }
 
 void release_barrier_if_all_there() {
-    if (block.arrived == 0 || block.arrived != block.alive) return;
+    if (block->arrived == 0 || block->arrived != block->alive) return;
     note_block_barrier();
-    block.result = block.votes;
-    block.votes = {0, 1, 0};
-    block.arrived = 0;
-    block.barriers++;
-    for (Warp& warp : block.warps) warp.ready = warp.alive;
+    block->result = block->votes;
+    block->votes = {0, 1, 0};
+    block->arrived = 0;
+    block->barriers++;
+    for (Warp& warp : block->warps) warp.ready = warp.alive;
 }
 
 void meet(unsigned mask, Complete complete, void* operand, Place place) {
     const Fiber& fiber = self();
-    Warp& warp = block.warps[fiber.warp];
+    Warp& warp = block->warps[fiber.warp];
     unsigned bit = 1u << fiber.lane;
     if (!(mask & bit)) fail(place, "lane %u is not in the mask %08x that it names", fiber.lane, mask);
     unsigned others = warp.waiting & mask;
@@ -65,7 +65,7 @@ void meet(unsigned mask, Complete complete, void* operand, Place place) {
 }
 
 void release_lanes_if_all_there(unsigned warp_number) {
-    Warp& warp = block.warps[warp_number];
+    Warp& warp = block->warps[warp_number];
     for (unsigned rest = warp.waiting; rest;) {
         const Meeting& meeting = warp.meetings[warp.first[__builtin_ctz(rest)]];
         unsigned expected = meeting.mask & warp.alive;
@@ -76,7 +76,7 @@ void release_lanes_if_all_there(unsigned warp_number) {
 
 Place meeting_place() {
     const Fiber& fiber = self();
-    const Warp& warp = block.warps[fiber.warp];
+    const Warp& warp = block->warps[fiber.warp];
     return warp.meetings[warp.first[fiber.lane]].place;
 }
 

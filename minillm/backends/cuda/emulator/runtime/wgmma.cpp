@@ -81,7 +81,7 @@ void for_each_piece(const Product& product, Note note) {
 }
 
 void complete_issue(unsigned mask, void* const operands[32]) {
-    if (mask != ALL || (self().warp / 4 + 1) * 4 > block.warps.size())
+    if (mask != ALL || (self().warp / 4 + 1) * 4 > block->warps.size())
         fail(meeting_place(), "wgmma needs all lanes of four warps");
     auto* first = static_cast<Operand*>(operands[0]);
     Warpgroup& warp = mine();
@@ -163,13 +163,13 @@ void fence_products(Place place) { meet(ALL, complete_fence, nullptr, place); }
 void commit_products(Place place) { meet(ALL, complete_commit, nullptr, place); }
 void wait_products(int groups_left, Place place) { meet(ALL, complete_wait, &groups_left, place); }
 
-void begin_products() { warps.assign(block.warps.size(), {}); }
+void begin_products() { warps.assign(block->warps.size(), {}); }
 
 void end_products() {
     const Warpgroup& warp = mine();
     if (!warp.products.empty())
         fail_at(describe_instruction(warp.products[0].instruction), "a thread ended with this wgmma never waited for");
-    if (block.alive) return;
+    if (block->alive) return;
     for (size_t i = 0; i < warps.size(); i++)
         if (warps[i].issued != warps[i / 4 * 4].issued)
             fail({"wgmma", 0}, "warp %zu issued other products than the first of its warpgroup", i);
