@@ -3,8 +3,8 @@
 //   y = activation(x @ W.T + b) + r
 //
 // Constants: ROWS (1 to 64, a power of two), the rows that the code is unrolled for; a launch may have fewer.
-//            BITS, GROUP and OFFSETS: W is a matrix of integers, see integers.cuh; it goes to gemv_mma, and up to 4 rows
-//            with SPLITS and STEPS, see gemv_integers_few.cuh (OUTS 16; SPLITS warps a block).
+//            BITS, GROUP and OFFSETS: W is a matrix of integers, see integers.cuh; it goes to gemv_mma, with SPLITS and
+//            STAGES, see gemv_integers.cuh (OUTS 16 to 128).
 //            OUTS, the outputs of one warp: 1, 2, 4 for gemv_fma, 8, 16, 32 for gemv_mma.
 //            FLOAT_OUT, see epilogue.cuh.
 //            EXPERTS: in place of gemv_fma and gemv_mma the kernels experts_fma and experts_mma, below.
@@ -41,21 +41,18 @@
 
 #include "epilogue.cuh"
 #ifdef BITS
-#if ROWS <= 4
-#define FEW 1
-#endif
 #include "integers.cuh"
 // W as a kernel is given it, and as `accumulate` takes it.
 #define WEIGHT const unsigned char* weight
 #define MORE_WEIGHT , const __half *scales, const void *offsets
-#define MORE , scales, offsets
 #define MATRIX (Integers{weight, scales, offsets, inputs})
+#define MORE , scales, offsets
 #else
 #include "tensor_core.cuh"
 #define WEIGHT const storage_t* weight
 #define MORE_WEIGHT
-#define MORE
 #define MATRIX weight
+#define MORE
 #endif
 
 // gemv_fused.cu includes this file for its sums (FUSED), and deals the rows of W out in another order (PAIRED).
@@ -197,30 +194,21 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void experts_fma
 
 #elif MINILLM_STORAGE != 32
 
-#ifdef FEW
-constexpr int WARPS = SPLITS;
-// Blocks on a processor, by the registers that they need.
-constexpr int RESIDENT = (BITS == 4 && OFFSETS < 16 && ROWS <= 2 ? 24 : 16) / WARPS;
-#else
-constexpr int WARPS = 8;
-constexpr int TILES = OUTS / 8;                       // tiles of mma side by side
-constexpr int ROW_TILES = (ROWS + 15) / 16;           // and one below the other
-// Blocks on a processor, by the registers that they need.
 #ifdef BITS
-constexpr int RESIDENT = ROWS > 16 ? 1 : 2;
-#else
-constexpr int RESIDENT = ROWS > 32 ? 1 : 2;
-#endif
-#endif
-
-#ifdef FEW
-#include "gemv_integers_few.cuh"
-#elif defined(BITS)
 #include "gemv_integers.cuh"
 #else
 
+constexpr int WARPS = 8;
+constexpr int TILES = OUTS / 8;              // tiles of mma side by side
+constexpr int ROW_TILES = (ROWS + 15) / 16;  // and one below the other
+// Blocks on a processor, by the registers that they need.
+constexpr int RESIDENT = ROWS > 32 ? 1 : 2;
+
+using Sums = float[ROW_TILES][TILES][4];
+
 // Bring this lane's first vectors of W to L2, while the block still waits for x.
-__device__ __forceinline__ void prefetch_weights(const storage_t* weight, int first, int inputs, int outputs) {
+__device__ __forceinline__ void begin_weights(const storage_t* weight, int first, int inputs, int outputs) {
+    if (!DEPENDENT) return;
     int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     for (int tile = 0; tile < TILES; ++tile) {
         int at = warp * 8 * VECTOR + t * 2 * VECTOR;
@@ -230,9 +218,8 @@ __device__ __forceinline__ void prefetch_weights(const storage_t* weight, int fi
 
 // The sums over this warp's part of k. A lane loads 16 bytes of a row, twice; four lanes together 128 bytes of it.
 template <bool ALIGNED>
-__device__ __forceinline__ void accumulate(float (&sums)[ROW_TILES][TILES][4], const storage_t* x,
-                                           const storage_t* weight, int first, int rows, int inputs, int outputs,
-                                           int x_stride) {
+__device__ __forceinline__ void accumulate(Sums& sums, const storage_t* x, const storage_t* weight,
+                                           int first, int rows, int inputs, int outputs, int x_stride) {
     constexpr int HALF = 4 * VECTOR, STEP = 2 * HALF;
     int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;  // as in tensor_core.cuh
     for (int k = warp * STEP; k < inputs; k += WARPS * STEP) {
@@ -269,21 +256,9 @@ __device__ __forceinline__ void accumulate(float (&sums)[ROW_TILES][TILES][4], c
     }
 }
 
-#endif
-
-#ifdef FEW
-// What a block begins while it waits for x is passed on to `accumulate`: vectors of W, in registers.
-#define BEGUN , begun
-#define TAKES_BEGUN , Begun& begun
-using Sums = float[PAIRS][4];
-#else
-#define BEGUN
-#define TAKES_BEGUN
-using Sums = float[ROW_TILES][TILES][4];
-
 // Visit each of a lane's sums with its place among those of the warp.
 template <class Visit>
-__device__ __forceinline__ void for_each_sum(float (&sums)[ROW_TILES][TILES][4], Visit visit) {
+__device__ __forceinline__ void for_each_sum(Sums& sums, Visit visit) {
     int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
@@ -296,34 +271,28 @@ __device__ __forceinline__ void for_each_sum(float (&sums)[ROW_TILES][TILES][4],
     }
 }
 
-#endif
-
-#ifndef FUSED
-
-// Rows of x by a block's outputs.
-__device__ __forceinline__ void mma_product(const Epilogue& e, const storage_t* x, WEIGHT, int rows, int inputs,
-                                            int x_stride MORE_WEIGHT TAKES_BEGUN) {
-    // As many warps' sums as 32 kB hold; with 64 x 32 of them the upper half of the warps adds to the lower first.
-    constexpr int HELD = ROWS * OUTS > 1024 ? WARPS / 2 : WARPS;
-    __shared__ float partial[HELD][ROWS][OUTS];
-    constexpr int THREADS = WARPS * WARP, EACH = (ROWS * OUTS + THREADS - 1) / THREADS;  // sums that a thread finishes
-    int warp = threadIdx.x / WARP;
-    int first = blockIdx.x * OUTS, row = threadIdx.x / OUTS, output = first + threadIdx.x % OUTS;
-    Addends addends[EACH];  // under way while W is read
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) addends[i] = load_addends(e, rows, row + i * (THREADS / OUTS), output);
-
-    Sums sums = {};
-#ifdef FEW
-    accumulate(sums, x, MATRIX, first, rows, inputs, e.outputs, x_stride, begun);
-#else
-    if (rows_are_aligned(x, MATRIX, inputs, x_stride)) {
-        accumulate<true>(sums, x, MATRIX, first, rows, inputs, e.outputs, x_stride);
+__device__ __forceinline__ void accumulate(Sums& sums, const storage_t* x, const storage_t* weight, int first,
+                                           int rows, int inputs, int outputs, int x_stride) {
+    if (rows_are_aligned(x, weight, inputs, x_stride)) {
+        accumulate<true>(sums, x, weight, first, rows, inputs, outputs, x_stride);
     } else {
-        accumulate<false>(sums, x, MATRIX, first, rows, inputs, e.outputs, x_stride);
+        accumulate<false>(sums, x, weight, first, rows, inputs, outputs, x_stride);
     }
-#endif
+}
 
+// As many warps' sums as 32 kB hold; with 64 x 32 of them the upper half of the warps adds to the lower first.
+constexpr int HELD = ROWS * OUTS > 1024 ? WARPS / 2 : WARPS;
+using Partial = float[ROWS][OUTS];
+
+__device__ __forceinline__ Partial* partials() {
+    __shared__ float partial[HELD][ROWS][OUTS];
+    return partial;
+}
+
+// The sums of all warps in shared memory, for when all threads are past a barrier.
+__device__ __forceinline__ void share(Sums& sums) {
+    Partial* partial = partials();
+    int warp = threadIdx.x / WARP;
     auto put = [&](int of, int column, float& sum) { partial[warp % HELD][of][column] = sum; };
     auto add = [&](int of, int column, float& sum) { sum += partial[warp][of][column]; };
     if (HELD < WARPS) {
@@ -332,16 +301,40 @@ __device__ __forceinline__ void mma_product(const Epilogue& e, const storage_t* 
         if (warp < HELD) for_each_sum(sums, add);
     }
     if (warp < HELD) for_each_sum(sums, put);  // where the same thread has just read
+}
+
+__device__ __forceinline__ float shared_sum(int row, int output) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < HELD; ++w) sum += partials()[w][row][output];
+    return sum;
+}
+
+#endif
+
+#ifndef FUSED
+
+// Rows of x by a block's outputs.
+__device__ __forceinline__ void mma_product(const Epilogue& e, const storage_t* x, WEIGHT, int rows, int inputs,
+                                            int x_stride MORE_WEIGHT) {
+    constexpr int THREADS = WARPS * WARP, EACH = (ROWS * OUTS + THREADS - 1) / THREADS;  // sums that a thread finishes
+    constexpr int EARLY = EACH <= 8 ? EACH : 0;  // of which what is added is under way while W is read
+    int first = blockIdx.x * OUTS, row = threadIdx.x / OUTS, output = first + threadIdx.x % OUTS;
+    Addends addends[EACH];
+#pragma unroll
+    for (int i = 0; i < EARLY; ++i) addends[i] = load_addends(e, rows, row + i * (THREADS / OUTS), output);
+
+    Sums sums = {};
+    accumulate(sums, x, MATRIX, first, rows, inputs, e.outputs, x_stride);
+    share(sums);
     __syncthreads();
 
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
         int of = row + i * (THREADS / OUTS);
         if (of >= rows || output >= e.outputs) break;
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < HELD; ++w) sum += partial[w][of][threadIdx.x % OUTS];
-        finish(e, of, output, sum, addends[i]);
+        if (i >= EARLY) addends[i] = load_addends(e, rows, of, output);
+        finish(e, of, output, shared_sum(of, threadIdx.x % OUTS), addends[i]);
     }
 }
 
@@ -358,15 +351,10 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_mma(
     rows = min(rows - (int)blockIdx.y * ROWS, ROWS);
 #endif
     launch_dependents();
-#ifdef FEW
-    Begun begun;
-    begun.load(MATRIX, blockIdx.x * OUTS, outputs, threadIdx.x / WARP * STEPS * 4);
-#else
-    if (DEPENDENT) prefetch_weights(MATRIX, blockIdx.x * OUTS, inputs, outputs);
-#endif
+    begin_weights(MATRIX, blockIdx.x * OUTS, inputs, outputs);
     wait_for_results();
     Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
-    mma_product(e, x, weight, rows, inputs, x_stride MORE BEGUN);
+    mma_product(e, x, weight, rows, inputs, x_stride MORE);
 }
 
 #else
@@ -391,11 +379,8 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void experts_mma
     int stop = starts[expert + 1];
     for (int row = starts[expert]; row < stop; row += ROWS) {
         Epilogue e{out + (size_t)row * out_stride, bias, nullptr, outputs, out_stride, 0, 0};
-#ifdef FEW
-        Begun begun;
-        begun.load(MATRIX, blockIdx.x * OUTS, outputs, threadIdx.x / WARP * STEPS * 4);
-#endif
-        mma_product(e, x + (size_t)row * x_stride, weight, min(ROWS, stop - row), inputs, x_stride MORE BEGUN);
+        begin_weights(MATRIX, blockIdx.x * OUTS, inputs, outputs);
+        mma_product(e, x + (size_t)row * x_stride, weight, min(ROWS, stop - row), inputs, x_stride MORE);
         __syncthreads();  // until then sums of these rows are read
     }
 }

@@ -181,37 +181,18 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void fused_fma(P
 #elif MINILLM_STORAGE != 32
 
 extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void fused_mma(PARAMETERS MORE_WEIGHT) {
-    __shared__ float partial[WARPS][ROWS][OUTS];
-    int warp = threadIdx.x / WARP, first = blockIdx.x * OUTS;
+    int first = blockIdx.x * OUTS;
     Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
     launch_dependents();
     prefetch_bias(bias, first, OUTS, outputs);
-#ifdef FEW
-    Begun begun;
-    begun.load(MATRIX, first, outputs, threadIdx.x / WARP * STEPS * 4);
-#else
-    if (DEPENDENT) prefetch_weights(MATRIX, first, inputs, outputs);
-#endif
+    begin_weights(MATRIX, first, inputs, outputs);
     wait_for_results();
 
     Sums sums = {};
-#ifdef FEW
-    accumulate(sums, x, MATRIX, first, rows, inputs, outputs, x_stride, begun);
-#else
-    if (rows_are_aligned(x, MATRIX, inputs, x_stride)) {
-        accumulate<true>(sums, x, MATRIX, first, rows, inputs, outputs, x_stride);
-    } else {
-        accumulate<false>(sums, x, MATRIX, first, rows, inputs, outputs, x_stride);
-    }
-#endif
-    for_each_sum(sums, [&](int row, int column, float& sum) { partial[warp][row][column] = sum; });
+    accumulate(sums, x, MATRIX, first, rows, inputs, outputs, x_stride);
+    share(sums);
     __syncthreads();
-    finish_all(e, Ending ENDING, rows, first, OUTS, [&](int row, int i) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; ++w) sum += partial[w][row][i];
-        return sum;
-    });
+    finish_all(e, Ending ENDING, rows, first, OUTS, [&](int row, int i) { return shared_sum(row, i); });
 }
 
 #endif

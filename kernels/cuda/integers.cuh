@@ -6,8 +6,11 @@
 // Constants: BITS, 8 (q from -128 to 127) or 4 (from 0 to 15); GROUP, 32 or 64; OFFSETS, the bits of `offsets`: 0 (none;
 //            a zero of 4 bits is 8), 8 (zero points) or 16 (float16 offsets).
 //
-// A row is padded to whole groups. Of 4 bits 16 bytes hold 32 numbers: byte j has number j in its low half and number
-// j + 16 in its high half.
+// A row is padded to whole groups. 16 bytes are a piece: 16 numbers of 8 bits, or 32 of 4, of which byte j has number j in
+// its low half and number j + 16 in its high half. On the device the bytes of a row lie in another order (`interleave` in
+// expand.cu): 4 pieces are a chunk, and of each piece bytes 2t, 2t + 1, 2t + 8 and 2t + 9 are word t, what lane t of four
+// gives to an mma of 16 k (tensor_core.cuh). The words t of all pieces of a chunk lie side by side, so that the lane has
+// them with one load. The last chunk of a row may have fewer pieces.
 #pragma once
 
 #include "tensor_core.cuh"
@@ -34,6 +37,12 @@ struct Integers {
           groups((inputs + GROUP - 1) / GROUP) {}
 
     __device__ __forceinline__ int row_bytes() const { return groups * (GROUP * BITS / 8); }
+
+    // Where word t of a piece lies in its row.
+    __device__ __forceinline__ int word_at(int piece, int t) const {
+        int chunk = piece / 4, pieces = min(4, row_bytes() / 16 - 4 * chunk);
+        return chunk * 64 + (t * pieces + piece % 4) * 4;
+    }
 };
 
 #if MINILLM_STORAGE != 32
@@ -53,18 +62,10 @@ __device__ __forceinline__ unsigned difference(unsigned bits, unsigned less) {
     return *reinterpret_cast<unsigned*>(&result);
 }
 
-// The numbers in a word as right operands of mma: with 4 bits of two, the second for the high halves of its bytes; with
+// The numbers in a word as operands of mma: with 4 bits of two, the second for the high halves of its bytes; with
 // 8 bits of one. `zero` is that of their group.
 __device__ __forceinline__ void unpack(unsigned (&to)[8 / BITS][2], unsigned word, unsigned zero) {
-#if BITS == 4 && !defined(FEW)
-#pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
-        unsigned bytes = __byte_perm(word, 0, pair ? 0x4342 : 0x4140);  // two bytes, each with a zero byte after it
-        to[0][pair] = difference(bytes & 0x000f000fu | MAGIC, zero * 0x00010001u | MAGIC);
-        to[1][pair] = difference(bytes >> 4 & 0x000f000fu | MAGIC, zero * 0x00010001u | MAGIC);
-    }
-#elif BITS == 4
-    // An instruction less for 8 numbers, for which gemv_integers.cuh has no registers.
+#if BITS == 4
     unsigned low = word & 0x0f0f0f0fu, high = word >> 4 & 0x0f0f0f0fu, less = zero * 0x00010001u | MAGIC;
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {  // two bytes, each with the high byte of MAGIC after it

@@ -31,8 +31,9 @@ from . import attention, experts, low_rank, rows
 from .batches import DeviceBatch
 from .choosing import CudaSampler
 from .device import WORKSPACE, Device
+from .integers import expand
 from .kernels import Kernels, Launcher
-from .linear import ACTIVATIONS, Product, Products, expand, linear
+from .linear import ACTIVATIONS, Product, Products, linear
 from .memory import CudaMemory
 from .weights import CudaLoader, number_type
 

@@ -11,8 +11,9 @@ import numpy as np
 from ...reference.experts import SOFTMAX, RouterSpec, Routing
 from ...reference.quantize import Quantized
 from ..storage import Experts
+from .integers import integer_constants, integer_shape
 from .kernels import Kernels, or_null, row_stride
-from .linear import expert_shape, integer_constants
+from .linear import expert_shape
 
 MOST_EXPERTS = 1024
 """X that the kernels take"""
@@ -23,6 +24,9 @@ MOST_GROUPS = 32
 GROUPED_ROWS = 256
 """Up to so many rows of all experts together they are multiplied in one launch; for more the host launches products of
 each expert's own rows, which are wide enough for `gemm.cu`"""
+
+MOST_EXPERT_ROWS = 16
+"""Rows of an expert that are multiplied at a time by matrices of 8 and 4 bits"""
 
 MOST_HEAD_ROWS = 16
 """The same of each head, where matrices of heads are multiplied as experts are"""
@@ -90,17 +94,22 @@ def multiply(kernels: Kernels, x: Any, experts: Experts, routing: Routing, out: 
     if not rows:
         return
     T, matrix, outputs = len(routing.weights), experts.whole, out.shape[1]
-    name, constants, splits, blocks = expert_shape(kernels, T, outputs, matrix)
-    grid, shape = (blocks, len(routing.present)), map(np.int32, (inputs, outputs))
-    strides = row_stride(x), row_stride(out)
+    arrays = routing.starts, routing.present, or_null(biases)
+    numbers = *map(np.int32, (inputs, outputs)), row_stride(x), row_stride(out)
     if isinstance(matrix, Quantized):
-        constants = constants | integer_constants(matrix)
-        weight: Any = matrix.values.view(np.uint8)
-        last: tuple[Any, ...] = matrix.scales, or_null(matrix.offsets)
-    else:
-        weight, last = matrix, () if splits is None else (np.int32(splits),)
-    args = (out, x, weight, routing.starts, routing.present, or_null(biases), *shape, *strides, *last)
-    kernels.get("gemv", name, EXPERTS=1, **constants)(grid, (128 if name == "experts_fma" else 256,), args)
+        shape = integer_shape(kernels, matrix, min(T, MOST_EXPERT_ROWS), outputs)
+        constants, shared = {**shape._asdict(), **integer_constants(matrix)}, shape.shared(matrix)
+        kernel = kernels.get("gemv", "experts_mma", shared_mem=shared, EXPERTS=1, **constants)
+        grid = -(-outputs // shape.OUTS), len(routing.present)
+        values = matrix.values.view(np.uint8)
+        args = (out, x, values, *arrays, *numbers, matrix.scales, or_null(matrix.offsets))
+        kernel(grid, (shape.threads,), args, shared_mem=shared)
+        return
+    name, constants, splits, blocks = expert_shape(kernels, T, outputs)
+    last = () if splits is None else (np.int32(splits),)
+    grid = blocks, len(routing.present)
+    kernel = kernels.get("gemv", name, EXPERTS=1, **constants)
+    kernel(grid, (128 if name == "experts_fma" else 256,), (out, x, matrix, *arrays, *numbers, *last))
 
 
 def combine(kernels: Kernels, y: Any, routing: Routing, residual: Any | None, out: Any) -> None:

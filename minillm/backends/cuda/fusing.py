@@ -86,8 +86,9 @@ def _product(kernels: Kernels, launches: Sequence[Launch], i: int, reads: "_Read
         constants["OUTS"] = 2
         grid = (-(-int(product.outputs) // (8 // int(splits))),)
     name = PRODUCTS[launch.name]
-    kernel = kernels.get("gemv_fused", name, **constants)
-    return Launch(name, constants, kernel, grid, launch.block, (*product, *ending, *more), 0), count + 1
+    kernel = kernels.get("gemv_fused", name, shared_mem=launch.shared_mem, **constants)
+    args = (*product, *ending, *more)
+    return Launch(name, constants, kernel, grid, launch.block, args, launch.shared_mem), count + 1
 
 
 def _ending(

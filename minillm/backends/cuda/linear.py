@@ -20,6 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...reference.quantize import Quantized
+from .integers import IntegerShape, expand, integer_constants, integer_shape
+from .integers import ceil as _ceil
+from .integers import power_of_two as _power_of_two
 from .kernels import NULL, STORAGE, Kernels, int32s, or_null, row_stride, type_name
 
 Room = Callable[[int, int], tuple[Any, Any]]
@@ -38,12 +41,6 @@ INTEGER_ROWS = 64
 
 EXPANDED = 16 << 20
 """Numbers of such a matrix that are expanded at a time: 32 MiB, which is still in the L2 cache of an H100 mostly."""
-
-INTEGER_STEPS = {8: 4, 4: 2}
-"""Bits -> 16-byte pieces of a row of W that a lane of gemv_mma has in flight for 1 to 4 rows: 64 numbers"""
-
-INTEGER_WARPS = 16
-"""The warps that a processor has for them. A block has 4, 8 or 16, so that all blocks run at once if they can."""
 
 SPLIT_ROWS = 128
 """Up to so many rows several blocks of gemm_mma or gemm_wgmma may share a tile, each with a part of `in`."""
@@ -122,97 +119,32 @@ def gemv(kernels: Kernels, product: Product) -> None:
         kernel((_ceil(outputs, outs),), (256,), args)
 
 
-def integer_gemv(kernels: Kernels, product: Product, shape: tuple[int, int] | None = None) -> None:
+def integer_gemv(kernels: Kernels, product: Product, shape: IntegerShape | None = None) -> None:
     """Compute a product with a matrix of 8 or 4 bits by tensor cores; the matrix is read once for each 64 rows.
 
-    `shape`: SPLITS (warps of a block) and STEPS (16-byte pieces of a row of W in flight, by lane) for 1 to 4 rows;
-    those of `integer_shape` where it is None.
+    `shape`: that of `integer_shape` where it is None.
     """
-    (rows, outputs), macros, warps = product.out.shape, product.macros, 8
-    if rows <= 4:
-        warps, steps = shape or integer_shape(product.weight, rows, kernels.processors)
-        constants = {"ROWS": _power_of_two(rows), "OUTS": 16, "SPLITS": warps, "STEPS": steps}
-    else:
-        most = min(max(_power_of_two(rows), 8), 64)
-        widest, sums = (16, 512) if macros["OFFSETS"] == 16 else (32, 1024)  # of a warp; registers hold no more
-        constants = {"ROWS": most, "OUTS": min(_mma_outs(outputs, kernels.processors), widest, sums // most)}
-    kernel = kernels.get("gemv", "gemv_mma", **constants, **macros)
-    blocks = _ceil(outputs, constants["OUTS"]), _ceil(rows, constants["ROWS"])
-    kernel(blocks, (32 * warps,), _arguments(kernels, product))
+    rows, outputs = product.out.shape
+    shape = shape or integer_shape(kernels, product.weight, rows, outputs)
+    constants, shared = {**shape._asdict(), **product.macros}, shape.shared(product.weight)
+    kernel = kernels.get("gemv", "gemv_mma", shared_mem=shared, **constants)
+    blocks = _ceil(outputs, shape.OUTS), _ceil(rows, shape.ROWS)
+    kernel(blocks, (shape.threads,), _arguments(kernels, product), shared_mem=shared)
 
 
-def integer_shape(matrix: Quantized, rows: int, processors: int) -> tuple[int, int]:
-    """SPLITS and STEPS of gemv_mma for 1 to 4 rows and a matrix of 8 or 4 bits.
-
-    As few warps as have a whole row of W in flight, and no more than leave all blocks on the processors at once.
-    """
-    outputs, inputs = matrix.shape
-    steps = _integer_steps(matrix, rows)
-    parts = _ceil(inputs, 4 * 128 // matrix.bits * steps)  # of a row, each in flight in one warp
-    room = INTEGER_WARPS * processors // _ceil(outputs, 16)
-    return max(4, min(16, _power_of_two(parts), _power_of_two(room + 1) // 2)), steps
-
-
-def _integer_steps(matrix: Quantized, rows: int) -> int:
-    """Half as many where each of 4 rows is summed up for offsets too."""
-    summed = rows > 2 and integer_constants(matrix)["OFFSETS"] == 16
-    return INTEGER_STEPS[matrix.bits] // (2 if summed else 1)
-
-
-def expert_shape(kernels: Kernels, T: int, outputs: int, matrix: Any) -> tuple[str, dict[str, int], int | None, int]:
+def expert_shape(kernels: Kernels, T: int, outputs: int) -> tuple[str, dict[str, int], int | None, int]:
     """The product of gemv.cu for the experts of T tokens: its name, constants, splits and blocks of an expert.
 
     An expert has T rows at most, and fewer than that if there are many of either.
     """
-    if isinstance(matrix, Quantized) and T <= 4:
-        few = {"ROWS": _power_of_two(T), "OUTS": 16, "SPLITS": 8, "STEPS": INTEGER_STEPS[matrix.bits] // 2}
-        return "experts_mma", few, None, _ceil(outputs, 16)
     processors = kernels.processors
-    if isinstance(matrix, Quantized) or (kernels.storage != "float32" and T > 4):
+    if kernels.storage != "float32" and T > 4:
         outs = min(_mma_outs(outputs, processors), 16)  # 16 x 32 spill on sm_120
         constants = {"ROWS": 8 if T <= 8 else 16, "OUTS": outs}
         return "experts_mma", constants, None, _ceil(outputs, constants["OUTS"])
     constants = {"ROWS": min(_power_of_two(T), 4)}
     constants["OUTS"], splits = _fma_shape(constants["ROWS"], outputs, processors)
     return "experts_fma", constants, splits, _ceil(outputs, constants["OUTS"] * 4 // splits)
-
-
-def integer_constants(matrix: Quantized) -> dict[str, int]:
-    """The macros of `kernels/cuda/integers.cuh` for a matrix."""
-    offset_bits = 0 if matrix.offsets is None else 8 * int(matrix.offsets.dtype.itemsize)
-    return {"BITS": matrix.bits, "GROUP": matrix.group, "OFFSETS": offset_bits}
-
-
-def expand(
-    kernels: Kernels,
-    matrix: Quantized,
-    out: Any,
-    *,
-    ids: Any | None = None,
-    position_table: Any | None = None,
-    positions: Any | None = None,
-    scale: float = 1.0,
-) -> None:
-    """out = scale * matrix[ids], plus position_table[positions] where that is given.
-
-    Args:
-        kernels: for the storage type of `out`, of 16 bits
-        matrix: [V, E], of 8 or 4 bits, its arrays on the device
-        out: [T, E], contiguous
-        ids: [T] int32; None: the first T rows
-        position_table: [positions, E], contiguous, of `out`'s type
-        positions: [T] int32
-        scale: factor of the matrix's rows
-    """
-    T, E = out.shape
-    if T == 0:
-        return
-    vectors = _ceil(E, 16 // out.dtype.itemsize)
-    threads = min(256, 32 * _ceil(vectors, 32))
-    arrays = (or_null(each) for each in (matrix.offsets, ids, position_table, positions))
-    sizes = E, len(matrix.scales), 0 if position_table is None else len(position_table), 0
-    args = (out, matrix.values.view(np.uint8), matrix.scales, *arrays, *int32s(*sizes), np.float32(scale))
-    kernels.get("expand", "expand", **integer_constants(matrix))((T, _ceil(vectors, threads)), (threads,), args)
 
 
 def gemm(
@@ -443,12 +375,3 @@ def _wgmma_tile(rows: int, outputs: int, few: bool, processors: int) -> tuple[in
         return WGMMA_TILES[2 if _ceil(outputs, WGMMA_TILES[2][1]) <= processors else 1]
     enough = (tile for tile in WGMMA_TILES if _ceil(rows, tile[0]) * _ceil(outputs, tile[1]) >= processors * 3 // 2)
     return next(enough, WGMMA_TILES[-1])
-
-
-def _power_of_two(n: int) -> int:
-    """The smallest power of two that is not below n."""
-    return 1 << (n - 1).bit_length()
-
-
-def _ceil(n: int, size: int) -> int:
-    return -(-n // size)

@@ -13,6 +13,7 @@ from ..loader import INTEGERS, Loader, RandomTensor, Tensor, gather, join, kept_
 from ..storage import Experts, narrow
 from ..weights import Weight
 from .device import WEIGHTS, Device, Wait
+from .integers import interleave
 from .kernels import Kernels
 from .random import DrawnTensor, draw, draw_integers
 
@@ -135,11 +136,16 @@ class Uploader:
         return self._send(values.shape, number_type(kernels.storage), [values])
 
     def integers(self, tensors: Sequence[Tensor], form: Format, kernels: Kernels) -> Quantized:
-        """Concatenate tensors [out_i, in] along the first axis, in 8 or 4 bits: rounded if they are not stored so."""
+        """Concatenate tensors [out_i, in] along the first axis, in 8 or 4 bits: rounded if they are not stored so.
+
+        The device has the bytes of a row in another order (`integers.interleave`).
+        """
         if all(isinstance(tensor, DrawnTensor) for tensor in tensors):
             return self._drawn_integers(tensors, form, kernels)
-        matrix = gather(tensors, form)
-        return matrix.each(lambda array: self._send(array.shape, array.dtype, [array]))  # type: ignore[no-any-return]
+        stored = gather(tensors, form)
+        matrix: Quantized = stored.each(lambda array: self._send(array.shape, array.dtype, [array]))
+        interleave(kernels, matrix)
+        return matrix
 
     def _drawn_integers(self, tensors: Sequence[Tensor], form: Format, kernels: Kernels) -> Quantized:
         rows, inputs = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]

@@ -13,6 +13,8 @@ from minillm.backends.storage import Experts
 from minillm.reference.experts import RouterSpec, Routing
 from minillm.reference.quantize import Quantized, dequantize, quantize
 
+from .interleaving import on_device
+
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 in NumPy needs ml_dtypes")
 
 STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -111,12 +113,13 @@ def test_products_and_sums(any_emulator: Emulator, storage: str, T: int, X: int,
     whole: Any = (rng.standard_normal((X * outputs, inputs)) / 8).astype(np.float32)
     whole = whole.astype(dtype) if bits >= 16 else quantize(whole, bits)
     numbers = (dequantize(whole) if isinstance(whole, Quantized) else whole).astype(np.float64)
+    there = on_device(whole) if isinstance(whole, Quantized) else whole
     x = rng.standard_normal((2 * T, inputs)).astype(dtype)
     around = np.full((2 * T + 2, outputs), -77, dtype)
     kernels, out = Kernels(any_emulator, storage, debug=True), around[1:-1]
     matrices = tuple(numbers.reshape(X, outputs, inputs))
     biases = None if T == 3 and bits == 16 else rng.standard_normal((X, outputs)).astype(np.float32)
-    experts.multiply(kernels, x, Experts(matrices, whole), routing, out, biases)
+    experts.multiply(kernels, x, Experts(matrices, there), routing, out, biases)
     expected = np.empty(out.shape)
     reference.linear_experts(x.astype(np.float64), lambda e: matrices[e], routing.starts, np, expected, biases)
     np.testing.assert_allclose(out.astype(np.float64), expected, rtol=2 * UNIT[storage], atol=1e-5)

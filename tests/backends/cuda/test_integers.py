@@ -3,6 +3,7 @@
 Around what a kernel reads lie NaNs (of floats), and around every result lies a number that must still be there.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -16,17 +17,9 @@ from minillm.backends.cuda import linear as products
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.device import Device
 from minillm.backends.cuda.emulator import Emulator
+from minillm.backends.cuda.integers import IntegerShape, expand, integer_constants, integer_shape, interleave
 from minillm.backends.cuda.kernels import Kernels
-from minillm.backends.cuda.linear import (
-    INTEGER_ROWS,
-    Product,
-    Products,
-    expand,
-    integer_constants,
-    integer_gemv,
-    integer_shape,
-    linear,
-)
+from minillm.backends.cuda.linear import INTEGER_ROWS, Product, Products, integer_gemv, linear
 from minillm.backends.cuda.random import fill_bits
 from minillm.backends.cuda.weights import number_type, storage_of
 from minillm.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, INT8
@@ -40,6 +33,7 @@ from minillm.reference.quantize import Quantized, dequantize, quantize
 from tests.families import CONFIGS
 from tests.tiny import generate, logits_of, model_of, random_prompts, runner_of
 
+from .interleaving import on_device
 from .launchers import exhaustive, launcher
 from .recording import Recorder, RecordingDevice
 
@@ -87,7 +81,7 @@ class Case:
         rows, outputs = self.residual.shape
         around = np.full((rows + 4, outputs + 11), UNTOUCHED, np.float32 if float_out else self.x.dtype)
         out = around[2:-2, 8:-3]
-        product(Product(self.x, self.matrix, self.bias, out, "relu", self.residual))
+        product(Product(self.x, on_device(self.matrix), self.bias, out, "relu", self.residual))
         weight, x = dequantize(self.matrix).astype(np.float64), self.x.astype(np.float64)
         expected = np.maximum(x @ weight.T + self.bias, 0) + self.residual.astype(np.float64)
         sums = np.abs(x) @ np.abs(weight).T  # bounds what float sums of these may be off, in units
@@ -121,43 +115,71 @@ def test_few_rows(kind: tuple[int, int, int], storage: str) -> None:
         Case(kind, storage, rows, inputs, outputs, shift=shift).run(partial(linear, run))
 
 
-FEW_SHAPES = [(KINDS[0], (4, 1)), (KINDS[2], (8, 4)), (KINDS[5], (16, 2)), (KINDS[7], (8, 4))]
+@pytest.mark.parametrize("kind", QUICK_KINDS)
+@pytest.mark.parametrize("inputs", [1200, 37])
+def test_the_order_of_bytes_on_the_device(kind: tuple[int, int, int], inputs: int) -> None:
+    """Whole chunks and a shorter last one."""
+    matrix = matrix_of(*kind, 7, inputs)
+    sent = matrix.each(np.copy)
+    interleave(kernels("float16"), sent)
+    np.testing.assert_array_equal(sent.values, on_device(matrix).values)
+    np.testing.assert_array_equal(on_device(sent, back=True).values, matrix.values)
+
+
+SHAPES = [
+    IntegerShape(4, 16, 4, 2),
+    IntegerShape(8, 32, 8, 3),
+    IntegerShape(16, 64, 2, 4),
+    IntegerShape(64, 128, 2, 2),
+    IntegerShape(32, 64, 1, 3),
+]
+SLOW_SHAPES = [*zip((KINDS[0], KINDS[5], KINDS[7], KINDS[2]), SHAPES, strict=False), (KINDS[1], SHAPES[4])]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize(
-    ("kind", "splits", "steps"),
+    ("kind", "shape"),
     [
-        (pytest.param if (kind, shape) in FEW_SHAPES else exhaustive)(kind, *shape)
+        (pytest.param if (kind, shape) in SLOW_SHAPES else exhaustive)(kind, shape)
         for kind in KINDS
-        for shape in ((4, 1), (16, 2), (8, 4))
+        for shape in SHAPES
     ],
 )
-def test_shapes_of_one_to_four_rows(kind: tuple[int, int, int], storage: str, splits: int, steps: int) -> None:
-    """Several rounds of all warps and less than one; rows of x aligned and not; more rows than there are."""
+def test_shapes(kind: tuple[int, int, int], storage: str, shape: IntegerShape) -> None:
+    """More chunks than all stages have and less than one; rows of x aligned and not; more rows than a block takes."""
     run = kernels(storage)
+    for rows, inputs, outputs, shift in [(shape.ROWS, 1704, 69, 0), (3, 72, 33, 1), (shape.ROWS + 1, 1024, 130, 0)]:
+        Case(kind, storage, rows, inputs, outputs, shift=shift).run(partial(integer_gemv, run, shape=shape))
 
-    for rows, inputs, outputs, shift in [(1, 1704, 21, 0), (2, 1100, 40, 1), (3, 1704, 3, 3), (4, 72, 33, 0)]:
-        Case(kind, storage, rows, inputs, outputs, shift=shift).run(partial(integer_gemv, run, shape=(splits, steps)))
 
+def test_the_shape_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of OPT's matrices: 1 to 4 rows as they were fastest on an H100, more rows by what a processor is sent."""
 
-def test_the_shape_of_one_to_four_rows() -> None:
-    """As they were fastest on an H100: of OPT's qkv, out and down, and a head."""
+    def shape(inputs: int, outputs: int, bits: int, rows: int, architecture: int = 90) -> tuple[int, ...]:
+        values = np.empty((1, inputs * bits // 8), np.int8 if bits == 8 else np.uint8)
+        matrix = Quantized(values, np.empty((1, inputs // 32), np.float16), inputs)
+        run = kernels("float16")
+        monkeypatch.setattr(Kernels, "processors", 132)
+        monkeypatch.setattr(Kernels, "architecture", architecture)
+        chosen = integer_shape(run, matrix, rows, outputs)
+        shared = (96 if architecture == 120 else 160) << 10
+        assert chosen.shared(matrix) <= shared
+        assert 4 * chosen.SPLITS * chosen.ROWS * chosen.OUTS <= chosen.shared(matrix)
+        return chosen
 
-    def shape(inputs: int, outputs: int, bits: int, rows: int, offset_bits: int = 0) -> tuple[int, int]:
-        group = (outputs, inputs // 32)
-        values = np.empty((outputs, inputs * bits // 8), np.int8 if bits == 8 else np.uint8)
-        offsets = np.empty(group, np.float16) if offset_bits else None
-        return integer_shape(Quantized(values, np.empty(group, np.float16), inputs, offsets), rows, 132)
-
-    assert [shape(2048, 6144, bits, 1) for bits in (8, 4)] == [(4, 4), (4, 2)]
-    assert [shape(2048, 2048, bits, 1) for bits in (8, 4)] == [(8, 4), (8, 2)]
-    assert [shape(8192, 2048, bits, 4) for bits in (8, 4)] == [(16, 4), (16, 2)]
-    assert [shape(16384, 4096, bits, 1) for bits in (8, 4)] == [(8, 4), (8, 2)]
-    assert [shape(768, 768, bits, 4) for bits in (8, 4)] == [(4, 4), (4, 2)]
-    assert shape(2048, 50272, 8, 2) == (4, 4)
-    assert [shape(2048, 2048, 4, rows, 16) for rows in (2, 3)] == [(8, 2), (16, 1)]
+    assert [shape(2048, 6144, bits, 1)[:3] for bits in (8, 4)] == [(4, 16, 4)] * 2
+    assert [shape(2048, 2048, bits, 2)[:3] for bits in (8, 4)] == [(4, 16, 8)] * 2
+    assert shape(8192, 2048, 8, 4)[:3] == (4, 16, 16)
+    assert shape(16384, 4096, 4, 1)[:3] == (4, 16, 8)
+    assert shape(2048, 50272, 8, 3)[:3] == (4, 16, 4)
+    assert shape(4096, 16384, 4, 32)[:3] == (32, 128, 2)
+    assert shape(4096, 12288, 4, 32)[:3] == (32, 128, 2)
+    assert shape(4096, 4096, 4, 8)[:3] == (8, 32, 8)
+    assert shape(32, 4096, 4, 8)[2] == 1
+    for inputs, outputs, bits, rows in itertools.product((37, 4096), (9, 4096, 50272), (8, 4), (1, 7, 16, 20, 64)):
+        for architecture in 80, 120:
+            shape(inputs, outputs, bits, rows, architecture)
 
 
 @pytest.mark.slow
@@ -202,7 +224,7 @@ def test_a_nan_stays_in_its_row() -> None:
     case = Case((4, 32, 8), "float16", 4, 96, 9)
     case.x[2, 40] = np.nan
     out = np.empty((4, 9), np.float16)
-    linear(kernels("float16"), Product(case.x, case.matrix, None, out))
+    linear(kernels("float16"), Product(case.x, on_device(case.matrix), None, out))
     assert np.isnan(out[2]).all()
     assert not np.isnan(out[[0, 1, 3]]).any()
 
@@ -225,7 +247,7 @@ def test_more_rows_are_multiplied_with_16_bits_some_rows_of_the_matrix_at_a_time
     case = Case(kind, "float16", INTEGER_ROWS + 1, 72, 90)
     for _ in range(2):
         out = np.full((INTEGER_ROWS + 1, 90), np.nan, np.float16)
-        both.linear(Product(case.x, case.matrix, case.bias, out, "relu", case.residual))
+        both.linear(Product(case.x, on_device(case.matrix), case.bias, out, "relu", case.residual))
     weight = dequantize(case.matrix).astype(np.float16).astype(np.float64)
     expected = np.maximum(case.x.astype(np.float64) @ weight.T + case.bias, 0) + case.residual
     np.testing.assert_allclose(out, expected, rtol=2e-3, atol=2e-3)
@@ -244,10 +266,11 @@ def test_rows_are_the_dequantised_ones(kind: tuple[int, int, int], E: int) -> No
     ids, positions = np.array([3, 49, 3, 0], np.int32), np.array([1, 0, 4, 2], np.int32)
     learned = rng.standard_normal((5, E)).astype(np.float16)
     out = np.full((5, E), UNTOUCHED, np.float16)
-    expand(kernels("float16"), table, out[:4], ids=ids, position_table=learned, positions=positions, scale=2.0)
+    there = on_device(table)
+    expand(kernels("float16"), there, out[:4], ids=ids, position_table=learned, positions=positions, scale=2.0)
     values = dequantize(table).astype(np.float64)
     np.testing.assert_allclose(out[:4], 2 * values[ids] + learned[positions], rtol=1e-3, atol=1e-6)
-    expand(kernels("float16"), table, out[:4])
+    expand(kernels("float16"), there, out[:4])
     np.testing.assert_allclose(out[:4], values[:4], rtol=1e-3, atol=1e-6)
     assert (out[4] == UNTOUCHED).all()
 
@@ -298,7 +321,7 @@ def test_formats(stored: str, dtype: str, storage: str, data: str) -> None:
     assert (backend.memory.cache.name, format_of(weight.data).name) == (storage, data)
     assert backend.loader.prepare("p", [Stored("float32")], role="positions").data.dtype == number_type(storage)
     both = np.concatenate([Stored(stored).stored() if stored == "float32" else Stored(stored).load()] * 2)
-    loaded = dequantize(weight.data) if isinstance(weight.data, Quantized) else weight.data.astype(np.float32)
+    loaded = dequantize(on_device(weight.data, back=True)) if isinstance(weight.data, Quantized) else weight.data.astype(np.float32)
     np.testing.assert_allclose(loaded, both, atol=0.5 if "int4" in (stored, dtype) else 0.05)
 
 
