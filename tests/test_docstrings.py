@@ -9,6 +9,7 @@ import pytest
 
 import minillm
 from minillm import AsyncEngine, Engine, GenerationConfig
+from minillm.engine.conversations import EngineConversations
 from minillm.engine.lifecycle import EngineLifecycle
 from minillm.engine.loading import DEMO_MODEL
 from minillm.engine.prefixes import EnginePrefixes
@@ -20,7 +21,8 @@ from minillm.text.chat import ChatTemplate
 
 PUBLIC = [value for name in minillm.__all__ if isinstance(value := getattr(minillm, name), type)]
 SHOWN = {
-    Engine: {"generate", "stream", "chat", "stream_chat", "render_chat", "add", "step", "abort", "run"},
+    Engine: {"generate", "stream", "add", "step", "abort", "run"},
+    EngineConversations: {"chat", "render_chat", "stream_chat"},
     EnginePrefixes: {"save_prefix", "load_prefix"},
     EngineReadings: {"forward", "score", "score_continuations", "explain", "attention", "names", "hooks"},
     EngineLifecycle: {"random", "summary"},
@@ -46,7 +48,15 @@ def examples() -> list[doctest.DocTest]:
     """The examples of each docstring of the package and its public classes."""
     finder = doctest.DocTestFinder(recurse=False)
     found = finder.find(minillm, "minillm", globs={})
-    for kind in (*PUBLIC, EnginePrefixes, EngineReadings, EngineTextReadings, EngineLifecycle, EventStream):
+    for kind in (
+        *PUBLIC,
+        EngineConversations,
+        EnginePrefixes,
+        EngineReadings,
+        EngineTextReadings,
+        EngineLifecycle,
+        EventStream,
+    ):
         found += doctest.DocTestFinder().find(kind, kind.__name__, globs={})
     found += finder.find(write_checkpoint, "write_checkpoint", globs={})
     return [one for one in found if one.examples]

@@ -8,14 +8,13 @@ temperature without sampling). If the user sets one, that is an error. If it com
 is reported once as a warning when the file is read, the second falls back to its default.
 """
 
-import inspect
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field, make_dataclass, replace
-from typing import Any, Unpack, get_type_hints
+from typing import Any, Unpack
 
 from ..errors import ParameterError, listed, shown
-from .fields import FIELDS, GROUPS, GUIDES, NEEDS, OFF, GenerationFields, Group
+from .documentation import document, signature
+from .fields import FIELDS, GUIDES, OFF, GenerationFields
 from .foreign import PYTHON, TRANSFORMERS, WORDS
 
 _UNSAID = {"__doc__": "Fields of the table."}  # without a docstring a dataclass makes one of its signature, for 5 ms
@@ -68,41 +67,8 @@ class GenerationConfig(_Given):  # type: ignore[misc]  # its attributes are the 
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
-def _document(group: Group) -> Iterator[str]:
-    """The section of a group in GenerationConfig's docstring."""
-    yield f"{group.name.capitalize()}:"
-    for name, setting in FIELDS.items():
-        if setting.group == group.name:
-            opposite = "False: " if setting.default is True else ""
-            needs = f"; needs {NEEDS.get(setting.needs, setting.needs)}" if setting.needs else ""
-            text = f"{name}: {opposite}{setting.help}{needs}. {setting.notes}".rstrip()
-            indents: dict[str, Any] = {"initial_indent": "    ", "subsequent_indent": "        "}
-            yield textwrap.fill(text, 116, break_on_hyphens=False, **indents)
-    yield ""
-
-
-_SECTIONS = "\n".join(line for group in GROUPS for line in _document(group))
-GenerationConfig.__doc__ = f"""Generation parameters as the user set them; None means unset.
-
-Values are checked when a request is made, once the model and its vocabulary are known.
-
-{_SECTIONS}
-Raises:
-    ParameterError: an unknown field.
-
-Example:
-    >>> config = GenerationConfig(temperature=0.8, top_p=0.9, seed=7)
-    >>> config
-    GenerationConfig(temperature=0.8, top_p=0.9, seed=7)
-    >>> engine.generate("Once upon a time", config, do_sample=True, max_new_tokens=4).text
-    ' there was a kind'
-"""
-GenerationConfig.__signature__ = inspect.Signature(
-    [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in get_type_hints(GenerationFields).items()
-    ]
-)
+GenerationConfig.__doc__ = document()
+GenerationConfig.__signature__ = signature()
 _EXPLICIT: Any = field(default=frozenset(), compare=False, repr=False)
 _RESOLVED: list[Any] = [*FIELDS, "amateur", ("explicit", Any, _EXPLICIT)]
 _Resolved: Any = make_dataclass("_Resolved", _RESOLVED, namespace=_UNSAID, frozen=True, kw_only=True)

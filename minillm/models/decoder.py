@@ -9,7 +9,7 @@ from ..batch import Batch
 from ..config import ModelConfig
 from ..layers.block import Block
 from ..layers.embedding import Embedding
-from ..layers.head import Head
+from ..layers.encoder_head import Head
 from ..layers.norm import Norm
 
 

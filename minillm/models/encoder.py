@@ -16,7 +16,7 @@ from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.block import PostNorm
 from ..layers.embedding import Embedding
-from ..layers.head import ClassificationHead
+from ..layers.encoder_head import ClassificationHead
 from ..layers.mlp import GatedMLP
 from ..reference.attention import AttentionSpec
 from .decoder import Decoder

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..backends.weights import Weight
 from ..config import ModelConfig
-from ..layers.head import ClassificationHead, Head, NoHead
+from ..layers.encoder_head import ClassificationHead, Head, NoHead
 from ..layers.norm import Norm
 from .parameters import Weights
 

@@ -17,7 +17,7 @@ from ..backends.weights import Weight
 from ..config import Fields, ModelConfig
 from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
-from ..layers.head import ClassificationHead, Head, NoHead
+from ..layers.encoder_head import ClassificationHead, Head, NoHead
 from ..layers.mlp import GatedMLP
 from ..layers.norm import LayerNorm
 from ..reference.attention import AttentionSpec

@@ -9,7 +9,7 @@ from typing import Any
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
 from ..layers.embedding import Embedding
-from ..layers.head import NoHead
+from ..layers.encoder_head import NoHead
 from .encoder import TextEncoder
 from .parameters import Weights
 from .tensor_names import Names
