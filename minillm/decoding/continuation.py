@@ -32,30 +32,26 @@ class TextStream:
         self._stops = stops
         self.text = text
         """All text released so far."""
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that was found, or None."""
-        return None if self._stops is None else self._stops.matched
-
-    @property
-    def stopped(self) -> bool:
-        """True once a stop string has been found."""
-        return self.stop_string is not None
+        self.stop_string: str | None = None
+        """The stop string that was found, or None"""
 
     def push(self, token_id: int) -> None:
         """Add the next token."""
-        piece = self._decoder.push(token_id)
-        self.text += piece if self._stops is None else self._stops.push(piece)
+        self._release(self._decoder.push(token_id))
+
+    def _release(self, piece: str) -> None:
+        """Add decoded text, except what may begin a stop string."""
+        if self._stops is not None:
+            piece = self._stops.push(piece)
+            self.stop_string = self._stops.matched
+        self.text += piece
 
     def flush(self) -> None:
         """End the text: release what was held back, unless a stop string was found."""
-        if not self.stopped:
-            piece = self._decoder.flush()
-            if self._stops is not None:
-                piece = self._stops.push(piece)
-                piece += "" if self.stopped else self._stops.flush()
-            self.text += piece
+        if self.stop_string is None:
+            self._release(self._decoder.flush())
+            if self._stops is not None and self.stop_string is None:
+                self.text += self._stops.flush()
 
     def fork(self) -> "TextStream":
         """An independent copy."""
@@ -127,7 +123,7 @@ class Continuation:
         if token_id in self.eos_token_ids:
             self.stop_reason = self._spelled.get(token_id, token_id)
             self.finish("stop")
-        elif self.stream is not None and self.stream.stopped:
+        elif self.stream is not None and self.stream.stop_string is not None:
             self.stop_reason = self.stream.stop_string
             self.finish("stop")
         elif criterion is not None:

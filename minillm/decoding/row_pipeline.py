@@ -72,9 +72,3 @@ class RowPipeline:
     def forbids(self) -> bool:
         """Whether a processor may forbid a token."""
         return any(getattr(processor, "forbids", True) for _, processor in self.processors)
-
-
-def pipeline_of(state: "State") -> RowPipeline:
-    """The pipeline of a request that a strategy has begun."""
-    assert state.pipeline is not None
-    return state.pipeline

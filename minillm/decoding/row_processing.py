@@ -15,7 +15,7 @@ from .continuation import Continuation
 from .guided import restrict
 from .history import History, TokenCounts
 from .processors import InPlace, LogitsProcessor, no_token_left, rows_without_a_token
-from .row_pipeline import Continuations, RowPipeline, pipeline_of
+from .row_pipeline import Continuations, RowPipeline
 
 if TYPE_CHECKING:
     from .strategy import State
@@ -36,7 +36,7 @@ def process_rows(sampler: TokenSampler, logits: Any, places: Sequence[int], grow
         places: [C], the row of each continuation
         growing: the C continuations
     """
-    pipelines = [pipeline_of(state) for state, _ in growing]
+    pipelines = [state.pipeline for state, _ in growing]
     guided = [i for i, (_, continuation) in enumerate(growing) if continuation.guide is not None]
     unprocessed = {i: logits[places[i]].copy() for i in guided if pipelines[i].processors}
     _apply_processors(sampler, logits, places, growing, pipelines)

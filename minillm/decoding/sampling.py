@@ -16,7 +16,7 @@ from ..reference.philox import Keys
 from ..reference.sampling import Draw, Parameters
 from .continuation import Continuation, reports
 from .prompt_scores import TopLogProbs
-from .row_pipeline import Continuations, RowPipeline, pipeline_of
+from .row_pipeline import Continuations, RowPipeline
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
 
@@ -63,14 +63,14 @@ class Sampling(Strategy):
 
     def next_draw(self, state: State, continuation: Continuation) -> Draw | None:
         """The draw from unmodified logits that `choose` will make for a continuation's next token, if it will."""
-        pipeline, request = pipeline_of(state), state.request
+        pipeline, request = state.pipeline, state.request
         if pipeline.changes or continuation.guide is not None or not pipeline.draw.temperature:
             return None
         return Draw(*pipeline.draw, request.settings.seed, continuation.index, _place(request, continuation))
 
     def choose(self, sampler: TokenSampler, logits: Any, growing: Continuations) -> list[int]:
         """Choose one token for each row of processed logits. [R, V] -> R ids"""
-        draws = [pipeline_of(state).draw for state, _ in growing]
+        draws = [state.pipeline.draw for state, _ in growing]
         if not any(draw.temperature for draw in draws):
             return [*map(int, sampler.argmax(logits))]
         columns = zip(Parameters._fields, zip(*draws, strict=True), strict=True)
@@ -96,7 +96,7 @@ class Sampling(Strategy):
         A continuation that cannot continue, because processors and filters leave no token or because its guide or text
         fails, is left unchanged, with the error in its request's `State.error`.
         """
-        pipelines = [pipeline_of(state) for state, _ in growing]
+        pipelines = [state.pipeline for state, _ in growing]
         changed = [row for row, (_, c) in enumerate(growing) if pipelines[row].changes or c.guide is not None]
         reported = {row: p.top_logprobs for row, p in enumerate(pipelines) if p.top_logprobs is not None}
         unchanged: Any = None

@@ -16,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -125,12 +126,12 @@ class Request:
     frames: NDArray[np.float32] | None = None
     """Frames of sound that the encoder reads in place of a text, as of `EncoderInput`"""
 
-    @property
+    @cached_property
     def given_ids(self) -> list[int]:
         """The tokens of the user's prompt."""
         return self.prompt_ids if self.source_ids is None else self.source_ids
 
-    @property
+    @cached_property
     def beginnings(self) -> list[list[int]]:
         """The texts with which equally many of its sequences begin: the prompt, with guidance the negative one too."""
         if self.settings.guidance_scale == 1:
@@ -154,7 +155,7 @@ class Request:
         """Indices of the returned sequences to generate."""
         return range(self.settings.num_return_sequences) if self.part is None else self.part
 
-    @property
+    @cached_property
     def max_new_tokens(self) -> int:
         """Maximum number of tokens of each continuation, as resolved by the engine."""
         limit: int = self.settings.max_new_tokens
@@ -183,8 +184,8 @@ class State:
     """Counts of accepted guesses, for speculative strategies."""
     error: Exception | None = None
     """Error that ends the request. The loop ends it; the strategy ignores it from then on."""
-    pipeline: "RowPipeline | None" = None
-    """How a strategy that chooses token by token treats the request's rows"""
+    pipeline: "RowPipeline" = None  # type: ignore[assignment]
+    """How the request's rows are treated; set by strategies that choose token by token, which alone read it"""
     token_counts: dict[int, "TokenCounts"] = field(default_factory=dict)
     """The tokens of continuations whose processors ask for them, by the continuation's index"""
 

@@ -31,7 +31,6 @@ from ..batch import IntArray, TokenSequence
 from ..cache import PagedCache
 from ..decoding.continuation import Continuation
 from ..decoding.event import Event
-from ..decoding.row_pipeline import pipeline_of
 from ..decoding.sampling import Sampling, TokenState
 from ..errors import CacheFullError, DeviceError
 from ..reference.sampling import DRAWS, Draw
@@ -218,7 +217,7 @@ def _needs_tokens_alone(run: Run) -> bool:
     state, settings = run.state, run.request.settings
     if type(run.request.strategy) is not Sampling or not isinstance(state, TokenState):
         return False
-    pipeline = pipeline_of(state)
+    pipeline = state.pipeline
     plain = not pipeline.changes and pipeline.top_logprobs is None and all(c.guide is None for c in state.growing)
     ordinary = settings.use_cache and run.prompt_scores is None and run.probe is None
     return plain and ordinary and run.started and not run.recompute
@@ -228,4 +227,4 @@ def _draw(row: Row) -> Draw:
     """The parameters by which the token after a sequence's last one is chosen."""
     state, sequence, index = row.run.state, row.sequence, row.continuation.index
     assert state is not None
-    return Draw(*pipeline_of(state).draw, state.request.settings.seed, index, len(sequence.token_ids))
+    return Draw(*state.pipeline.draw, state.request.settings.seed, index, len(sequence.token_ids))

@@ -158,8 +158,8 @@ class StepLoop:
         order: dict[object, int] = {}  # of strategies: rows of one call are adjacent, in the order in which they run
 
         def place(chunk: Chunk) -> tuple[int, int, int]:
-            request = chunk.run.request
-            return order.setdefault(request.strategy.batch_key, len(order)), request.priority, chunk.run.order
+            run = chunk.run
+            return order.setdefault(run.batch_key, len(order)), run.request.priority, run.order
 
         chunks.sort(key=place)
         tokens = self._compute(name, chunks)
@@ -238,7 +238,7 @@ class StepLoop:
         """Ask the strategies of the ready runs for their next feeds, one call for those that it serves together."""
         groups: dict[object, list[Run]] = {}
         for run in ready:
-            groups.setdefault(run.request.strategy.batch_key, []).append(run)
+            groups.setdefault(run.batch_key, []).append(run)
         for group in groups.values():
             self._choose_together(group)
 
@@ -309,7 +309,7 @@ class StepLoop:
 
         Args:
             request: to be run
-            request_id: a number of `new_id`, by default the next one
+            request_id: a number of `new_id`, given to a request that has been checked; by default the next one
 
         Returns:
             The request's number.
@@ -317,8 +317,9 @@ class StepLoop:
         Raises:
             ParameterError, CacheFullError: as `check`.
         """
-        self.check(request)
-        request_id = request_id or self.new_id()
+        if request_id is None:
+            self.check(request)
+            request_id = self.new_id()
         limits, strategy = self.scheduler.limits, request.strategy
         sequences, headroom = strategy.max_sequences, limits.headroom
         parts = [(request, sequences)]

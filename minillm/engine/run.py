@@ -57,8 +57,11 @@ class Run:
     """By model, the source that all of its sequences attend to, if they have one"""
     probe: Probe | None = None
     """Its hooks inside the model, if it has any"""
+    batch_key: object = field(init=False)
+    """Its strategy's: runs with equal ones are advanced by one call"""
 
     def __post_init__(self) -> None:
+        self.batch_key = self.request.strategy.batch_key
         if self.request.hooks is not None:
             self.probe = Probe(self.request.hooks, self.id)
 
