@@ -7,8 +7,9 @@ or other filters are asked for, `row_processing.py` applies them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..backends.token_sampler import TokenSampler
 from ..reference.sampling import Parameters
 from .continuation import Continuation
 from .fields import MASKED, PROCESSED
@@ -72,3 +73,11 @@ class RowPipeline:
     def forbids(self) -> bool:
         """Whether a processor may forbid a token."""
         return any(getattr(processor, "forbids", True) for _, processor in self.processors)
+
+
+def take_rows(sampler: TokenSampler, logits: Any, rows: Sequence[int]) -> Any:
+    """Some rows of logits; without a copy if they are adjacent, and the same array if they are all. -> [rows, V]"""
+    first, count = (rows[0] if rows else 0), len(rows)
+    if [*rows] == [*range(first, first + count)]:
+        return logits if count == len(logits) else logits[first : first + count]
+    return sampler.xp.take(logits, sampler.xp.asarray(rows), axis=0)

@@ -5,7 +5,7 @@ rows that it concerns; where it cannot, once for each group of equal ones. All w
 what is done to it. A row's result is the same, bit for bit, whatever rows are beside it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +15,44 @@ from .continuation import Continuation
 from .guided import restrict
 from .history import History, TokenCounts
 from .processors import InPlace, LogitsProcessor, no_token_left, rows_without_a_token
-from .row_pipeline import Continuations, RowPipeline
+from .row_pipeline import Continuations, RowPipeline, take_rows
 
 if TYPE_CHECKING:
     from .strategy import State
 
 FEW = 128
 """Tokens of a row that are looked at first"""
+
+
+def choose_processed(
+    choose: Callable[[TokenSampler, Any, Continuations], list[int]],
+    sampler: TokenSampler,
+    logits: Any,
+    growing: Continuations,
+    changed: Sequence[int],
+) -> list[int]:
+    """A token for each row, after some have been processed, on the host; the others stay on the device. -> R ids
+
+    Args:
+        choose: chooses a token for each row that it gets
+        sampler: the sampler of tokens
+        logits: [R, V]; rows may be changed in place
+        growing: the R continuations, each with its request's state
+        changed: the rows to process, ascending
+    """
+    if sampler.on_host:
+        process_rows(sampler, logits, changed, [growing[row] for row in changed])
+        return choose(sampler.host, logits, growing)
+    plain = [row for row in range(len(growing)) if row not in changed]
+    chosen: dict[int, int] = {}
+    if plain:
+        theirs = choose(sampler, take_rows(sampler, logits, plain), [growing[row] for row in plain])
+        chosen |= zip(plain, theirs, strict=True)
+    copied = sampler.to_host(take_rows(sampler, logits, changed))
+    processed = [growing[row] for row in changed]
+    process_rows(sampler.host, copied, range(len(changed)), processed)
+    chosen |= zip(changed, choose(sampler.host, copied, processed), strict=True)
+    return [chosen[row] for row in range(len(growing))]
 
 
 def process_rows(sampler: TokenSampler, logits: Any, places: Sequence[int], growing: Continuations) -> None:

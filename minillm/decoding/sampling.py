@@ -16,7 +16,7 @@ from ..reference.philox import Keys
 from ..reference.sampling import Draw, Parameters
 from .continuation import Continuation, reports
 from .prompt_scores import TopLogProbs
-from .row_pipeline import Continuations, RowPipeline
+from .row_pipeline import Continuations, RowPipeline, take_rows
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
 
@@ -80,7 +80,7 @@ class Sampling(Strategy):
     def step(self, sampler: TokenSampler, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Choose a token for every growing continuation and feed it."""
         growing = [(state, c) for state in states if isinstance(state, TokenState) for c in state.growing]
-        logits = _take(sampler, rows.logits, rows_per_continuation(states))  # [feeds, V] -> [R, V]
+        logits = take_rows(sampler, rows.logits, rows_per_continuation(states))  # [feeds, V] -> [R, V]
         self.extend(sampler, logits, growing)
         return [self.next_feeds(state) for state in states if isinstance(state, TokenState)]
 
@@ -104,12 +104,14 @@ class Sampling(Strategy):
             at_risk = raw is None and sampler.on_host and not reported.keys().isdisjoint(changed)
             rows = [*reported]
             unchanged = (
-                sampler.copied(logits, rows) if at_risk else _take(sampler, logits if raw is None else raw, rows)
+                sampler.copied(logits, rows) if at_risk else take_rows(sampler, logits if raw is None else raw, rows)
             )
         if changed:
-            tokens = self._process_and_choose(sampler, logits, growing, changed)
+            from .row_processing import choose_processed  # most steps need none
+
+            tokens = choose_processed(self.chosen, sampler, logits, growing, changed)
         else:
-            tokens = self._chosen(sampler, logits, growing)
+            tokens = self.chosen(sampler, logits, growing)
         row_reports: dict[int, tuple[float, TopLogProbs | None]] = {}
         if reported:
             chosen, tops = [tokens[row] for row in reported], [*reported.values()]
@@ -121,27 +123,7 @@ class Sampling(Strategy):
                 except Exception as error:
                     state.error = error
 
-    def _process_and_choose(
-        self, sampler: TokenSampler, logits: Any, growing: Continuations, changed: Sequence[int]
-    ) -> list[int]:
-        """`choose` after the rows `changed` have been processed, on the host; the other rows stay on the device."""
-        from .row_processing import process_rows  # most steps need none
-
-        if sampler.on_host:
-            process_rows(sampler, logits, changed, [growing[row] for row in changed])
-            return self._chosen(sampler.host, logits, growing)
-        tokens = [0] * len(growing)
-        plain = [row for row in range(len(growing)) if row not in changed]
-        if plain:
-            chosen = self._chosen(sampler, _take(sampler, logits, plain), [growing[row] for row in plain])
-            _put(tokens, plain, chosen)
-        copied = sampler.to_host(_take(sampler, logits, changed))
-        theirs = [growing[row] for row in changed]
-        process_rows(sampler.host, copied, range(len(changed)), theirs)
-        _put(tokens, changed, self._chosen(sampler.host, copied, theirs))
-        return tokens
-
-    def _chosen(self, sampler: TokenSampler, logits: Any, growing: Continuations) -> list[int]:
+    def chosen(self, sampler: TokenSampler, logits: Any, growing: Continuations) -> list[int]:
         """`choose` for all rows; on failure row by row, so that only the request with the bad row ends."""
         try:
             return self.choose(sampler, logits, growing)
@@ -150,7 +132,7 @@ class Sampling(Strategy):
                 growing[0][0].error = growing[0][0].error or error
                 return [0]
             return [
-                self._chosen(sampler, logits[row : row + 1], growing[row : row + 1])[0] for row in range(len(growing))
+                self.chosen(sampler, logits[row : row + 1], growing[row : row + 1])[0] for row in range(len(growing))
             ]
 
     def next_feeds(self, state: TokenState) -> list[Feed]:
@@ -177,19 +159,6 @@ def rows_per_continuation(states: Sequence[State]) -> list[int]:
         sources += [first] * count if state.feeds == 1 else range(first, first + count)
         first += state.feeds
     return sources
-
-
-def _take(sampler: TokenSampler, logits: Any, rows: Sequence[int]) -> Any:
-    """Some rows of logits; without a copy if they are adjacent, and the same array if they are all. -> [rows, V]"""
-    first, count = (rows[0] if rows else 0), len(rows)
-    if [*rows] == [*range(first, first + count)]:
-        return logits if count == len(logits) else logits[first : first + count]
-    return sampler.xp.take(logits, sampler.xp.asarray(rows), axis=0)
-
-
-def _put(tokens: list[int], rows: Sequence[int], chosen: Sequence[int]) -> None:
-    for row, token in zip(rows, chosen, strict=True):
-        tokens[row] = token
 
 
 def keys_of(growing: Continuations, purpose: int = 0, ahead: ArrayLike = 0) -> Keys:

@@ -30,9 +30,9 @@ from ..text.chat import Messages
 from .arguments import read
 from .engine import Engine
 from .engine_thread import EngineThread, LiveRequest, Submission, wake
+from .load import Load
 from .prefixes import Prefix
 from .results import Generation
-from .scheduler import Load
 
 T = TypeVar("T")
 

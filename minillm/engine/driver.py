@@ -17,8 +17,8 @@ from ..decoding.resolving import strategy_for
 from ..decoding.strategy import Request
 from ..errors import EngineStateError
 from ..progress import Work, work
+from .load import Load
 from .loop import StepLoop
-from .scheduler import Load
 from .turns import Turns, interrupts
 
 Mailbox = Callable[[Event], Any]

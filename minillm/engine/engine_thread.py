@@ -23,7 +23,7 @@ from ..decoding.event import Event
 from ..decoding.strategy import Request
 from ..errors import EngineStateError, ParameterError, QueueFullError, SlowReaderError, holdable, shown
 from .driver import Driver
-from .scheduler import Load
+from .load import Load
 
 T = TypeVar("T")
 

@@ -30,11 +30,12 @@ from ..text.display import brief, table_html
 from .arguments import read
 from .assembly import EngineOptions, build_parts, cache_maker, num_pages, request_maker
 from .driver import Driver
+from .load import Load
 from .loading import Parts, load_parts
 from .loop import StepLoop
 from .options import HELPERS, EngineKeywords, LoadKeywords, read_options, with_options
 from .origins import open_stores
-from .scheduler import Limits, Load
+from .scheduler import Limits
 
 if TYPE_CHECKING:
     from ..distributed.runner import Follower, Leader

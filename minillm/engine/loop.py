@@ -29,8 +29,9 @@ from ..errors import CacheFullError, EngineStateError, ParameterError
 from ..reference.sampling import Draw
 from ..runner.runner import Runner, Slice
 from .async_decode import DEVICE_ERRORS, PendingStep, can_run_ahead, hand_back, launch_first, launch_next, take_tokens
+from .load import Load
 from .run import Chunk, Run
-from .scheduler import Limits, Load, Scheduler
+from .scheduler import Limits, Scheduler
 
 
 class StepLoop:
@@ -554,7 +555,7 @@ class StepLoop:
 
     def load(self) -> Load:
         """Use of the engine now."""
-        return self.scheduler.load()
+        return Load.of(self.scheduler, self.stats)
 
 
 def gather(group: Sequence[Run], sampler: TokenSampler, place: TokenSampler) -> Rows:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..decoding.event import Event, FinishReason
 from ..decoding.hooks import Watched, join_watched
 from ..decoding.prompt_scores import TopLogProbs
-from ..text.display import TokenView, brief, results_html, view_tokens
+from ..text.display import brief
 from ..text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -60,23 +60,6 @@ class Completion:
         self.finish_reason = event.finish_reason
         self.stop_reason = event.stop_reason
 
-    def views(self, tokenizer: Tokenizer | None) -> list[TokenView]:
-        """The tokens as a notebook shows them; the text in one piece if there are no log-probabilities."""
-        if self.logprobs is None:
-            return [TokenView(self.text)]
-        return view_tokens(self.token_ids, self.token_bytes, self.logprobs, self.top_logprobs, tokenizer)
-
-    def note(self) -> str:
-        """The line that a notebook shows below the text."""
-        parts = [f"{len(self.token_ids)} tokens"]
-        if self.finish_reason is not None:
-            parts.append(self.finish_reason + ("" if self.stop_reason is None else f" at {self.stop_reason!r}"))
-        if self.score is not None:
-            parts.append(f"score {self.score:.4g}")
-        if self.logprobs:
-            parts.append(f"log-probability {math.fsum(self.logprobs):.4g}")
-        return " · ".join(parts)
-
 
 @dataclass
 class Generation:
@@ -123,14 +106,9 @@ class Generation:
         return self.__dict__ | {"_tokenizer": None}  # a pickle is of results, not of vocabularies
 
     def _repr_html_(self) -> str:
-        prompt = []
-        if self.prompt_logprobs is not None and self._tokenizer is not None:
-            ids, tokenizer = self.prompt_token_ids, self._tokenizer
-            spelled = [tokenizer.token_bytes(token) for token in ids]
-            prompt = view_tokens(ids, spelled, self.prompt_logprobs, self.prompt_top_logprobs, tokenizer)
-        return results_html(
-            (prompt, completion.views(self._tokenizer), completion.note()) for completion in self.completions
-        )
+        from .notebook import results_in_html
+
+        return results_in_html(self, self._tokenizer)
 
     @classmethod
     def of(

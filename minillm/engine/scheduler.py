@@ -74,26 +74,6 @@ class Limits:
         return cls(max_batch_size, budget, max(memory.max_prompt_tokens, budget))
 
 
-@dataclass(frozen=True)
-class Load:
-    """Use of the engine between two steps."""
-
-    waiting: int
-    """Requests that wait entirely: new or preempted ones"""
-    running: int
-    """Requests that run, at least in part"""
-    sequences: int
-    """Sequences of running requests"""
-    free_pages: int
-    """K/V cache pages that a request can get without preemption; with several models, in the fullest cache"""
-    cached_pages: int
-    """Free pages in the target's cache that hold prefixes for later prompts"""
-    total_pages: int
-    """Pages of the K/V cache"""
-    preemptions: int
-    """Number of preemptions so far"""
-
-
 class _Leaders:
     """The prompts of a pass so far, found by the tokens that they compute next: one look for each later prompt."""
 
@@ -159,7 +139,7 @@ class Scheduler:
         """In the order in which they are to be admitted"""
         self.running: list[Run] = []
         """In the order of priority, then of arrival"""
-        self._caches = caches
+        self.caches = caches
         self._stats = stats
         self._waited: dict[str, dict[Run, int]] = {}
         """By model, the passes in which the prompts of each request have got nothing since they last got tokens"""
@@ -211,7 +191,7 @@ class Scheduler:
         return min(
             (
                 cache.free_pages - sum(self._pages_ahead(run, name) for run in self.running)
-                for name, cache in self._caches.items()
+                for name, cache in self.caches.items()
             ),
             default=0,
         )
@@ -220,7 +200,7 @@ class Scheduler:
         """Number of pages that must be free for a queued request."""
         if not run.started:
             return run.first_pages
-        return max(self._pages_ahead(run, name) for name in self._caches)
+        return max(self._pages_ahead(run, name) for name in self.caches)
 
     def _pages_ahead(self, run: Run, name: str) -> int:
         """Number of pages that a run still needs in one cache for its next `headroom` tokens."""
@@ -230,7 +210,7 @@ class Scheduler:
             return max(0, run.max_pages - owned)
         if not run.started:
             return max(0, run.first_pages - owned)
-        cache, recompute, needed = self._caches[name], run.recompute.get(name), owned
+        cache, recompute, needed = self.caches[name], run.recompute.get(name), owned
         pages = {sequence: len(sequence.pages) for sequence in live}
         if recompute is not None:
             needed = recompute.pages
@@ -247,18 +227,6 @@ class Scheduler:
             return 0
         return len({run.id for run in self.waiting}.difference(run.id for run in self.running))
 
-    def load(self) -> Load:
-        """Use of the engine now."""
-        return Load(
-            waiting=self.num_waiting,
-            running=len({run.id for run in self.running}),
-            sequences=sum(len(run.live.get("target", ())) for run in self.running),
-            free_pages=min((cache.free_pages for cache in self._caches.values()), default=0),
-            cached_pages=self._caches["target"].cached_pages if self._caches else 0,
-            total_pages=min((cache.num_pages for cache in self._caches.values()), default=0),
-            preemptions=self._stats.preemptions,
-        )
-
     # --- how many tokens ---------------------------------------------------------------------------------------------
 
     def schedule(self, name: str) -> list[Chunk]:
@@ -267,7 +235,7 @@ class Scheduler:
         Args:
             name: the model's name
         """
-        cache = self._caches[name]
+        cache = self.caches[name]
         chunks: list[Chunk] = []
         prompts: list[Chunk] = []
         for run in self.running:
@@ -312,7 +280,7 @@ class Scheduler:
             prompts: with all their pending tokens, in the order in which their requests run
             budget: number of tokens for all of them
         """
-        cache, waited = self._caches[name], self._waited.get(name, {})
+        cache, waited = self.caches[name], self._waited.get(name, {})
         prompts = [chunk if chunk.run in waited else _to_compute(chunk, cache) for chunk in prompts]
         left = Counter[Run]()
         for chunk in prompts:
@@ -372,7 +340,7 @@ class Scheduler:
 
     def _recompute(self, run: Run, name: str) -> Iterator[Chunk]:
         """Positions that a run lost by preemption."""
-        for sequence, count, whole in run.recompute[name].positions(self._caches[name]):
+        for sequence, count, whole in run.recompute[name].positions(self.caches[name]):
             yield Chunk(run, None, sequence, count, whole)
         if run.recompute[name].done:
             del run.recompute[name]
@@ -388,7 +356,7 @@ class Scheduler:
                     cache.reserve(chunk.sequence, chunk.sequence.cached + chunk.tokens)
                     break
                 except CacheFullError:
-                    victim = choose_victim(chunk.run, self.running, self._caches, name)
+                    victim = choose_victim(chunk.run, self.running, self.caches, name)
                     if victim is None:  # it is alone: the pass will raise the error
                         break
                     self.preempt(victim)
@@ -401,7 +369,7 @@ class Scheduler:
             if name not in run.recompute and any(sequence.cached for sequence in live):
                 run.recompute[name] = Recompute.of(live)  # else it begins again with what it has lost already
             for sequence in live:
-                self._caches[name].forget(sequence)
+                self.caches[name].forget(sequence)
         self.running.remove(run)
         self.add(run)
         self._stats.preemptions += 1

@@ -180,7 +180,7 @@ def test_nobody_is_preempted_for_a_request_of_lower_priority() -> None:
     preempt = loop.scheduler.preempt
 
     def noting(run: Run) -> None:
-        preempted.append((run.request.priority, lost_positions(run, loop.scheduler._caches)))
+        preempted.append((run.request.priority, lost_positions(run, loop.scheduler.caches)))
         assert run is not loop.scheduler.running[0]
         assert all(other.request.priority <= run.request.priority for other in loop.scheduler.running)
         preempt(run)
@@ -240,8 +240,8 @@ def test_pages_that_others_use_too_cost_nothing_to_recompute() -> None:
         loop.step()
         loop.step()
     scheduler = loop.scheduler
-    assert [lost_positions(run, scheduler._caches) for run in scheduler.running] == [6, 24, 2]
-    assert choose_victim(scheduler.running[1], scheduler.running, scheduler._caches, "target") is scheduler.running[2]
+    assert [lost_positions(run, scheduler.caches) for run in scheduler.running] == [6, 24, 2]
+    assert choose_victim(scheduler.running[1], scheduler.running, scheduler.caches, "target") is scheduler.running[2]
     while loop.busy:
         loop.step()
 

@@ -376,9 +376,9 @@ class StreamDecoder:
     def _text(self, token_id: int) -> str:
         """The text that a token completes, as the library decodes it."""
         tokenizer = self._tokenizer
+        token_id = tokenizer._checked(token_id)
         if tokenizer._byte_level and token_id not in tokenizer.special_ids:
             return self._utf8.decode(tokenizer.token_bytes(token_id))  # which are kept: they depend on nothing before
-        token_id = tokenizer._checked(token_id)
         if token_id in self._written:
             self._previous = token_id
             return self._utf8.decode(b"", final=True) + str(tokenizer._content(token_id))
