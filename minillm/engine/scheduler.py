@@ -14,9 +14,8 @@ one that has waited longest, a token in `PROMPT_SHARE`. So of N prompts of equal
 steps at least, however many shorter ones come; what another one computes for it counts.
 
 Prompts take over what the prefix cache has of them when they begin, and before each chunk. Of several that begin with
-the same tokens the first one computes these, and the others wait for its pages: nothing is remembered of that, so
-whatever becomes of the first one, in the next step they find what it has computed or compute it themselves. A step
-looks at each prompt once, and at none any more when its budget is spent: those that wait for their turn cost little.
+the same tokens the first one computes these, and the others wait for its pages (`leaders.py`). A step looks at each
+prompt once, and at none any more when its budget is spent: those that wait for their turn cost little.
 
 If a page is missing, a request is preempted (Kwon et al., "PagedAttention", arXiv 2309.06180, section 4.5): it gives
 back its pages, keeps its tokens and its strategy's state, and waits in front of the queue. When it is admitted again,
@@ -28,17 +27,16 @@ priority arrive for ever.
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..backends.memory import Memory
-from ..batch import TokenSequence
 from ..cache import PagedCache
-from ..cache.prefix import WORTH_WAITING
 from ..decoding.prompt_scores import MAX_ROWS
 from ..decoding.stats import Stats
 from ..encoder_input import EncoderInput
 from ..errors import CacheFullError
+from .leaders import Leaders
 from .preemption import choose_victim
 from .recompute import Recompute, num_pages
 from .run import Chunk, Run
@@ -74,39 +72,6 @@ class Limits:
         return cls(max_batch_size, budget, max(memory.max_prompt_tokens, budget))
 
 
-class _Leaders:
-    """The prompts of a pass so far, found by the tokens that they compute next: one look for each later prompt."""
-
-    def __init__(self, cache: PagedCache) -> None:
-        self._cache = cache
-        self._chunks: list[Chunk] = []
-        self._at: dict[int, dict[tuple[int, ...], list[Chunk]]] = {}
-        """By a position where a later prompt goes on: those that compute it, by their next `WORTH_WAITING` tokens"""
-
-    def add(self, chunk: Chunk) -> None:
-        """Add a prompt with the tokens that the pass computes of it."""
-        self._chunks.append(chunk)
-        for position, chunks in self._at.items():
-            self._note(chunk, position, chunks)
-
-    def lead(self, follower: TokenSequence) -> bool:
-        """True if the pass computes tokens that `follower` then need not."""
-        at = follower.cached
-        if not (self._chunks and self._cache.prefix_cache) or len(follower.token_ids) - at <= WORTH_WAITING:
-            return False
-        by_tokens = self._at.get(at)
-        if by_tokens is None:
-            by_tokens = self._at[at] = {}
-            for chunk in self._chunks:
-                self._note(chunk, at, by_tokens)
-        leaders = by_tokens.get(_next_tokens(follower, at), ())
-        return any(self._cache.computes_next(chunk.sequence, chunk.tokens, follower) for chunk in leaders)
-
-    def _note(self, chunk: Chunk, position: int, by_tokens: dict[tuple[int, ...], list[Chunk]]) -> None:
-        if chunk.sequence.cached <= position < chunk.sequence.cached + chunk.tokens:
-            by_tokens.setdefault(_next_tokens(chunk.sequence, position), []).append(chunk)
-
-
 def _to_compute(chunk: Chunk, cache: PagedCache) -> Chunk:
     """A prompt without what the cache has of it, which it takes over."""
     if not chunk.skips or chunk.feed is None or chunk.tokens == 1:
@@ -119,10 +84,6 @@ def _leads(chunk: Chunk, count: int, due: Chunk, cache: PagedCache) -> bool:
     """True if computing `count` tokens of one prompt computes tokens that another one then need not."""
     due = _to_compute(due, cache)
     return due.skips and cache.computes_next(chunk.sequence, count, due.sequence)
-
-
-def _next_tokens(sequence: TokenSequence, position: int) -> tuple[int, ...]:
-    return tuple(sequence.token_ids[position : position + WORTH_WAITING])
 
 
 class Scheduler:
@@ -294,7 +255,7 @@ class Scheduler:
         self._waited[name] = {run: 0 if run in served else waited.get(run, 0) + 1 for run in left}
         return chosen
 
-    def chunks(self, prompts: Iterable[Chunk], budget: int, cache: PagedCache, due: Chunk | None = None) -> list[Chunk]:
+    def chunks(self, prompts: Sequence[Chunk], budget: int, cache: PagedCache, due: Chunk | None = None) -> list[Chunk]:
         """The part of each prompt that fits into the next forward pass.
 
         A prompt waits if one before it computes its next tokens in this pass: then it will find them in the cache.
@@ -308,7 +269,8 @@ class Scheduler:
         """
         share = 0 if due is None else max(1, budget // PROMPT_SHARE)
         rows_share = MAX_ROWS // PROMPT_SHARE if due is not None and due.scored else 0
-        rows, chosen, leaders = MAX_ROWS, list[Chunk](), _Leaders(cache)
+        rows, chosen = MAX_ROWS, list[Chunk]()
+        leaders = Leaders(cache) if len(prompts) > 1 else None
         encoded: set[EncoderInput | None] = set()
         for chunk in prompts:
             if chunk is due:
@@ -317,7 +279,7 @@ class Scheduler:
                 continue
             first = not (chosen or share)
             chunk = _to_compute(chunk, cache)
-            if chunk.skips and leaders.lead(chunk.sequence):
+            if leaders is not None and chunk.skips and leaders.lead(chunk.sequence):
                 continue
             encodes = 0 if chunk.sequence.encoder_input in encoded else chunk.encodes
             if encodes and encodes >= budget - share and not first:
@@ -335,7 +297,8 @@ class Scheduler:
                 rows -= min(rows, count) if scored else 0
                 encoded.add(chunk.sequence.encoder_input)
                 chosen.append(chunk._replace(tokens=count))
-                leaders.add(chosen[-1])
+                if leaders is not None:
+                    leaders.add(chosen[-1])
         return chosen
 
     def _recompute(self, run: Run, name: str) -> Iterator[Chunk]:
