@@ -158,9 +158,9 @@ class Runner:
         if self.cache.has_states:
             batch = self.cache.with_states(batch, sequences, counts)
         logit_rows = [span.stop - 1 for span in batch.spans] if rows is None else rows
-        hooked = self.hooks.functions or any(sequence.probe is not None for sequence in sequences)
+        hooked = self.hooks.functions or [sequence for sequence in sequences if sequence.probe is not None]
         views = self.hooks.views(batch, sequences) if hooked else []
-        output, finite = self._run(self.backend, batch, logit_rows, draws, x, views, exits)
+        output, finite = self._run(self._backend, batch, logit_rows, draws, x, views, exits)
         if not finite:
             checking = CheckingBackend(self.backend)
             self._run(checking, batch, logit_rows, x=x, views=views, exits=exits)  # once more

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # a SentencePiece token for one byte
 _WHERE = "the checkpoint's tokenizer"
 _UTF8_LENGTH = 4  # bytes in the longest character
-_PIECE = 2**15  # characters of a long text tokenized at once
+PIECE = 2**15  # characters of a long text tokenized at once
 _PLAIN = Manner()
 
 
@@ -180,31 +180,19 @@ class Tokenizer:
     def exceeds(self, text: str, limit: int) -> bool:
         """True if a long text certainly has more than `limit` tokens, found without tokenizing most of it.
 
-        False does not guarantee that it fits. True is returned for a text that
-
-        - has more characters than `limit` times four times the bytes of the longest token: normalising to NFC or NFKC
-          removes at most three of four bytes. Long runs of white space that a tokenizer drops count too.
-        - has more than twice the limit when pieces of it are tokenized one by one. A split changes the tokens
-          next to it, a few in each piece.
+        False does not guarantee that it fits.
 
         Raises:
             PromptError: as `encode`.
         """
-        if len(text) <= max(_PIECE, 8 * limit):  # encoding it takes little memory
+        if len(text) <= max(PIECE, 8 * limit):  # encoding it takes little memory
             return False
-        if len(text) > 4 * self._longest_token * limit:
-            return True
-        check_text(text)
-        count = 0
-        for first in range(0, len(text), _PIECE):
-            piece = text[first : first + _PIECE]
-            count += len(self._call("encode", piece, add_special_tokens=False).ids)
-            if count > 2 * limit:
-                return True
-        return False
+        from .long_texts import exceeds  # seldom needed
+
+        return exceeds(self, text, limit)
 
     @cached_property
-    def _longest_token(self) -> int:
+    def longest_token(self) -> int:
         """Upper bound of the bytes of text in one token."""
         return max((len(content.encode()) for content in self._call("get_vocab", with_added_tokens=True)), default=1)
 
