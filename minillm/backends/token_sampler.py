@@ -27,6 +27,7 @@ class TokenSampler:
 
     def __init__(self, xp: Any = np) -> None:
         self.xp = xp
+        self._finite = True
 
     @property
     def host(self) -> "TokenSampler":
@@ -45,6 +46,15 @@ class TokenSampler:
     def copied(self, logits: Any, rows: Sequence[int]) -> Any:
         """A copy of some rows, valid until the next one. [R, V] -> [rows, V]"""
         return self.xp.take(logits, self.xp.asarray(rows), axis=0)
+
+    def watch(self, states: Any) -> None:
+        """Let `states_finite` tell of hidden states of the pass that runs. [T, E]"""
+        self._finite = bool(np.isfinite(self.to_host(states)).all())
+
+    def states_finite(self) -> bool:
+        """Whether the hidden states that the last pass has watched are finite."""
+        finite, self._finite = self._finite, True
+        return finite
 
     def finite(self, logits: Any) -> bool:
         """Whether no logit is NaN or plus infinity. [R, V]"""

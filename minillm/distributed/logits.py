@@ -107,6 +107,14 @@ class RankSampler(TokenSampler):
         """All numbers, fetched if need be."""
         return array.fetch() if isinstance(array, RemoteRows) else self.inner.to_host(array)
 
+    def watch(self, states: Any) -> None:
+        """Let `states_finite` tell of this rank's hidden states. [T, E]"""
+        self.inner.watch(states)
+
+    def states_finite(self) -> bool:
+        """Whether those of this rank are finite."""
+        return self.inner.states_finite()
+
     def finite(self, logits: Any) -> bool:
         """Whether no logit is NaN or plus infinity; each rank has checked its own."""
         return isinstance(logits, RemoteRows) or self.inner.finite(logits)

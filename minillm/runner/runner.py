@@ -186,13 +186,12 @@ class Runner:
         last = self.layers.stop == self.model.config.num_layers
         body, head = self._backends(backend, batch, rows, views)
         others = other_rows(views, rows) if views else []
-        finite, ragged = True, batch
+        ragged = batch
 
         def head_of(some: Sequence[int]) -> Backend:
             return self._backends(backend, ragged, some, ())[1]
 
         def compute(batch: Batch, rows: Any) -> Output:
-            nonlocal finite
             with np.errstate(all="ignore"):  # NaN is reported as an error with the operation's name, not as a warning
                 pages, before = self.cache.storage, x if x is None else sealed(x)
                 stack = body if exits is None else exits.around(body, self.model, head_of, rows)
@@ -204,7 +203,8 @@ class Runner:
                         other_head, body.take_rows(hidden, backend.xp.asarray(others, getattr(rows, "dtype", None)))
                     )
                 if len(rows) < batch.num_tokens:
-                    finite = not self.cache.prefix_cache or bool(np.isfinite(backend.sampler.to_host(hidden)).all())
+                    if self.cache.prefix_cache:
+                        backend.sampler.watch(hidden)
                     hidden = body.take_rows(hidden, rows)  # [T, E] -> [R, E]
                 return self._logits(head, hidden)
 
@@ -213,7 +213,7 @@ class Runner:
             output = backend.memory.run(self, batch, rows, compute, draws)
         else:
             output = compute(*backend.memory.upload(batch, rows))
-        finite = finite and (exits is None or exits.finite)
+        finite = backend.sampler.states_finite() and (exits is None or exits.finite)
         return output, finite and (output.logits is None or backend.sampler.finite(output.logits))
 
     def _backends(self, backend: Backend, batch: Batch, rows: Any, views: Sequence[View]) -> tuple[Backend, Backend]:

@@ -24,7 +24,7 @@ from ..formats import WEIGHT_FORMATS, Format
 from ..low_rank import LowRankWeight
 from ..operations import Backend
 from ..pages import Pages
-from ..recording import Recordable, recorded
+from ..recording import Recordable, Touched, recorded
 from ..storage import Experts, some_rows
 from ..weights import Weight
 from . import attention, experts, low_rank, rows
@@ -58,6 +58,7 @@ class CudaBackend(Recordable, Backend):
         debug: bool = False,
         dependent: bool = False,
         dependent_rows: int | None = None,
+        prompt_tokens: int = 0,
     ) -> None:
         """Set the device and the launcher of its kernels.
 
@@ -70,6 +71,8 @@ class CudaBackend(Recordable, Backend):
             debug: check indices on the device
             dependent: kernels of a recorded step may begin before those before them have ended (`dependent.py`)
             dependent_rows: in steps of up to so many sequences; None: in all
+            prompt_tokens: passes of prompts of up to so many tokens are recorded too; the library's products, if the
+                device has one, must be such that a graph can hold them
         """
         self.device = device
         self.kernels = Kernels(launcher, debug=debug, dependent=dependent)
@@ -80,7 +83,7 @@ class CudaBackend(Recordable, Backend):
         loader = CudaLoader(device, self.kernels, self._settle, WEIGHT_FORMATS[weights])
         sampler = CudaSampler(device, self.kernels)
         memory = CudaMemory(device, self.kernels, loader.uploader, sampler, self.products, max_batch_size)
-        memory.dependent_rows = dependent_rows
+        memory.dependent_rows, memory.prompt_tokens = dependent_rows, prompt_tokens
         super().__init__(loader, memory, sampler)
         form = loader.formats.projection
         if form is not None and not form.scale_bits:
@@ -246,9 +249,10 @@ class CudaBackend(Recordable, Backend):
     def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
         """One launch; for many rows one for each expert, and the host waits to learn whose. [T k, in] -> [T k, out]"""
         out = self.memory.arena.take((len(x), weight.shape[1]))
-        if self.memory.step is not None or len(x) <= experts.GROUPED_ROWS:
+        if self._decodes or len(x) <= experts.GROUPED_ROWS:
             experts.multiply(self.kernels, x, weight.data, routing, out, weight.bias)
             return out
+        self._not_recorded()
         for i, (first, stop) in enumerate(pairwise(routing.starts.tolist())):
             bias = None if weight.bias is None else weight.bias[i]
             linear(self.kernels, Product(x[first:stop], weight.data.matrices[i], bias, out[first:stop]))
@@ -267,7 +271,7 @@ class CudaBackend(Recordable, Backend):
         out = self.memory.arena.take((T, H, kept + outputs))
         rows.move_heads(self.kernels, x[:, :, kept:], by_head.transpose(1, 0, 2))  # [T, H, in] -> [H, T, in]
         sorted_rows = by_head.reshape(H * T, inputs), products.reshape(H * T, outputs)
-        if self.memory.step is not None or T <= experts.MOST_HEAD_ROWS:
+        if self._decodes or T <= experts.MOST_HEAD_ROWS:
             experts.multiply(
                 self.kernels, sorted_rows[0], self._by_head(weight, H), self._each_head(T, H), sorted_rows[1]
             )
@@ -386,16 +390,27 @@ class CudaBackend(Recordable, Backend):
             return attention.attend_by_reference(q, keys, values, queries, spec, self.xp, out)
         N, B = batch.block_table.shape
         seen = attention.reach(spec.window, B * self.memory.page_size)
-        singles = 0 if decodes else attention.count_singles(span.stop - span.start for span in batch.spans)
+        singles = 0 if decodes else batch.singles
         room = self.memory.workspace.scratch.attention(N if decodes else singles, H, V, seen)
         counts = {"max_queries": batch.max_queries, "singles": singles}
         attention.attend(self.kernels, q, keys, values, batch, out, room, spec, **counts, trees=batch.trees)
         return out
 
+    @property
+    def _decodes(self) -> bool:
+        """Whether a decode step runs that may be recorded."""
+        return self.memory.step is not None and not self.memory.step.prompts
+
     def _not_recorded(self) -> None:
-        """Run this step call by call each time, since something runs that is not a launch of ours."""
+        """Run this step call by call each time, since something runs that is not a launch of ours.
+
+        Raises:
+            Touched: it is a pass of prompts, which is then not padded.
+        """
         if self.memory.step is not None:
             self.memory.step.plain = True
+            if self.memory.step.prompts:
+                raise Touched
 
     @recorded
     def take_rows(self, x: Any, wanted: Any) -> Any:

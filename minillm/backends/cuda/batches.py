@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...batch import BEGINNING, NO_SLOT, Batch, Span
 from ..memory import DecodeStep
-from .attention import Trees
+from .attention import Trees, count_singles
 from .device import Device, StagingBuffer
 from .kernels import Kernels
 
@@ -21,18 +21,73 @@ SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """Numbers of sequences that decode steps are padded to, the next one up; beyond, powers of two. Between 16 and 128
 there are two for each doubling: products and attention of 33 sequences would cost as much as of 64."""
 
+TOKENS = (16, 32, 64, 96, *range(128, 577, 64))
+"""Numbers of rows that recorded passes of prompts are padded to, the next one up. The last one has room for
+`CudaMemory.max_batched_tokens` beside what decoding sequences are padded by."""
+
 NOBODY: Mapping[str, int] = MappingProxyType({})
 """Numbers of adapters where there are none"""
 
 
 class Bucket(NamedTuple):
-    """The shape that decode steps of about the same size are padded to."""
+    """The shape that passes of about the same size are padded to."""
 
     sequences: int
+    """Its number of rows too in decode steps; and of rows of logits in all"""
     pages: int
     """Columns of the block table"""
     adapters: int = 0
     """Number of LoRA adapters with numbers; 0 for steps in which no sequence has one"""
+    tokens: int = 0
+    """Number of rows of a pass of prompts; 0: a decode step"""
+    singles: int = 0
+    """In a pass of prompts the first rows and sequences, those that decode, padding included"""
+
+
+class Layout(NamedTuple):
+    """The rows of a padded batch, and its sequences: those that decode, padding, those of prompts, padding.
+
+    Of the padding after them the first sequence has all rows, none of which sees anything or is stored.
+    """
+
+    singles: int
+    """Sequences that decode"""
+    padded_singles: int
+    tokens: int
+    """All rows"""
+    sequences: int
+
+    @classmethod
+    def of(cls, batch: Batch, bucket: Bucket | None) -> "Layout":
+        """The layout of a batch, padded to a bucket if one is given."""
+        N = len(batch.spans)
+        if bucket is None:
+            return cls(0, 0, batch.num_tokens, N)
+        if not bucket.tokens:
+            return cls(N, bucket.sequences, bucket.sequences, bucket.sequences)
+        return cls(singles_of(batch), bucket.singles, bucket.tokens, bucket.sequences)
+
+    @property
+    def shift(self) -> int:
+        """Places by which rows and sequences of prompts move."""
+        return self.padded_singles - self.singles
+
+    def spread(self, padded: NDArray[Any], values: Any, padding: int) -> None:
+        """Write values, of rows or of sequences, to their places."""
+        stop = len(values) + self.shift
+        padded[: self.singles] = values[: self.singles]
+        padded[self.singles : self.padded_singles] = padding
+        padded[self.padded_singles : stop] = values[self.singles :]
+        padded[stop:] = padding
+
+    def computed(self, tokens: int) -> tuple[slice, ...]:
+        """The rows of a batch of so many tokens, without padding."""
+        rows = slice(self.singles), slice(self.padded_singles, tokens + self.shift)
+        return tuple(part for part in rows if part.stop > (part.start or 0))
+
+    def place(self, i: int) -> int:
+        """The place of a row or sequence."""
+        return i if i < self.singles else i + self.shift
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +108,9 @@ class DeviceBatch(Batch):
     block_table: Any
     """[N, B]"""
     max_queries: int
-    """The most new tokens of one sequence"""
+    """The most new tokens of one sequence, or an upper bound"""
+    singles: int
+    """Number of the first sequences, each of which has one new token, of a batch with others after them"""
     trees: Trees | None = None
     """Which tokens of trees of guesses see each other, where some sequence ends in one"""
     row_adapters: Any = None
@@ -82,34 +139,32 @@ class BatchBuffers:
         numbers: Mapping[str, int] = NOBODY,
     ) -> tuple[DeviceBatch, Any]:
         """Send a batch and its rows [R] that are wanted, padded to a bucket if one is given; `numbers` of adapters."""
-        T, N = batch.num_tokens, len(batch.spans)
-        R = len(rows)
-        padded_T, padded_N, padded_R = (T, N, R) if bucket is None else (bucket.sequences,) * 3
+        layout, R = Layout.of(batch, bucket), len(rows)
+        padded_R = R if bucket is None else bucket.sequences
         B = pages_of(batch.spans) if bucket is None else bucket.pages
         adapted = bucket is not None and bucket.adapters > 0
         groups = tuple(batch.groups)
         parts = {"types": batch.types is not None, "adapted": adapted, "states": batch.state_before is not None}
         parts["words"] = tree_words(batch.spans)
-        self._lay_out(padded_T, padded_N, padded_R, B, groups, **parts)
+        self._lay_out(layout.tokens, layout.sequences, padded_R, B, groups, **parts)
         host = self._staging.host
         if adapted:
-            host["adapters"][:T], host["adapters"][T:] = numbers_of(batch.adapters, numbers), -1
+            layout.spread(host["adapters"], numbers_of(batch.adapters, numbers), -1)
         if batch.types is not None:
-            host["types"][:T], host["types"][T:] = batch.types, 0
+            layout.spread(host["types"], batch.types, 0)
         if batch.state_before is not None:
-            host["state_before"][:T], host["state_before"][T:] = batch.state_before, BEGINNING
-            host["state_after"][:T], host["state_after"][T:] = batch.state_after, NO_SLOT
-        host["token_ids"][:T], host["token_ids"][T:] = batch.token_ids, 0
-        host["positions"][:T], host["positions"][T:] = batch.positions, 0
+            layout.spread(host["state_before"], batch.state_before, BEGINNING)
+            layout.spread(host["state_after"], batch.state_after, NO_SLOT)
+        layout.spread(host["token_ids"], batch.token_ids, 0)
+        layout.spread(host["positions"], batch.positions, 0)
         for group in (batch, *batch.groups.values()):
-            slots = host[_name("slots", group.group)]
-            slots[:T], slots[T:] = group.slot_pages * page_size + group.slot_offsets, -1
-            self._fill_table(group)
-        host["query_starts"][: N + 1] = [0, *[span.stop for span in batch.spans]]
-        host["query_starts"][N + 1 :] = np.arange(T + 1, T + 1 + padded_N - N)
-        host["context_lens"][:N], host["context_lens"][N:] = [span.context_len for span in batch.spans], 0
-        host["text_lens"][:N], host["text_lens"][N:] = [span.text_len for span in batch.spans], 0
-        host["rows"][:R], host["rows"][R:] = rows, np.arange(R, padded_R)
+            layout.spread(host[_name("slots", group.group)], group.slot_pages * page_size + group.slot_offsets, -1)
+            self._fill_table(group, layout)
+        layout.spread(host["context_lens"], [span.context_len for span in batch.spans], 0)
+        layout.spread(host["text_lens"], [span.text_len for span in batch.spans], 0)
+        self._fill_starts(batch, layout)
+        host["rows"][:R] = [layout.place(row) for row in rows] if layout.shift else rows
+        host["rows"][R:] = np.arange(R, padded_R)
         if parts["words"]:
             host["tree_seen"][...], host["tree_sizes"][...] = 0, 0
             for i, span in enumerate(batch.spans):
@@ -120,6 +175,7 @@ class BatchBuffers:
         there = self._staging.there
         trees = Trees(there["positions"], there["tree_seen"], there["tree_sizes"]) if parts["words"] else None
         names = ("token_ids", "positions", "query_starts", "context_lens", "text_lens")
+        padded = bucket is not None and bucket.tokens > 0
         sent = DeviceBatch(
             **{name: there[name] for name in names},
             slot_pages=batch.slot_pages,
@@ -128,7 +184,8 @@ class BatchBuffers:
             cross_rows=batch.cross_rows,
             slots=there["slots"],
             block_table=there["block_table"],
-            max_queries=max(span.stop - span.start for span in batch.spans),
+            max_queries=layout.tokens if padded else max(span.stop - span.start for span in batch.spans),
+            singles=layout.padded_singles if padded else singles_of(batch),
             types=None if batch.types is None else there["types"],
             frames=None if batch.frames is None else self._device.xp.asarray(batch.frames),
             state_before=None if batch.state_before is None else there["state_before"],
@@ -138,10 +195,19 @@ class BatchBuffers:
         )
         return replace(sent, groups={group: self._in_group(sent, batch, group) for group in groups}), there["rows"]
 
-    def _fill_table(self, batch: Batch) -> None:
+    def _fill_starts(self, batch: Batch, layout: Layout) -> None:
+        """Write each sequence's first row, and the number of rows."""
+        starts, first = self._staging.host["query_starts"], layout.padded_singles
+        starts[:first] = np.arange(first)
+        spans = batch.spans[layout.singles :]
+        starts[first : first + len(spans)] = [span.start + layout.shift for span in spans]
+        starts[first + len(spans)] = batch.num_tokens + layout.shift
+        starts[first + len(spans) + 1 :] = layout.tokens
+
+    def _fill_table(self, batch: Batch, layout: Layout) -> None:
         """Write the rows of a group's block table that have changed."""
         table, rows = self._staging.host[_name("block_table", batch.group)], self._pages[batch.group]
-        for i, span in enumerate(batch.spans):
+        for i, span in zip(map(layout.place, range(len(batch.spans))), batch.spans, strict=True):
             if rows[i] != span.pages:
                 table[i, : len(span.pages)] = span.pages
                 rows[i] = span.pages
@@ -239,6 +305,31 @@ def bucket_of(batch: Batch, rows: Any, max_batch_size: int, adapters: int = 0) -
     if batch.adapters and list(rows) != [*range(N)]:  # the head's rows have the adapters of their tokens
         return None
     return Bucket(min(padded_to(N), max_batch_size), pages_of(batch.spans), adapters if batch.adapters else 0)
+
+
+def bucket_of_prompts(batch: Batch, rows: Any, most: int) -> Bucket | None:
+    """The bucket of a pass with prompts, or chunks of some, of at most `most` rows; None for passes without one.
+
+    Those have trees, adapters, states, sources, token types or sound, or logits of more rows than sequences.
+    """
+    N, others = len(batch.spans), (batch.types, batch.state_before, batch.frames)
+    if not 0 < batch.num_tokens <= most or len(rows) > N or batch.has_tree or batch.adapters or batch.cross_rows:
+        return None
+    if any(array is not None for array in others) or any(span.beyond for span in batch.spans):
+        return None
+    singles = singles_of(batch)
+    padded = padded_to(singles) if singles else 0
+    sequences = padded + _power_of_two(N - singles + 1)  # one of them has the padded rows
+    least = max(padded + batch.num_tokens - singles, sequences + 1)  # all rows' logits are not wanted
+    tokens = next((size for size in TOKENS if size >= least), None)
+    if tokens is None:
+        return None
+    return Bucket(sequences, pages_of(batch.spans), 0, tokens, padded)
+
+
+def singles_of(batch: Batch) -> int:
+    """Number of the first sequences, each of which has one new token."""
+    return count_singles(span.stop - span.start for span in batch.spans)
 
 
 def bucket_of_step(step: DecodeStep, page_size: int, max_batch_size: int, adapters: int = 0) -> Bucket:

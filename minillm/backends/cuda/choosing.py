@@ -15,13 +15,17 @@ from ...errors import NumericalError
 from ...reference.philox import Keys
 from ...reference.sampling import DRAWS, Draw
 from ..memory import TokensRead
+from ..recording import Sealed
 from ..token_sampler import LogProbs, TokenSampler
 from .device import WORKSPACE, Device, StagingBuffer
-from .kernels import Kernels
+from .kernels import Kernels, type_name
 from .sampling import Draws, Workspace, argmax, sample
 
 Answer = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Token ids [R], and flags [R] of the rows that cannot be chosen from."""
+
+_INFINITE = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
+"""By type, the bits of the exponent, all of which are set in NaN and in infinity alone"""
 
 _LIKELIEST = Draw(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, sequence=0, position=0)
 """For a row that is not sampled."""
@@ -151,6 +155,9 @@ class CudaSampler(TokenSampler):
         self._device, self._kernels = device, kernels
         self._last: Choice | None = None  # from the logits of the pass that ran last
         self._other = Choice(device)
+        self.watched: Any = None
+        """Hidden states of the last pass, [T, E], which `states_finite` looks at"""
+        self._watched_rows: tuple[slice, ...] = (slice(None),)
 
     @property
     def nbytes(self) -> int:
@@ -159,7 +166,21 @@ class CudaSampler(TokenSampler):
 
     def forget(self) -> None:
         """Drop the last pass's results: a new pass may overwrite its logits."""
-        self._last = None
+        self._last, self.watched, self._watched_rows = None, None, (slice(None),)
+
+    def watch(self, states: Any, rows: tuple[slice, ...] = (slice(None),)) -> None:
+        """As `TokenSampler.watch`, without looking at them yet; padded states have some `rows` that count."""
+        self.watched, self._watched_rows = states.inside if isinstance(states, Sealed) else states, rows
+
+    def states_finite(self) -> bool:
+        """Whether the hidden states that the last pass has watched are finite: the device looks, the host waits."""
+        states, self.watched = self.watched, None
+        if states is None:
+            return True
+        self._device.activate()
+        mask = _INFINITE[type_name(states.dtype)]
+        bits = states.view(np.uint32 if states.dtype.itemsize == 4 else np.uint16)  # bfloat16 is none of NumPy's types
+        return not any(bool(((bits[rows] & mask) == mask).any()) for rows in self._watched_rows)
 
     def follow(self, choice: Choice, draws: Sequence[Draw | None]) -> None:
         """After a pass and its argmax, launch the draws that are known in advance."""

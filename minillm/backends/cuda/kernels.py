@@ -90,6 +90,21 @@ class _Collecting:
         self._note(Launch(*self._what, grid, block, args, shared_mem))
 
 
+class Call:
+    """A function of the host, such as a library's product, in the place of a kernel: it launches by itself."""
+
+    max_dynamic_shared_size_bytes = 0
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._function = function
+
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], *, shared_mem: int = 0
+    ) -> None:
+        """Call it."""
+        self._function(*args)
+
+
 class Kernels:
     """All kernels for one storage type, compiled when first asked for."""
 
@@ -144,6 +159,13 @@ class Kernels:
             if shared_mem:  # more than 48 KiB with what a kernel has statically must be asked for
                 function.max_dynamic_shared_size_bytes = max(shared_mem, function.max_dynamic_shared_size_bytes)
         return function if self._collected is None else _Collecting(self._collected, kernel, constants, function)
+
+    def call(self, name: str, function: Callable[..., object], *args: Any) -> None:
+        """Call what launches other kernels than ours; `collect` notes it among them. The first argument is written."""
+        if self._collected is None:
+            function(*args)
+        else:
+            self._collected.append(Launch(name, {}, Call(function), (1,), (1,), args, 0))
 
     def collect(self, call: Callable[[], object]) -> list[Launch]:
         """The launches that a function makes, which are not run."""

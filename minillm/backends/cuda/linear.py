@@ -205,6 +205,9 @@ def finish_product(kernels: Kernels, product: Product) -> None:
 Multiply = Callable[[Any, Any, Any], None]
 """out = x W^T by a library, of x [T, in], W [out, in] and out [T, out]."""
 
+LIBRARY_PRODUCT = "library_product"
+"""Its name among a recorded pass's launches"""
+
 
 class Products:
     """The matrix products of a backend: of many rows by the library, else by our kernels."""
@@ -259,8 +262,12 @@ class Products:
         ):
             linear(self._kernels, product)
         else:
-            self._multiply(x, weight, product.out)
+            self._kernels.call(LIBRARY_PRODUCT, self._by_library, product.out, x, weight)
             finish_product(self._kernels, product)
+
+    def _by_library(self, out: Any, x: Any, weight: Any) -> None:
+        assert self._multiply is not None
+        self._multiply(x, weight, out)
 
     def _by_parts(self, product: Product, empty: Callable[[int], Any]) -> None:
         """Compute a product with as many rows of a matrix of 8 or 4 bits at a time as there is room to expand."""

@@ -8,6 +8,7 @@ kernels; the second is recorded; later ones replay it. What a step computes lies
 of a model share, since they run one after the other: when a larger one has it grow, the others are recorded anew.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic
@@ -22,16 +23,19 @@ from ..formats import Format
 from ..memory import Arena, DecodeStep, Memory, TokensRead
 from ..memory_use import MemoryUse
 from ..pages import Pages, Shape
-from ..recording import Result, attempt, touch
+from ..recording import Result, Sealed, attempt, touch
 from ..states import States, StateShapes
 from . import attention
-from .batches import BatchBuffers, Bucket, bucket_of, bucket_of_step, known_ids
+from .batches import BatchBuffers, Bucket, Layout, bucket_of, bucket_of_prompts, bucket_of_step, known_ids
 from .choosing import Choice, CudaSampler
 from .device import CACHE, WORKSPACE, Device
 from .fusing import fuse
 from .kernels import Kernels
 from .linear import Products
 from .weights import Uploader, number_type
+
+MOST_PROMPTS = 32
+"""Recorded passes of prompts that an owner keeps; a graph of some hundreds of launches takes about a megabyte"""
 
 
 class CudaPages(Pages):
@@ -144,12 +148,16 @@ class StepWorkspace:
 class RecordedStep(Generic[Result]):
     """One bucket's step for one owner."""
 
-    def __init__(self, device: Device, kernels: Kernels, scratch: StepScratch, *, dependent: bool) -> None:
-        """`dependent`: whether its kernels may begin early."""
-        self._dependent = dependent
+    def __init__(
+        self, device: Device, kernels: Kernels, scratch: StepScratch, *, dependent: bool, prompts: bool = False
+    ) -> None:
+        """`dependent`: whether its kernels may begin early; `prompts`: whether it is a pass of prompts."""
+        self._dependent, self.prompts = dependent, prompts
         self.workspace = StepWorkspace(device, scratch)
         self.plain = False
         """Whether something runs that is no kernel, so that the step is not recorded; set while it runs."""
+        self.states: Any = None
+        """Hidden states of all its rows, whose numbers are checked after each pass; None if none are"""
         self._device, self._kernels = device, kernels
         self._replay: Callable[[], object] | None = None
         self._reservations = 0  # when it was recorded
@@ -165,8 +173,8 @@ class RecordedStep(Generic[Result]):
         assert self.replays and self._replay is not None
         self._replay()
 
-    def run(self, launch: Callable[[], Result], launch_sealed: Callable[[], Result | None]) -> Result:
-        """Run `launch`, or replay it. Returns its result, padded.
+    def run(self, launch: Callable[[], Result], launch_sealed: Callable[[], Result | None]) -> Result | None:
+        """Run `launch`, or replay it. Returns its result, padded; None, of prompts, where it cannot be recorded.
 
         `launch_sealed` returns None where something runs that a graph would not hold.
         """
@@ -174,7 +182,8 @@ class RecordedStep(Generic[Result]):
             self._replay = None
             launches = self._kernels.collect(lambda: self._run_sealed(launch_sealed))
             if not self.plain:
-                launches = fuse(self._kernels, launches, self._result, self._device.address)
+                assert self._result is not None
+                launches = fuse(self._kernels, launches, (*self._result, self.states), self._device.address)
                 run_all = partial(self._device.launch_all, launches, dependent=self._dependent)
                 self._replay = self._device.record(run_all)
                 self._reservations = self.workspace.scratch.reservations
@@ -182,6 +191,8 @@ class RecordedStep(Generic[Result]):
             self._replay()
             self.workspace.choice.repeated()
         elif self.plain or not self._run_sealed(launch_sealed):
+            if self.prompts:  # padded for nothing
+                return None
             self.workspace.scratch.arena.restart()
             self._result = launch()
         assert self._result is not None
@@ -231,6 +242,8 @@ class CudaMemory(Memory):
         self.clock = device.clock
         self.step: RecordedStep[Any] | None = None
         """The recorded step that runs; None in other passes"""
+        self.prompt_tokens = 0
+        """Rows of a pass of prompts up to which it is recorded"""
         self.dependent_rows: int | None = None
         """Sequences of a step up to which its kernels may begin early; None: any number"""
         self.adapter_numbers: dict[str, int] = {}
@@ -242,7 +255,8 @@ class CudaMemory(Memory):
         self._sampler, self._products, self._max_batch_size = sampler, products, max_batch_size
         self._caches: WeakSet[CudaPages] = WeakSet()
         self._steps: WeakKeyDictionary[object, dict[Bucket, RecordedStep[Any]]] = WeakKeyDictionary()
-        self._scratch: WeakKeyDictionary[object, StepScratch] = WeakKeyDictionary()
+        self._scratch: WeakKeyDictionary[object, tuple[StepScratch, StepScratch]] = WeakKeyDictionary()
+        """Of decode steps, and of passes of prompts: these need more, and would have the others recorded anew"""
         self._largest = (0, 0)  # tokens and rows of a pass
         self._chosen: Any = None  # on the device: the tokens of the last pass, if `launch` has launched it
 
@@ -283,7 +297,8 @@ class CudaMemory(Memory):
     def recorded_bytes(self) -> int:
         """Bytes of the workspaces of recorded steps; those of a model are freed with its runner."""
         steps = [step for steps in self._steps.values() for step in steps.values()]
-        return sum(step.workspace.nbytes for step in steps) + sum(each.nbytes for each in self._scratch.values())
+        scratch = [part for parts in self._scratch.values() for part in parts]
+        return sum(step.workspace.nbytes for step in steps) + sum(part.nbytes for part in scratch)
 
     def use(self) -> MemoryUse:
         """Memory in use on the device."""
@@ -318,6 +333,8 @@ class CudaMemory(Memory):
         self._sampler.forget()
         self._chosen = None
         self.step = step
+        if bucket is not None and bucket.tokens:
+            self._largest = max(self._largest[0], bucket.tokens), max(self._largest[1], bucket.sequences)
         self.workspace = self._plain if step is None else step.workspace
         self.arena = self.workspace.scratch.arena
         self.arena.restart()
@@ -333,7 +350,8 @@ class CudaMemory(Memory):
         compute: Callable[[Batch, Any], Result],
         draws: Sequence[Draw | None] = (),
     ) -> Result:
-        """Run a decode step padded and recorded, or any other pass as it is; then choose tokens.
+        """Run a decode step padded and recorded, and prompts if `prompt_tokens` says so; any other pass as it is. Then
+        choose tokens.
 
         Raises:
             DeviceError: the device lacks the memory. Only this pass is lost.
@@ -348,29 +366,46 @@ class CudaMemory(Memory):
             return complete(compute(*arrays))
 
         def launch_sealed() -> Result | None:
-            result = attempt(compute, *arrays)
+            result = attempt(compute, arrays[0], Sealed(arrays[1]))  # rows too are at the same address each time
+            if step is not None:
+                step.states = self._sampler.watched
             return None if result is None else complete(result)
 
         with self._device.out_of_memory(WORKSPACE):
             bucket = bucket_of(batch, rows, self._max_batch_size, len(self.adapter_numbers))
-            if bucket is None:
+            bucket = bucket or bucket_of_prompts(batch, rows, self.prompt_tokens)
+            step = None if bucket is None else self._step_of(owner, bucket)
+            result = None
+            if bucket is not None and step is not None and not (step.prompts and step.plain):
+                arrays = self._begin(step, batch, rows, bucket)
+                with contextlib.nullcontext() if step.prompts else self._products.only_ours():
+                    result = step.run(launch, launch_sealed)
+            if bucket is None or step is None or result is None:
                 arrays = self.upload(batch, rows)
                 result = launch()
             else:
-                steps = self._steps.setdefault(owner, {})
-                if bucket not in steps:
-                    if owner not in self._scratch:
-                        self._scratch[owner] = StepScratch(self._device, self._dtype)
-                    few = self.dependent_rows is None or bucket.sequences <= self.dependent_rows
-                    early = self._kernels.dependent and few
-                    scratch = self._scratch[owner]
-                    steps[bucket] = RecordedStep(self._device, self._kernels, scratch, dependent=early)
-                step: RecordedStep[Result] = steps[bucket]
-                arrays = self._begin(step, batch, rows, bucket)
-                with self._products.only_ours():
-                    result = cut(step.run(launch, launch_sealed), len(rows), bucket.sequences)
+                self._sampler.watch(step.states, Layout.of(batch, bucket).computed(batch.num_tokens))
+                result = cut(result, len(rows), bucket.sequences)
             self._sampler.follow(self.workspace.choice, draws)
             return result
+
+    def _step_of(self, owner: object, bucket: Bucket) -> RecordedStep[Any]:
+        """The step of a bucket. A new one of prompts has the place of the one that ran longest ago."""
+        steps = self._steps.setdefault(owner, {})
+        step = steps.pop(bucket, None)
+        if step is None:
+            if owner not in self._scratch:
+                self._scratch[owner] = StepScratch(self._device, self._dtype), StepScratch(self._device, self._dtype)
+            prompts = bucket.tokens > 0
+            if prompts and sum(each.tokens > 0 for each in steps) >= MOST_PROMPTS:
+                self._device.wait()  # its memory may be read yet
+                del steps[next(each for each in steps if each.tokens)]
+            few = self.dependent_rows is None or bucket.sequences <= self.dependent_rows
+            early = self._kernels.dependent and few and not prompts
+            scratch = self._scratch[owner][prompts]
+            step = RecordedStep(self._device, self._kernels, scratch, dependent=early, prompts=prompts)
+        steps[bucket] = step  # the last of a dictionary is the latest
+        return step
 
     def launch(self, owner: object, step: DecodeStep) -> TokensRead | None:
         """As `Memory.launch`: the step's graph, with the launches before and after it.
