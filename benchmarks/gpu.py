@@ -55,7 +55,7 @@ PARTS = {
         "ceilings": 15,
         "engine": 100,
     },
-    "B": {"dependent": 100, "kernels": 70},
+    "B": {"dependent": 100, "kernels": 70, "prompts": 40},
     "C": {"torch": 200, "transformers": 30},
     "D": {"ranks": 50},
     "correct": {"compile": 120, "device tests": 150, "tests": 260},

@@ -93,7 +93,7 @@ def _bits(engine: Engine, sizes: Sizes, batch: int) -> list[str]:
         for step in range(BIT_STEPS):
             for i, sequence in enumerate(sequences):
                 sequence.token_ids.append((7 * step + i) % config.vocab_size)
-            for scratch in backend.memory._scratch.values():
+            for scratch in (part for parts in backend.memory._scratch.values() for part in parts):
                 for buffer in scratch.arena._buffers.values():
                     buffer[...] = 0xFF
             logits = runner.forward(sequences, [1] * batch).logits

@@ -229,6 +229,12 @@ def _dependent(task: Task) -> Iterator[Figure]:
     return dependent(task.sizes, task.shapes, task.dtype, emulated=task.emulated)
 
 
+def _prompts(task: Task) -> Iterator[Figure]:
+    from gpu_prompts import prompts
+
+    return prompts(task.sizes, task.shapes, task.dtype)
+
+
 def _torch(task: Task) -> Iterator[Figure]:
     from gpu_torch import torch_peers
 
@@ -306,6 +312,7 @@ STAGES: dict[str, Callable[[Task], Iterator[Figure]]] = {
     "planted": planted,
     "race": race,
     "dependent": _dependent,
+    "prompts": _prompts,
     **{tool: sanitizer(tool) for tool in ("memcheck", "racecheck", "synccheck", "initcheck")},
 }
 

@@ -3,6 +3,7 @@
 import logging
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import DeviceError, shown
 from .formats import CACHE_FORMATS, WEIGHT_FORMATS
@@ -103,7 +104,7 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
 
     With MINILLM_CUDA_DEBUG=1 in the environment the kernels check indices against their bounds; with
     MINILLM_CUDA_DEPENDENT=0 those of a recorded step are not launched dependently, with 1 they must be, in steps of any
-    number of sequences.
+    number of sequences. With MINILLM_CUDA_PROMPTS=1 passes of prompts are recorded too, which no GPU has run yet.
     """
     if placement.backend != "auto":
         raise DeviceError(f"backend {placement.backend!r} computes on a CPU: leave it out with device 'cuda'")
@@ -117,19 +118,21 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
             "deterministic=True is for a CPU: on 'cuda' few and many rows have kernels that sum in different orders"
         )
     from .cuda.backend import CudaBackend
+    from .cuda.batches import TOKENS
     from .cuda.compiling import CupyLauncher
     from .cuda.dependent import MOST_ROWS, check_architecture, has_dependent_launches
     from .cuda.device import CupyDevice
 
     launcher = CupyLauncher()  # checks first for a GPU
-    debug, dependent = (os.environ.get(f"MINILLM_CUDA_{name}", "") for name in ("DEBUG", "DEPENDENT"))
+    names = "DEBUG", "DEPENDENT", "PROMPTS"
+    debug, dependent, prompts = (os.environ.get(f"MINILLM_CUDA_{name}", "") for name in names)
     if dependent == "1":
         check_architecture(launcher.architecture)
     early = dependent == "1" or (dependent != "0" and has_dependent_launches(launcher.architecture))
-    switches = {"debug": debug == "1", "dependent": early}
-    rows = None if dependent == "1" else MOST_ROWS
-    form = placement.dtype
-    return CudaBackend(CupyDevice(), launcher, form, max_batch_size=max_batch_size, dependent_rows=rows, **switches)
+    switches: dict[str, Any] = {"debug": debug == "1", "dependent": early}
+    rows, device = None if dependent == "1" else MOST_ROWS, CupyDevice(own_library=prompts == "1")
+    switches |= {"max_batch_size": max_batch_size, "prompt_tokens": TOKENS[-1] if prompts == "1" else 0}
+    return CudaBackend(device, launcher, placement.dtype, dependent_rows=rows, **switches)
 
 
 def _set_threads(threads: int) -> None:

@@ -108,6 +108,8 @@ def test_everything_runs_emulated(part: str, tmp_path: Path, subprocess_environm
         assert found["engine", "decode, batch 3, int4"]["median_us"]
     elif part == "B":
         assert [row["note"] for row in rows if row["what"] == "dependently"] == ["the same bits"] * 2
+        notes = [row["note"] for row in rows if row["part"] == "prompts"]
+        assert len(notes) == 30 and all(note.startswith("logits within ") for note in notes), "and no other bits"
     elif part == "D":
         notes = [row["note"] for row in rows]
         assert len(notes) == 2 and all(note.startswith("right: the tokens of one process, 3 of 3") for note in notes)
@@ -190,7 +192,7 @@ def test_a_reply_that_is_none_costs_nothing_that_was_measured(
 
 def test_the_parts_of_a_quarter_of_an_hour_fit_in_it(script: Any) -> None:
     """With the start of a machine."""
-    assert script.plan(script.QUARTER, script.BUDGET).endswith(": 850 s")
+    assert script.plan(script.QUARTER, script.BUDGET).endswith(": 890 s")
 
 
 @emulated

@@ -173,11 +173,12 @@ class CudaSampler(TokenSampler):
         self.watched, self._watched_rows = states.inside if isinstance(states, Sealed) else states, rows
 
     def states_finite(self) -> bool:
-        """Whether the hidden states that the last pass has watched are finite: the device looks, the host waits."""
+        """Whether the hidden states that the last pass has watched are finite; the host waits, the device looks."""
         states, self.watched = self.watched, None
         if states is None:
             return True
         self._device.activate()
+        self._device.wait()
         mask = _INFINITE[type_name(states.dtype)]
         bits = states.view(np.uint32 if states.dtype.itemsize == 4 else np.uint16)  # bfloat16 is none of NumPy's types
         return not any(bool(((bits[rows] & mask) == mask).any()) for rows in self._watched_rows)

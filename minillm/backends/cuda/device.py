@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from ...errors import DeviceError
 from ..clock import Clock, HostClock
 from ..memory_use import free_memory
+from . import library
 from .compiling import import_cupy
 from .dependent import Driver, begins_early
 from .kernels import Launch, type_name
+from .library import SUMS_IN_32_BITS
 
 Wait = Callable[[], None]
 
@@ -37,11 +39,6 @@ WORKSPACE = Purpose("the results of a step", "lower max_batch_size, or cache_byt
 
 _LIBRARY_TYPES = {"float32": "CUDA_R_32F", "float16": "CUDA_R_16F", "bfloat16": "CUDA_R_16BF"}
 """Name of a dtype -> cuBLAS's, in `cupy.cuda.runtime`"""
-
-
-_SUMS_IN_32_BITS = 16
-"""CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION of cublas_api.h, which CuPy does not bind. Without it blocks that
-share a sum of 16-bit products may add their parts in 16 bits, which overflow"""
 
 
 class Device:
@@ -144,7 +141,12 @@ class Device:
 class CupyDevice(Device):
     """The GPU that CuPy uses, with a stream of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, own_library: bool = False) -> None:
+        """`own_library`: the library's products are such that `record` may hold them (`library.py`).
+
+        Raises:
+            DeviceError: there is no library for that, or it refuses.
+        """
         cupy = import_cupy()
         super().__init__(cupy)
         self._gpu = cupy.cuda.Device()  # of the thread's current one; other threads begin with number 0
@@ -153,6 +155,19 @@ class CupyDevice(Device):
         self._factors = np.array([1, 0], np.float32)  # of a product, and of what `out` held before
         self._one, self._zero = (self._factors.ctypes.data + offset for offset in (0, 4))
         self.clock = EventClock(cupy.cuda, self.stream)
+        self._library = self._own_library() if own_library else None
+
+    def _own_library(self) -> library.OwnHandle:
+        self.activate()
+        blas = self.xp.cuda.cublas
+        version = blas.getVersion(self.xp.cuda.get_cublas_handle()) // 10_000  # which loads it
+        try:
+            functions = library.load(version)
+        except OSError as error:
+            raise DeviceError(f"MINILLM_CUDA_PROMPTS=1 needs cuBLAS ({error}): leave it unset") from None
+        self._workspace = self.empty((library.WORKSPACE_BYTES,), np.uint8, WORKSPACE)
+        size = int(self._workspace.nbytes)
+        return library.OwnHandle(functions, self.stream.ptr, self.address(self._workspace), size)
 
     def activate(self) -> None:
         """Make our GPU and stream the thread's current ones; CuPy's own calls between two steps use them too."""
@@ -201,10 +216,13 @@ class CupyDevice(Device):
         It is the call that CuPy's matmul makes, but matmul takes much longer than a launch to get there. cuBLAS stores
         columns one after the other: to it, x is [in, T], W is [in, out], and out = W^T x is [out, T].
         """
+        if self._library is not None:
+            self._library.multiply(x, weight, out, self.address)
+            return
         cuda = self.xp.cuda
         blas, kind = cuda.cublas, getattr(cuda.runtime, _LIBRARY_TYPES[type_name(x.dtype)])
         handle = cuda.get_cublas_handle()
-        blas.setMathMode(handle, _SUMS_IN_32_BITS)  # each thread has a handle of its own
+        blas.setMathMode(handle, SUMS_IN_32_BITS)  # each thread has a handle of its own
         (rows, inputs), outputs, size = x.shape, len(weight), x.dtype.itemsize
         blas.gemmEx(
             handle,

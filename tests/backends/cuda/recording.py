@@ -83,8 +83,20 @@ class RecordingDevice(Device):
         """Bytes of each copy to the host"""
 
     def fetch(self, source: Any, target: Any) -> None:
+        self._refuse("a copy to the host")
         super().fetch(source, target)
         self.fetched.append(target.nbytes)
+
+    def send(self, source: Any, target: Any, offset: int = 0) -> None:
+        self._refuse("a copy from the host")
+        super().send(source, target, offset)
+
+    def wait(self) -> None:
+        self._refuse("to wait")
+        super().wait()
+
+    def _refuse(self, what: str) -> None:
+        assert self.recorder.recording is None, f"{what} while a step is recorded"
 
     def empty(self, shape: Any, dtype: Any, purpose: Any) -> Any:
         assert self.recorder.recording is None, f"{shape} is reserved while a step is recorded"

@@ -286,7 +286,8 @@ def test_builds_are_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch
     launcher = SimpleNamespace(architecture="90")
     monkeypatch.setattr("minillm.backends.cuda.compiling.CupyLauncher", lambda: launcher)
     monkeypatch.setattr("minillm.backends.cuda.dependent.has_dependent_launches", lambda architecture: True)
-    monkeypatch.setattr(devices, "CupyDevice", lambda: None)
+    own: list[bool] = []
+    monkeypatch.setattr(devices, "CupyDevice", lambda own_library: own.append(own_library))
 
     def note(*_: Any, **options: Any) -> None:
         built.update(options)
@@ -301,6 +302,10 @@ def test_builds_are_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch
         choose_backend(Placement(device="cuda"), 1)
         assert built["dependent"] is expected
         assert built["dependent_rows"] == (None if value == "1" else 16)
+    for value, expected in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv("MINILLM_CUDA_PROMPTS", value)
+        choose_backend(Placement(device="cuda"), 1)
+        assert (own[-1], built["prompt_tokens"] > 0) == (expected, expected)
     launcher.architecture = "89"
     monkeypatch.setenv("MINILLM_CUDA_DEPENDENT", "1")
     with pytest.raises(DeviceError, match=r"^MINILLM_CUDA_DEPENDENT=1 needs a GPU of compute capability 9\.0"):

@@ -431,7 +431,7 @@ def test_recorded_steps_of_all_sizes_share_the_memory_of_the_largest(
     def run(prompts: list[list[int]]) -> tuple[int, int]:
         """Recordings so far, and bytes of results."""
         assert generate(runner, prompts, max_new_tokens=5) == generate(expected, prompts, max_new_tokens=5)
-        (scratch,) = backend.memory._scratch.values()
+        ((scratch, _),) = backend.memory._scratch.values()
         return len(device.records), scratch.nbytes
 
     (one, few), (two, more), (again, same) = run(PROMPTS[:1]), run(PROMPTS[:2]), run(PROMPTS[:1])

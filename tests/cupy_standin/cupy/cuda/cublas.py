@@ -44,6 +44,77 @@ def gemmEx(  # noqa: N802  CuPy's name
     from . import refuse_in_capture
 
     refuse_in_capture("a library call")
+    _multiply(handle, transa, transb, m, n, k, alpha, A, Atype, lda, B, Btype, ldb, beta, C, Ctype, ldc, compute)
+
+
+def getVersion(handle: int) -> int:  # noqa: N802  CuPy's name
+    """Of CUDA 13."""
+    return 130_100
+
+
+class OwnLibrary:
+    """The C functions that `minillm/backends/cuda/library.py` calls. A capture takes up their products."""
+
+    def __init__(self) -> None:
+        self.workspaces: dict[int, tuple[int, int]] = {}
+        self._streams: dict[int, int] = {}
+
+    def cublasCreate_v2(self, handle: Any) -> int:  # noqa: N802  C's name
+        """A new handle."""
+        handle._obj.value = 1000 + len(self._streams)
+        self._streams[handle._obj.value] = -1
+        return 0
+
+    def cublasSetMathMode(self, handle: Any, mode: int) -> int:  # noqa: N802  C's name
+        """As `setMathMode`."""
+        setMathMode(handle.value, mode)
+        return 0
+
+    def cublasSetStream_v2(self, handle: Any, stream: Any) -> int:  # noqa: N802  C's name
+        """Set the stream, which takes the workspace away."""
+        from . import refuse_in_capture
+
+        refuse_in_capture("to set a library's stream")
+        self._streams[handle.value] = stream.value or 0
+        self.workspaces.pop(handle.value, None)
+        return 0
+
+    def cublasSetWorkspace_v2(self, handle: Any, workspace: Any, size: Any) -> int:  # noqa: N802  C's name
+        """Set the memory of a handle's products."""
+        self.workspaces[handle.value] = workspace.value, size.value
+        return 0
+
+    def cublasGemmEx(self, handle: Any, *arguments: Any) -> int:  # noqa: N802  C's name
+        """As `gemmEx`, of a handle with a stream and a workspace of its own; now, or when the graph is launched."""
+        from . import launch
+
+        assert self._streams[handle.value] >= 0 and handle.value in self.workspaces, "not set up"
+        given = [getattr(argument, "value", argument) for argument in arguments]
+        given[5], given[12] = (ctypes.addressof(arguments[i]._obj) for i in (5, 12))
+        launch(lambda: _multiply(handle.value, *given[:-1]))
+        return 0
+
+
+def _multiply(
+    handle: int,
+    transa: int,
+    transb: int,
+    m: int,
+    n: int,
+    k: int,
+    alpha: int,
+    A: int,
+    Atype: int,
+    lda: int,
+    B: int,
+    Btype: int,
+    ldb: int,
+    beta: int,
+    C: int,
+    Ctype: int,
+    ldc: int,
+    compute: int,
+) -> None:
     assert _modes.get(handle) == SUMS_IN_32_BITS, "blocks that share a sum would add 16-bit numbers"
     assert (transa, transb, compute) == (CUBLAS_OP_T, CUBLAS_OP_N, CUBLAS_COMPUTE_32F)
     one, zero = (ctypes.c_float.from_address(address).value for address in (alpha, beta))
