@@ -1,5 +1,6 @@
 """Prompts that are recorded by buckets of tokens: the same bits as launched call by call, and NumPy's tokens."""
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -11,6 +12,7 @@ from minillm.backends.cuda import library, memory
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.batches import TOKENS, Bucket, Layout, bucket_of_prompts
 from minillm.backends.cuda.choosing import CudaSampler
+from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.device import CupyDevice
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.linear import Product, Products
@@ -25,6 +27,7 @@ from tests.encoders import runner_over, states, texts
 from tests.families import CONFIGS
 from tests.tiny import logits_of, loop_of, model_of, random_prompts, request_for, run, runner_of, tiny_model
 
+from .launchers import missing
 from .recording import Recorder, RecordingDevice
 
 PROMPTS = random_prompts(6, seed=3)
@@ -294,6 +297,29 @@ def test_a_capture_takes_up_the_librarys_products_in_their_order(own: CupyDevice
     np.testing.assert_array_equal(z, x @ first.T @ second.T)
     with pytest.raises(NotImplementedError, match="a library call while a stream is captured"):
         own.record(lambda: CupyDevice().multiply(x, first, y))
+
+
+def test_prompts_whose_products_are_the_librarys_are_captured(own: CupyDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole passes on the stand-in, which allows nothing in a capture but launches."""
+    if reason := missing():
+        pytest.skip(reason)
+    monkeypatch.setattr("minillm.backends.cuda.compiling.import_cupy", lambda: own.xp)
+    monkeypatch.setitem(sys.modules, "cupyx", import_module("tests.cupy_standin.cupyx"))
+    backend = CudaBackend(own, CupyLauncher(), "float32", max_batch_size=4, prompt_tokens=TOKENS[-1])
+    runner = runner_of(tiny_model(seed=2, backend=backend), backend=backend, pages=64)
+    runner.cache.prefix_cache = True
+    calls: list[Any] = []
+    monkeypatch.setattr(backend.products, "_multiply", lambda *arrays: (calls.append(0), own.multiply(*arrays)))
+    reference = runner_of(tiny_model(seed=2))
+    for first in range(4):
+        prompt = [*range(first, first + 30)]
+        line = TokenSequence(prompt)
+        logits = backend.sampler.to_host(runner.prefill(line).logits)
+        np.testing.assert_allclose(logits[0], logits_of(reference, prompt)[-1], rtol=0, atol=1e-4)
+        runner.cache.free(line)
+    (step,) = (step for bucket, step in backend.memory._steps[runner].items() if bucket.tokens)
+    assert step.replays
+    assert len(calls) == 16, "in two layers with four products, launched once and captured once"
 
 
 def test_parts_of_rows_are_multiplied_by_the_handle(own: CupyDevice) -> None:
