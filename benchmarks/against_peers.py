@@ -323,6 +323,8 @@ def compare_logits(session: Session, plans: Sequence[Plan], results: Results) ->
 
     for plan in (plan for plan in plans if takes_part("logits", plan)):
         engine = "minillm-numpy" if plan.form == "float32" or plan.same_file else plan.engine
+        if engine == "ik_llama.cpp-rtr":
+            engine = "ik_llama.cpp"
         reference = find(engine, "float32")
         stands_in = session.config.model_type in STAND_INS and (plan.engine, plan.form) == ("llama.cpp", "float32")
         if reference == plan or reference not in plans or stands_in:

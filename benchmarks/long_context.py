@@ -6,16 +6,30 @@ which other processes change least. A cache costs the difference to a short text
 """
 
 import argparse
+import importlib.util
 import json
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import describe, execute, headed, make_folder, new_parser, positive, positives, say, token_ids, write_csv
+from harness import (
+    BenchmarkError,
+    describe,
+    execute,
+    headed,
+    make_folder,
+    new_parser,
+    positive,
+    positives,
+    say,
+    token_ids,
+    write_csv,
+)
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -27,9 +41,20 @@ LLAMA: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
 }
 OURS = ("float32", "bfloat16", "int8", "int4")
-THEIRS = {"f16": 1, "q8_0": 8, "q4_0": 2}
+TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
 """llama.cpp's formats, and their numbers in its interface"""
+THEIRS: dict[str, dict[str, dict[str, object]]] = {
+    "llama.cpp": {
+        name: {"type_k": number, "type_v": number, "flash_attn_type": 1} for name, number in TYPES.items()
+    },
+    "ik_llama.cpp": {name: {"type_k": number, "type_v": number} for name, number in TYPES.items()},
+}
+"""Engine -> cache -> its parameters: with flash attention, which narrow caches need and the fork has by default"""
+ROTATED = {"k_cache_hadamard": True, "v_cache_hadamard": True}
+THEIRS["ik_llama.cpp"]["q4_0 rotated"] = THEIRS["ik_llama.cpp"]["q4_0"] | ROTATED
 HEADER = ("engine", "cache", "context", "ms_median", "ms_min", "ms_max")
+VERSIONS = ("minillm", "numpy", "llama-cpp-python", "ik-llama-cpp-python")
+TEXT = Path(__file__).parents[1] / "tests" / "real" / "alice.txt"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -39,6 +64,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=positive, default=1, metavar="N")
     parser.add_argument("--tokens", type=positive, default=8, metavar="N", help="of a turn (default: 8)")
     parser.add_argument("--repeat", type=positive, default=3, metavar="N", help="turns (default: 3)")
+    parser.add_argument(
+        "--perplexity", type=Path, metavar="FILE", help="of a page of English with a GGUF file, in place of times"
+    )
     parser.set_defaults(threads=1)
     return parser.parse_args(arguments)
 
@@ -70,46 +98,30 @@ def our_tokens(path: Path, cache: str, prompt: list[int], new_tokens: int) -> It
         yield from engine.stream(prompt, max_new_tokens=new_tokens, eos_token_id=())
 
 
-def their_tokens(path: Path, cache: str, prompt: list[int], new_tokens: int) -> Iterator[object]:
-    """The same of llama.cpp, with flash attention, which its narrow caches need."""
-    import llama_cpp as library
-    import numpy as np
+def their_tokens(engine: str, path: Path, cache: str, prompt: list[int], new_tokens: int) -> Iterator[object]:
+    """The same of llama.cpp or its fork."""
+    from peer_engines import GGUF_ENGINES
 
-    library.llama_backend_init()
-    model = library.llama_model_load_from_file(str(path).encode(), library.llama_model_default_params())
-    params = library.llama_context_default_params()
-    params.n_ctx, params.n_batch, params.n_ubatch = len(prompt) + new_tokens + 1, 512, 512
-    params.n_threads = params.n_threads_batch = params.flash_attn_type = 1
-    params.type_k = params.type_v = THEIRS[cache]
-    context = library.llama_init_from_model(model, params)
-    tokens, position, new = prompt, 0, 0
-    while new < new_tokens:
-        batch = library.llama_batch_init(512, 0, 1)
-        batch.n_tokens = count = min(512, len(tokens) - position if not new else 1)
-        for row in range(count):
-            batch.token[row], batch.pos[row] = tokens[position + row], position + row
-            batch.n_seq_id[row], batch.seq_id[row][0], batch.logits[row] = 1, 0, row == count - 1
-        if library.llama_decode(context, batch):
-            raise RuntimeError("llama_decode failed")
-        library.llama_batch_free(batch)
-        position += count
-        if position == len(tokens):
-            logits = np.ctypeslib.as_array(library.llama_get_logits(context), (LLAMA["vocab_size"],))
-            tokens, new = [*tokens, int(logits.argmax())], new + 1
-            yield tokens[-1]
-    library.llama_free(context)
-    library.llama_model_free(model)
+    chunks = {"n_batch": 512, "n_ubatch": 512}
+    yield from GGUF_ENGINES[engine](str(path), 1, THEIRS[engine][cache] | chunks).tokens(prompt, new_tokens)
+
+
+def peers() -> list[str]:
+    """Those of llama.cpp and its fork that are installed."""
+    from peer_plans import PACKAGES
+
+    present = [engine for engine in THEIRS if all(importlib.util.find_spec(name) for name in PACKAGES[engine])]
+    for engine in THEIRS:
+        if engine not in present:
+            say(f"without {engine}: {' or '.join(PACKAGES[engine])} is not installed")
+    return present
 
 
 def measure(path: Path, length: int, tokens: int, repeat: int) -> dict[tuple[str, str], list[float]]:
     """Milliseconds of CPU time a token: engine and cache -> those of each turn."""
     ways: dict[tuple[str, str], Callable[..., Iterator[object]]] = {("minillm", cache): our_tokens for cache in OURS}
-    try:
-        import llama_cpp  # noqa: F401
-    except ImportError:
-        say("llama-cpp-python is not installed: minillm alone")
-    else:
-        ways |= {("llama.cpp", cache): their_tokens for cache in THEIRS}
+    for engine in peers():
+        ways |= {(engine, cache): partial(their_tokens, engine) for cache in THEIRS[engine]}
     texts = {}
     for (engine, cache), start in ways.items():
         say(f"{engine}, {cache}: a text of {length} tokens")
@@ -128,22 +140,62 @@ def measure(path: Path, length: int, tokens: int, repeat: int) -> dict[tuple[str
     return times
 
 
+def surprise(path: Path) -> Iterator[tuple[str, str, int, float]]:
+    """Engine, cache, tokens and perplexity of the first 1,024 tokens of a text, which each computes in one pass."""
+    from peer_engines import GGUF_ENGINES
+    from peer_process import perplexity
+
+    from minillm import Engine
+    from minillm.formats import open_model
+
+    opened = open_model(path)
+    if opened.tokenizer is None:
+        raise BenchmarkError(f"{path} has no tokenizer")
+    ids = opened.tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:1024]
+    for cache in OURS:
+        with Engine(path, cache_dtype=cache, threads=1, max_batch_size=1, backend="cpu") as engine:
+            yield "minillm", cache, len(ids), perplexity(engine.forward(ids), ids)
+    for name in peers():
+        for cache, fields in THEIRS[name].items():
+            yield name, cache, len(ids), perplexity(GGUF_ENGINES[name](str(path), 1, fields).logits(ids), ids)
+
+
+def run_perplexity(args: argparse.Namespace) -> int:
+    """Compare the perplexities of a text by the format of the cache. Returns the exit code."""
+    make_folder(args.out)
+    rows: list[list[object]] = []
+    widest: dict[str, float] = {}
+    for engine, cache, tokens, value in surprise(args.perplexity):
+        change = value / widest.setdefault(engine, value) - 1
+        print(f"{engine:<14}{cache:<14}{value:>9.4f}{change:>+9.3%}", flush=True)
+        rows.append([engine, cache, tokens, f"{value:.5f}", f"{change:.6f}"])
+    facts = {"question": f"perplexity of a page of English by the format of the K/V cache, {args.perplexity.name}"}
+    facts |= {"change": "against the engine's own widest cache"}
+    facts |= describe(1, VERSIONS)
+    path = args.out / f"cache_perplexity_{args.perplexity.stem}.csv"
+    write_csv(path, facts, ("engine", "cache", "tokens", "perplexity", "change"), rows)
+    print(f"written: {path}")
+    return 0
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure and write. Returns the exit code."""
+    if args.perplexity is not None:
+        return run_perplexity(args)
     make_folder(args.out)
-    lines, rows = [f"{'engine':<12}{'cache':<10}{'context':>9}{'ms a token, median (min-max)':>32}"], []
+    lines, rows = [f"{'engine':<14}{'cache':<14}{'context':>9}{'ms a token, median (min-max)':>32}"], []
     with tempfile.TemporaryDirectory() as scratch:
         path = write_model(Path(scratch) / "model", args.layers, max(args.contexts) + 4096)
         for length in args.contexts:
             for (engine, cache), times in measure(path, length, args.tokens, args.repeat).items():
                 middle = statistics.median(times)
                 spread = f"{middle:.3f} ({min(times):.3f}-{max(times):.3f})"
-                lines.append(f"{engine:<12}{cache:<10}{length:>9}{spread:>32}")
+                lines.append(f"{engine:<14}{cache:<14}{length:>9}{spread:>32}")
                 print(lines[-1], flush=True)
                 rows.append([engine, cache, length, *(f"{value:.4f}" for value in (middle, min(times), max(times)))])
     facts = {"question": f"CPU time of a token late in a text, {args.layers} layers like SmolLM2-135M's, one thread"}
     facts |= {"turns": f"{args.repeat} of {args.tokens} tokens"}
-    facts |= describe(1, ("minillm", "numpy", "llama-cpp-python"))
+    facts |= describe(1, VERSIONS)
     write_csv(args.out / "long_context.csv", facts, HEADER, rows)
     print("\n".join([*headed(facts), *lines, ""]))
     print(f"written: {args.out / 'long_context.csv'}")

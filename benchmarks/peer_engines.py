@@ -6,7 +6,7 @@ engine calls it. An engine imports its library when it is created, and stays loa
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -272,6 +272,16 @@ class LlamaCpp:
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
         self._prepare(1, _rounded(len(ids)))
         return self._forward([ids], 0, every=True).copy()
+
+    def tokens(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
+        """Generate one by one, after a prompt in chunks of 512."""
+        self._prepare(1, _rounded(len(prompt) + new_tokens))
+        for first in range(0, len(prompt), 512):
+            logits = self._forward([prompt[first : first + 512]], first)
+        for position in range(len(prompt), len(prompt) + new_tokens):
+            token = int(logits[0].argmax())
+            yield token
+            logits = self._forward([[token]], position)
 
 
 class IkLlamaCpp(LlamaCpp):

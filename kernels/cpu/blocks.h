@@ -71,7 +71,7 @@ INLINE sixteens load_sixteens(const char *p, int64_t a, int64_t b, int64_t c, in
 #elif HAS_AVX2
     (void)c, (void)d;
     __m128i first = _mm_loadu_si128((const void *)(p + a));
-    if (a == b) { /* which the compiler knows */
+    if (__builtin_constant_p(a == b) && a == b) {
         v = (sixteens)_mm256_broadcastsi128_si256(first);
     } else {
         __m256i wide = _mm256_castsi128_si256(first);
@@ -175,11 +175,8 @@ INLINE sixteens unpack_small_half(const int format, const char *block, const int
     sixteens low = load_sixteens(block + numbers, at[0], at[1], at[2], at[3]);
     low = (half ? move(low, 4, 4, 4, 4) : low) & 15;
     if (format == MXFP4 || format == NVFP4) return look_up_16(repeat_sixteen(E2M1), low);
-    uint32_t words[4];
-    for (int i = 0; i < AT_ONCE4; i++) memcpy(&words[i], block + at[i] + numbers - 4, 4);
-    for (int i = AT_ONCE4; i < 4; i++) words[i] = 0;
-    sixteens bits = look_up_16((sixteens)each_part(words[0], words[1], words[2], words[3]),
-                               repeat_sixteen(BYTE_OF_BIT[half]));
+    sixteens words = load_sixteens(block + numbers - 4, at[0], at[1], at[2], at[3]); /* of which 4 bytes are looked up */
+    sixteens bits = look_up_16(words, repeat_sixteen(BYTE_OF_BIT[half]));
     sixteens mask = repeat_sixteen(BIT_IN_BYTE);
     return low | ((sixteens)((bits & mask) == mask) & 16);
 }
@@ -225,13 +222,30 @@ INLINE ints byte_of(const ints *v, int i) {
     return v[i / 4] >> (i % 4 * 8) & 255;
 }
 
-/* Scales of the groups of a block of each of LANES rows, and its offsets: minus what is added, if there are any.
- * `rows` are the blocks. -> [256 or 32 numbers / those that share a scale] each */
-INLINE void block_scales(const int format, const char *const *rows, floats *scales, floats *drops) {
+/* The float16 that lies `at` bytes after the beginning of each of LANES rows. */
+INLINE floats gather_float16(const char *const *rows, int64_t at) {
+#if HAS_AVX2 && !HAS_AVX512
+    __m128i v = _mm_setzero_si128();
+#define INSERT(O) v = _mm_insert_epi16(v, *(const short *)(rows[O] + at), O)
+    INSERT(0), INSERT(1), INSERT(2), INSERT(3), INSERT(4), INSERT(5), INSERT(6), INSERT(7);
+#undef INSERT
+    return (floats)_mm256_cvtph_ps(v);
+#else
+    ints v[4];
+    floats low, high;
+    gather_16_bytes(rows, at, v);
+    split_float16(v[0], &low, &high);
+    return low;
+#endif
+}
+
+/* Scales of the groups of a block of each of LANES rows, and its offsets: minus what is added, if there are any. The
+ * blocks are `at` bytes after rows. -> [256 or 32 numbers / those that share a scale] each */
+INLINE void block_scales(const int format, const char *const *rows, int64_t at, floats *scales, floats *drops) {
     ints v[4];
     floats d, other;
     if (format == Q4_K || format == Q5_K) {
-        gather_16_bytes(rows, 0, v);
+        gather_16_bytes(rows, at, v);
         split_float16(v[0], &d, &other);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
@@ -243,14 +257,14 @@ INLINE void block_scales(const int format, const char *const *rows, floats *scal
         }
     } else if (format == Q6_K) {
         ints last[4];
-        gather_16_bytes(rows, 194, last);
+        gather_16_bytes(rows, at + 194, last);
         split_float16(last[3], &other, &d);
-        gather_16_bytes(rows, 192, v);
+        gather_16_bytes(rows, at + 192, v);
 #pragma GCC unroll 16
         for (int j = 0; j < 16; j++)
             scales[j] = d * __builtin_convertvector(v[j / 4] << (24 - j % 4 * 8) >> 24, floats);
     } else if (format == IQ4_XS) {
-        gather_16_bytes(rows, 0, v);
+        gather_16_bytes(rows, at, v);
         split_float16(v[0], &d, &other);
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
@@ -258,7 +272,7 @@ INLINE void block_scales(const int format, const char *const *rows, floats *scal
             scales[j] = d * __builtin_convertvector(scale - 32, floats);
         }
     } else if (format == Q3_K) {
-        gather_16_bytes(rows, 94, v); /* the last bytes of a block; its scales are 2 further */
+        gather_16_bytes(rows, at + 94, v); /* the last bytes of a block; its scales are 2 further */
         split_float16(v[3], &other, &d);
 #pragma GCC unroll 16
         for (int j = 0; j < 16; j++) {
@@ -266,9 +280,9 @@ INLINE void block_scales(const int format, const char *const *rows, floats *scal
             scales[j] = d * __builtin_convertvector((low | high << 4) - 32, floats);
         }
     } else if (format == Q2_K) {
-        gather_16_bytes(rows, 68, v);
+        gather_16_bytes(rows, at + 68, v);
         split_float16(v[3], &d, &other);
-        gather_16_bytes(rows, 0, v);
+        gather_16_bytes(rows, at, v);
 #pragma GCC unroll 16
         for (int j = 0; j < 16; j++) {
             ints both = byte_of(v, j);
@@ -276,14 +290,16 @@ INLINE void block_scales(const int format, const char *const *rows, floats *scal
             drops[j] = other * __builtin_convertvector(both >> 4, floats);
         }
     } else if (format == MXFP4) {
-        gather_16_bytes(rows, 0, v);
+        gather_16_bytes(rows, at, v);
         ints e = v[0] & 255, tiny = e < 2;
         scales[0] = (floats)((tiny & (0x200000 + (e & 1) * 0x200000)) | (~tiny & (e - 1) << 23));
     } else if (format == NVFP4) {
-        gather_16_bytes(rows, 0, v);
+        gather_16_bytes(rows, at, v);
         scales[0] = (floats)v[0] * 0.5f, scales[1] = (floats)v[1] * 0.5f;
+    } else if (format == Q5_0 || format == IQ4_NL) {
+        scales[0] = gather_float16(rows, at);
     } else {
-        gather_16_bytes(rows, 0, v);
+        gather_16_bytes(rows, at, v);
         split_float16(v[0], &scales[0], &other);
         drops[0] = -other;
     }

@@ -40,7 +40,7 @@ INLINE void pack_block_scales(const int format, const linear *a, int64_t first, 
     find_blocks(format, a, first, g, rows);
     for (int64_t i = 0; i < count; i += numbers / GROUP) {
         floats own[16], drops[16];
-        block_scales(format, rows, own, drops);
+        block_scales(format, rows, i / (numbers / GROUP) * block_bytes(format), own, drops);
 #pragma GCC unroll 16
         for (int64_t j = 0; j < of_block; j++) {
             store(scales + j * LANES, has_signs(format) && a->wide ? own[j] / TIMES8 : own[j]);
@@ -48,7 +48,6 @@ INLINE void pack_block_scales(const int format, const linear *a, int64_t first, 
             if (excess_of(format)) store(lows + j * LANES, own[j] * (excess_of(format) * 0.125f));
         }
         scales += of_block * LANES, lows += of_block * LANES;
-        for (int o = 0; o < LANES; o++) rows[o] += block_bytes(format);
     }
 }
 
@@ -60,10 +59,10 @@ INLINE void fetch_next(const int format, const linear *a, int64_t first, int64_t
     fetch_lines(next + block * LANES, bytes * LANES);
 }
 
-/* The sums of AT_ONCE4 groups from g on of a block of each of LANES rows: [R][group x parts]. `at`: from block to block,
- * of blocks of 32. */
-INLINE void dot_blocks(const int format, const int R, const char *const *rows, const int g, const int64_t *at,
-                       const int8_t *x, int64_t x_stride, int64_t left, ints sums[][2][4]) {
+/* The sums of AT_ONCE4 groups from g on of a block of each of LANES rows, `start` bytes after rows: [R][group x parts].
+ * `at`: from block to block, of blocks of 32. */
+INLINE void dot_blocks(const int format, const int R, const char *const *rows, int64_t start, const int g,
+                       const int64_t *at, const int8_t *x, int64_t x_stride, int64_t left, ints sums[][2][4]) {
     const int parts = scale_parts(format), sums_of = format == Q4_K ? INT4 : BYTES;
     halves own[FEW_ROWS];
     ints fours[FEW_ROWS][2][LANES / 4];
@@ -77,7 +76,7 @@ INLINE void dot_blocks(const int format, const int R, const char *const *rows, c
             octets w[2];
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++)
-                w[half] = as_octets(unpack_groups(format, rows[o + i], g, at, half));
+                w[half] = as_octets(unpack_groups(format, rows[o + i] + start, g, at, half));
 #pragma GCC unroll 2
             for (int r = 0; r < R; r++) {
                 ints first = dot_bytes(w[0], own[r].v[0]), second = dot_bytes(w[1], own[r].v[1]);
@@ -139,6 +138,7 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, int6
     const int32_t *x_sums = a->x_sums + row * stride * parts;
     float *out = a->out + row * a->stride + first;
     const char *rows[LANES];
+    int64_t done = 0; /* bytes of each row */
     floats total[FEW_ROWS];
     find_blocks(format, a, first, start, rows);
 #pragma GCC unroll 2
@@ -152,12 +152,12 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, int6
             const int64_t left = (groups - g - j) * GROUP;
             ints sums[FEW_ROWS][2][4];
             if (signs) {
-                int64_t at = of_block == 1 ? 2 : 8 + j * 16, next = of_block == 1 ? (left > GROUP ? size : 0) : 16;
+                int64_t at = done + (of_block == 1 ? 2 : 8 + j * 16), next = of_block == 1 ? (left > GROUP ? size : 0) : 16;
                 dot_signed(R, rows, at, next, own, groups * GROUP, left, sums);
             } else {
                 int64_t at[4];
                 for (int i = 0; i < 4; i++) at[i] = smaller(i, groups - g - 1) * size;
-                dot_blocks(format, R, rows, j, at, own, groups * GROUP, left, sums);
+                dot_blocks(format, R, rows, done, j, at, own, groups * GROUP, left, sums);
             }
 #pragma GCC unroll 4
             for (int i = 0; i < step; i++) {
@@ -175,7 +175,7 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, int6
                 }
             }
         }
-        for (int o = 0; o < LANES; o++) rows[o] += bytes;
+        done += bytes;
     }
 #pragma GCC unroll 2
     for (int r = 0; r < R; r++) store_part(out + r * a->stride, total[r], last - first);
@@ -203,7 +203,7 @@ INLINE void pack_blocks(const int format, const linear *a, int64_t first, int64_
             for (int o = 0; o < LANES; o++)
 #pragma GCC unroll 2
                 for (int half = 0; half < 2; half++) {
-                    sixteens v = unpack_groups(format, blocks[o], j, at, half);
+                    sixteens v = unpack_groups(format, blocks[o] + i / of_block * size, j, at, half);
                     if (signs && EXCESS8 != 0) v ^= 128;
 #pragma GCC unroll 4
                     for (int k = 0; k < AT_ONCE4; k++) memcpy(bytes[o][k] + 16 * half, (char *)&v + 16 * k, 16);
@@ -225,7 +225,6 @@ INLINE void pack_blocks(const int format, const linear *a, int64_t first, int64_
                 }
             }
         }
-        for (int o = 0; o < LANES; o++) blocks[o] += whole;
     }
 }
 

@@ -297,7 +297,7 @@ INLINE void look_up_blocks(const int format, const table *m, int64_t row, int64_
         const char *same[LANES];
         floats scales[16], drops[16];
         for (int o = 0; o < LANES; o++) same[o] = block;
-        block_scales(format, same, scales, drops);
+        block_scales(format, same, 0, scales, drops);
 #pragma GCC unroll 8
         for (int g = 0; g < of_block; g += AT_ONCE4) {
             uint8_t numbers[4][32];
