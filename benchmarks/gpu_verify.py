@@ -13,6 +13,7 @@ from gpu_figures import Figure, Sizes
 from gpu_kernels import LOGITS_STD, PAGE, Bench, Clock
 
 from minillm.backends.cuda import attention, linear, rows, sampling
+from minillm.backends.cuda.integers import interleave
 from minillm.backends.cuda.linear import Product, Products
 from minillm.backends.cuda.memory import StepScratch
 from minillm.backends.formats import INT4, INT8
@@ -111,6 +112,7 @@ class Check:
             for form in (INT8, INT4):
                 matrix = self.bench.quantized(outputs, inputs, form)
                 host = matrix.each(self.clock.device.copy_of)
+                interleave(self.kernels, matrix)
                 truth = self.xp.asarray(np.ascontiguousarray(dequantize(host)[:, :inputs]))
                 for T in self.sizes.checked_rows:
                     x, out = self.bench.normal(T, inputs, std=1.0), self.xp.empty((T, outputs), self.bench.dtype)

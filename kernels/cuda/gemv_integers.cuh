@@ -44,8 +44,13 @@ constexpr int GROUPS = CHUNK / GROUP;             // of a chunk: 1, 2 or 4
 constexpr int RUN = GROUP / PIECE;                // pieces of a group: 1, 2 or 4
 constexpr int STEPS = GROUP / 16;                 // products of mma in a group
 constexpr int CHAINS = TILES * COLUMNS == 1 ? 2 : 1;  // of mma, one waiting for the other
-// Blocks on a processor, by the registers that they need.
-constexpr int RESIDENT = ROWS <= 4 ? 16 / WARPS : WARPS <= 8 && ROWS <= 8 ? 2 : 1;
+constexpr int UNROLLED = COLUMNS >= 4 ? 1 : TILES > 1 ? 2 : 4;  // groups that are multiplied at a time, by registers
+// Blocks on a processor, likewise.
+#ifdef EXPERTS
+constexpr int RESIDENT = ROWS <= 4 ? 16 / WARPS : 1;
+#else
+constexpr int RESIDENT = ROWS <= 4 ? 16 / WARPS : ROWS <= 8 && OFFSETS < 16 ? 2 : 1;
+#endif
 
 constexpr int X_STRIDE = CHUNK + VECTOR;          // padded: neighbours are in other banks
 constexpr int X_BYTES = ROWS * X_STRIDE * 2, W_BYTES = OUTS * 64, STAGE = SPLITS * (X_BYTES + W_BYTES);
@@ -156,18 +161,30 @@ struct Belongings {
         if (BYTES == 1) to[0] = from[0];
     }
 
-    // What is subtracted from a group's numbers of 4 bits.
-    __device__ __forceinline__ unsigned zero(int tile, int half, int group) const {
-        return OFFSETS == 0 ? 8 : OFFSETS == 8 ? (unsigned)(unsigned char)offsets[tile][half][group] : 0;
+    // What is subtracted from the first group's numbers of 4 bits.
+    __device__ __forceinline__ unsigned zero(int tile, int half) const {
+        return OFFSETS == 0 ? 8 : OFFSETS == 8 ? (unsigned)(unsigned char)offsets[tile][half][0] : 0;
+    }
+
+    __device__ __forceinline__ void next_group() {
+#pragma unroll
+        for (int i = 0; i < 2 * TILES * GROUPS; ++i) {
+            if (i % GROUPS == GROUPS - 1) continue;
+            (&scales[0][0][0])[i] = (&scales[0][0][0])[i + 1];
+            if (OFFSETS) (&offsets[0][0][0])[i] = (&offsets[0][0][0])[i + 1];
+        }
     }
 };
 
-__device__ __forceinline__ unsigned word_of(const uint4& bits, int i) {
-    return i == 0 ? bits.x : i == 1 ? bits.y : i == 2 ? bits.z : bits.w;
+// Take the first of four words. So a loop that is not unrolled needs no index.
+__device__ __forceinline__ unsigned first_word(uint4& words) {
+    unsigned first = words.x;
+    words = make_uint4(words.y, words.z, words.w, 0);
+    return first;
 }
 
 // Add the products of a stage.
-__device__ __forceinline__ void multiply(const Place& at, Sums& sums, const Belongings& own, int stage) {
+__device__ __forceinline__ void multiply(const Place& at, Sums& sums, Belongings& own, int stage) {
     constexpr unsigned ONE = MINILLM_STORAGE == 16 ? 0x3c003c00u : 0x3f803f80u;
     // A lane names a row of x for ldmatrix, and 8 k of 32.
     const storage_t* x = at.x(stage) + at.lane % 8 % ROWS * X_STRIDE + at.lane / 8 * 8;
@@ -178,7 +195,7 @@ __device__ __forceinline__ void multiply(const Place& at, Sums& sums, const Belo
         for (int half = 0; half < 2; ++half)
             raw[tile][half] = *reinterpret_cast<const uint4*>(at.weights(stage, tile, half));
     }
-#pragma unroll
+#pragma unroll UNROLLED
     for (int group = 0; group < GROUPS; ++group) {
         unsigned a[TILES][STEPS][4];
 #pragma unroll
@@ -186,8 +203,8 @@ __device__ __forceinline__ void multiply(const Place& at, Sums& sums, const Belo
 #pragma unroll
             for (int piece = 0; piece < RUN; ++piece) {
                 unsigned low[8 / BITS][2], high[8 / BITS][2];
-                unpack(low, word_of(raw[tile][0], group * RUN + piece), own.zero(tile, 0, group));
-                unpack(high, word_of(raw[tile][1], group * RUN + piece), own.zero(tile, 1, group));
+                unpack(low, first_word(raw[tile][0]), own.zero(tile, 0));
+                unpack(high, first_word(raw[tile][1]), own.zero(tile, 1));
 #pragma unroll
                 for (int part = 0; part < 8 / BITS; ++part) {
                     unsigned* to = a[tile][piece * (8 / BITS) + part];
@@ -216,18 +233,19 @@ __device__ __forceinline__ void multiply(const Place& at, Sums& sums, const Belo
                 for (int j = 0; j < 4; ++j) {
                     float& sum = sums[column][tile][j];
                     float total = of_group[tile][0][j] + (CHAINS > 1 ? of_group[tile][CHAINS - 1][j] : 0.0f);
-                    sum = fmaf(__half2float(own.scales[tile][j / 2][group]), total, sum);
-                    if (OFFSETS == 16) sum = fmaf((float)own.offsets[tile][j / 2][group], of_x[j], sum);
+                    sum = fmaf(__half2float(own.scales[tile][j / 2][0]), total, sum);
+                    if (OFFSETS == 16) sum = fmaf((float)own.offsets[tile][j / 2][0], of_x[j], sum);
                 }
             }
         }
+        own.next_group();
     }
 }
 
 // Begin to copy the first chunks of W, while the block waits for x.
 __device__ __forceinline__ void begin_weights(const Integers& w, int first, int, int outputs) {
     Place at;
-#pragma unroll
+#pragma unroll 1  // or the addresses of all stages stay in registers
     for (int stage = 0; stage < STAGES - 1; ++stage)
         copy_weights(at, w, first, outputs, stage * SPLITS + at.split, stage);
 }
@@ -240,7 +258,7 @@ __device__ __forceinline__ void accumulate(Sums& sums, const storage_t* x, const
     int rounds = ((w.groups + GROUPS - 1) / GROUPS + SPLITS - 1) / SPLITS;
     Belongings own, next;
     next.load(at, w, first, outputs, at.split);
-#pragma unroll
+#pragma unroll 1
     for (int stage = 0; stage < STAGES - 1; ++stage) {
         copy_x(at, x, rows, inputs, x_stride, (stage * SPLITS + at.split) * CHUNK, stage, aligned);
         cp_async_commit();

@@ -64,7 +64,8 @@ def integer_shape(kernels: Kernels, matrix: Quantized, rows: int, outputs: int) 
         splits = max(4, min(16, power_of_two(ceil(inputs, FEW_NUMBERS)), power_of_two(room + 1) // 2))
         resident = FEW_WARPS // splits
     else:
-        most = min(max(power_of_two(rows), 8), 64)
+        sums = integer_constants(matrix)["OFFSETS"] == 16  # of x too, for which 64 rows leave no registers
+        most = min(max(power_of_two(rows), 8), 32 if sums else 64)
 
         def sent(outs: int) -> int:
             """Eighths of a byte for each number of a row, to the busiest processor."""

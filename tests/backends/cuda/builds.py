@@ -51,20 +51,24 @@ INTEGERS = {
 }
 """Kinds of matrices of 8 and 4 bits"""
 
-FEW: list[dict[str, Any]] = [
-    {"ROWS": rows, "OUTS": 16, "SPLITS": splits, "STEPS": steps * INTEGERS[name]["BITS"] // 8} | INTEGERS[name] | more
-    for name in INTEGERS
-    for rows, splits, steps, more in (
-        *(
-            (rows, splits, 2 if (name, rows) == ("offsets", 4) else 4, {})
-            for rows in (1, 2, 4)
-            for splits in (4, 8, 16)
-        ),
-        (1, 4, 4, {"FLOAT_OUT": 1}),
-        *((rows, 8, 2, {"EXPERTS": 1}) for rows in (1, 4)),
-    )
-]
-"""Products of at most 4 rows by matrices of 8 and 4 bits"""
+INTEGER_SHAPES = {
+    (4, 16): (4, 4),
+    (8, 32): (8, 2),
+    (8, 128): (2, 3),
+    (16, 64): (4, 2),
+    (32, 128): (2, 2),
+    (64, 32): (2, 2),
+    (64, 128): (2, 2),
+}
+"""ROWS and OUTS -> SPLITS and STAGES, of products with such matrices"""
+
+
+def integers(name: str, rows: int, outs: int) -> dict[str, Any]:
+    """The constants of such a product."""
+    splits, stages = INTEGER_SHAPES[rows, outs]
+    return {"ROWS": rows, "OUTS": outs, "SPLITS": splits, "STAGES": stages, **INTEGERS[name]}
+
+
 BUILDS: dict[str, list[dict[str, Any]]] = {
     "attention_decode": ATTENTION_DECODE,
     "attention_prefill": ATTENTION_PREFILL,
@@ -86,21 +90,20 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
             for rows, outs in ((1, 4), (16, 32), (64, 32))
         ),
         *(
-            {"ROWS": rows, "OUTS": outs, "storage": SIXTEEN_BITS, **INTEGERS[name]}
-            for rows, outs in ((8, 8), (16, 32), (32, 32), (64, 16))
-            for name in ("int8", "int4")
+            {**integers(name, rows, outs), "storage": SIXTEEN_BITS if INTEGERS[name]["OFFSETS"] == 0 else ("float16",)}
+            for name in INTEGERS
+            for rows, outs in INTEGER_SHAPES
+            if rows < 64 or name != "offsets"
         ),
-        *(
-            {"ROWS": rows, "OUTS": outs, "storage": ("float16",), **INTEGERS[name]}
-            for name, rows, outs in (
-                *(("zeros", rows, outs) for rows, outs in ((16, 32), (32, 32), (64, 16))),
-                *(("offsets", rows, outs) for rows, outs in ((16, 16), (32, 16), (64, 8))),
-            )
-        ),
+        {**integers("int8", 4, 16), "SPLITS": 16, "STAGES": 2, "storage": ("float16",)},
+        {**integers("int8", 4, 16), "FLOAT_OUT": 1, "storage": SIXTEEN_BITS},
         *({"ROWS": rows, "OUTS": outs, "EXPERTS": 1} for rows, outs in ((1, 2), (4, 4))),
         *({"ROWS": rows, "OUTS": outs, "EXPERTS": 1, "storage": SIXTEEN_BITS} for rows, outs in ((8, 16), (16, 16))),
-        *({"ROWS": 16, "OUTS": 16, "EXPERTS": 1, "storage": ("float16",), **INTEGERS[name]} for name in INTEGERS),
-        *({**each, "storage": SIXTEEN_BITS if each["OFFSETS"] == 0 else ("float16",)} for each in FEW),
+        *(
+            {**integers(name, rows, outs), "EXPERTS": 1, "storage": ("float16",)}
+            for name in INTEGERS
+            for rows, outs in ((4, 16), (8, 32), (16, 64))
+        ),
     ],
     "low_rank": [{}, {"FLOAT_OUT": 1, "storage": SIXTEEN_BITS}],
     "experts": [{}, *({"VALUES": values, "storage": ("float32",)} for values in (1, 4))],
@@ -115,19 +118,10 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
         )
     ]
     + [
-        {"ROWS": 16, "OUTS": outs, "storage": ("float16",), **INTEGERS[name], **more}
-        for name, outs, more in (
-            ("int8", 32, {"STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64}),
-            ("int4", 32, {"GATED": 1}),
-            ("offsets", 16, {"GATED": 1}),
-        )
-    ]
-    + [
-        {**each, "storage": ("float16",), **more}
-        for each in FEW
-        if each["SPLITS"] == 8 and "EXPERTS" not in each
+        {**integers(name, *shape), "storage": ("float16",), **more}
+        for name in INTEGERS
+        for shape in ((4, 16), (8, 128), (32, 128))
         for more in (
-            {"STORES": 1, "HEAD_DIM": 64, "PAGE_SIZE": 16},
             {"STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64},
             {"GATED": 1},
         )
