@@ -6,7 +6,8 @@
 //
 // With WINDOWED only the last `window` of the S positions count, and nothing before them is read; with CAPPED a score s is
 // cap tanh(s / cap); with BIASED the score of position s loses slopes[h] * (S - 1 - s); with SUNK the softmax has one more
-// score, sinks[h], whose weight is dropped. Other builds have no code for any of them.
+// score, sinks[h], whose weight is dropped; with BY_DISTANCE the score of position s gains bias[h, M - d] of the distance
+// d = S - 1 - s, at most M. Other builds have no code for any of them.
 //
 // A context, or its window, is cut into splits of SPLIT positions. A block computes GROUP heads that share one K/V head
 // over one split (so K and V are read once for all of them) and leaves the maximum, the sum of weights and the weighted
@@ -157,7 +158,8 @@ struct Split {
 
 // weights[g][row] = q[g] . keys[row] for a batch of rows; `query` and `slopes` are scaled. S: of the sequence.
 __device__ __forceinline__ void score_keys(Shared& shared, const Slots& keys, const float query[GROUP][WIDTH],
-                                           const float slopes[GROUP], int base, const Split& split, int S) {
+                                           const float slopes[GROUP], const DistanceBias& bias, int base,
+                                           const Split& split, int S) {
     constexpr int SIDE = min_of(BATCH, GROUP == 1 ? 8 : GROUP < 4 ? 4 : GROUP < 8 ? 2 : 1);  // rows side by side: their shuffles overlap
 #pragma unroll
     for (int b = 0; b < BATCH; b += SIDE) {
@@ -180,6 +182,7 @@ __device__ __forceinline__ void score_keys(Shared& shared, const Slots& keys, co
 #pragma unroll
             for (int g = 0; g < GROUP; g++) {
                 if (BIASED) scores[side][g] -= slopes[g] * (S - 1 - split.first - row);
+                if (BY_DISTANCE) scores[side][g] += bias.of(g)[min(0, split.first + row - (S - 1))] * LOG2_E;
                 if (threadIdx.x % LANES == 0) shared.weights[g][row] = scores[side][g];
             }
         }
@@ -252,20 +255,20 @@ __device__ __forceinline__ void share_sums(float to[WARPS][GROUP][VALUE_DIM], fl
 __device__ __forceinline__ void attend_split(Shared& shared, Staged& staged, storage_t* out, float* partial,
                                              int head_stride, const float query[GROUP][WIDTH],
                                              const float slopes[GROUP], const float sinks[GROUP],
-                                             const storage_t* keys, const storage_t* values, const Split& split, int S,
-                                             float cap) {
+                                             const DistanceBias& bias, const storage_t* keys,
+                                             const storage_t* values, const Split& split, int S, float cap) {
     constexpr int STEP = ROWS * BATCH;  // all of SPLIT, but for wide heads
     long long places[BATCH];
     split.find(places, 0);
     split.copy<PIECES>(staged.keys, keys, places, 0);
     split.copy<VALUE_PIECES>(staged.values, values, places, 0);  // under way while the scores are taken
     cp_async_wait<1>();
-    score_keys(shared, staged.keys, query, slopes, 0, split, S);
+    score_keys(shared, staged.keys, query, slopes, bias, 0, split, S);
     for (int base = STEP; STEP < SPLIT && base < split.count; base += STEP) {
         split.find(places, base);
         split.copy<PIECES>(staged.keys, keys, places, base);
         cp_async_wait<0>();
-        score_keys(shared, staged.keys, query, slopes, base, split, S);
+        score_keys(shared, staged.keys, query, slopes, bias, base, split, S);
     }
     __syncthreads();
     weigh_scores(shared, partial, head_stride, split.count, cap, sinks);
@@ -313,11 +316,12 @@ __device__ __forceinline__ void merge_splits(storage_t* out, const float* partia
 // q: [N, H, D], out: [N, H, V], rows q_stride and out_stride apart. keys, values: [pages, K, P, D], or V numbers of each
 // row of the keys. context_lens: [N].
 // block_table: [N, table_width]. partials: [N, H, max_splits, V + 2]. arrived: [N, H / GROUP], zeros before and after.
-// slopes, sinks: [H], or null where there are none.
+// slopes, sinks: [H], or null where there are none; bias: [H, 2 most + 1], likewise.
 extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_decode(
     storage_t* out, float* partials, int* arrived, const storage_t* q, const storage_t* keys, const storage_t* values,
-    const int* context_lens, const int* block_table, const float* slopes, const float* sinks, int H, int K, int pages,
-    int table_width, int max_splits, int q_stride, int out_stride, int window, float scale, float cap) {
+    const int* context_lens, const int* block_table, const float* slopes, const float* sinks, const float* bias,
+    int H, int K, int pages, int table_width, int max_splits, int q_stride, int out_stride, int window, int most,
+    float scale, float cap) {
     __shared__ Shared shared;
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     Staged& staged = *reinterpret_cast<Staged*>(dynamic_shared);
@@ -343,14 +347,15 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_decode
     int head_stride = max_splits * PARTIAL;
     partials += ((long long)n * H + first_head) * head_stride;
     Split split{block_table + (long long)n * table_width, 0, 0, first_head / (H / K), K, pages};
+    DistanceBias distances{BY_DISTANCE ? bias + (long long)first_head * (2 * most + 1) + most : nullptr, most};
     bool alone = splits == 1;  // nothing to merge, and nobody to wait for
     for (int i = blockIdx.x; i < splits; i += gridDim.x) {
         split.first = begin + i * SPLIT;
         split.count = min(SPLIT, S - split.first);
         float* partial = alone ? nullptr : partials + i * PARTIAL;
         if (i != blockIdx.x) __syncthreads();  // the sums of the split before are read, where keys are to lie
-        attend_split(shared, staged, result, partial, head_stride, query, scaled_slopes, scaled_sinks, keys, values,
-                     split, S, cap * LOG2_E);
+        attend_split(shared, staged, result, partial, head_stride, query, scaled_slopes, scaled_sinks, distances,
+                     keys, values, split, S, cap * LOG2_E);
     }
     if (!alone && arrives_last(arrived + n * gridDim.y + blockIdx.y, min((int)gridDim.x, splits)))
         merge_splits(result, partials, head_stride, splits, scaled_sinks);

@@ -62,7 +62,8 @@ struct QueryTile {
         score_keys(scores, keys);
         int warp_position = position + threadIdx.x / WARP * WARP_QUERIES;
         int last_position = warp_position + WARP_QUERIES - 1;
-        if (BIASED || CAPPED || !mask.all_visible(warp_position, last_position, first_key, first_key + KEYS - 1))
+        bool all_visible = mask.all_visible(warp_position, last_position, first_key, first_key + KEYS - 1);
+        if (BIASED || BY_DISTANCE || CAPPED || !all_visible)
             mask_scores(scores, first_key, position, mask);
         weigh(scores, scale);
         add_values(scores, values);

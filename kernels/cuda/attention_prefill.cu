@@ -1,4 +1,4 @@
-// Causal attention of many queries in one pass over paged keys and values: FlashAttention-2 (Dao, arXiv 2307.08691).
+// Attention of many queries in one pass over paged keys and values: FlashAttention-2 (Dao, arXiv 2307.08691).
 //
 // Sequence n owns the rows query_starts[n] : query_starts[n + 1] of q; they are the last of its S = context_lens[n]
 // positions, whose keys and values are in the cache already. So a prompt, a chunk of one, a decoding sequence and any
@@ -11,7 +11,10 @@
 // slopes[h] * (p - s); with SUNK the softmax has one more score, sinks[h], whose weight is dropped. With TREED the last
 // tree_sizes[n] tokens of a sequence are a tree of guesses, which speculation verifies in one pass: such a query sees,
 // of those, the ones whose bit is set in its row of tree_seen, and positions are those of `positions`, by depth. A score
-// of a tile that the tree is in costs a load of 4 bytes (L1) more. Other builds have no code for any of them.
+// of a tile that the tree is in costs a load of 4 bytes (L1) more. With BY_DISTANCE the score of position s gains
+// bias[h, M + d] of the distance d = s - p, at most M. With BIDIRECTIONAL a query sees all keys of the context, as in an
+// encoder or from a decoder to its source, or those nearer than the window on either side; p is then in `positions`, as
+// rows need not be the context's last. Other builds have no code for any of them.
 //
 // Values may be VALUE_DIM numbers of the keys' rows, of latent attention, where `values` points into the first row. COLUMNS
 // of them are a block's: with 512 a thread could not hold its results, so the blocks of a head divide them, and each
@@ -56,7 +59,7 @@
 // has few blocks.
 #if CAPPED || TREED
 constexpr int RESIDENT = 1;
-#elif MINILLM_STORAGE == 32 || BIASED || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200)
+#elif MINILLM_STORAGE == 32 || BIASED || BY_DISTANCE || BIDIRECTIONAL || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200)
 constexpr int RESIDENT = 0;
 #else
 constexpr int RESIDENT = HEAD_DIM <= 64 ? 4 : 96 < HEAD_DIM && HEAD_DIM <= 128 ? 3 : 0;
@@ -114,13 +117,14 @@ __device__ __forceinline__ void begin_tile(storage_t* key_tile, storage_t* value
 
 // q: [T, H, D], out: [T, H, V], rows q_stride and out_stride apart. keys, values: [pages, K, P, D], or V numbers of each
 // row of the keys. query_starts: [N + 1].
-// context_lens: [N]. block_table: [N, table_width]. slopes, sinks: [H], or null where there are none. positions: [T],
-// tree_seen: [T, tree_words], the rows of no tree are not read, and tree_sizes: [N]; or null without trees.
+// context_lens: [N]. block_table: [N, table_width]. slopes, sinks: [H], or null where there are none. bias:
+// [H, 2 most + 1], likewise. positions: [T], or null where only their order counts. tree_seen: [T, tree_words], whose
+// rows of no tree are not read, and tree_sizes: [N]; or null without trees.
 extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_prefill(
     storage_t* out, const storage_t* q, const storage_t* keys, const storage_t* values, const int* query_starts,
-    const int* context_lens, const int* block_table, const float* slopes, const float* sinks, const int* positions,
-    const unsigned* tree_seen, const int* tree_sizes, int N, int H, int K, int pages, int table_width, int q_stride,
-    int out_stride, int window, int tree_words, float scale, float cap) {
+    const int* context_lens, const int* block_table, const float* slopes, const float* sinks, const float* bias,
+    const int* positions, const unsigned* tree_seen, const int* tree_sizes, int N, int H, int K, int pages,
+    int table_width, int q_stride, int out_stride, int window, int most, int tree_words, float scale, float cap) {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     constexpr int TILE = KEYS * STRIDE, BOTH = TILE + KEYS * VALUE_STRIDE;
     storage_t* tiles = reinterpret_cast<storage_t*>(dynamic_shared);  // [2][keys, values][KEYS, STRIDE]
@@ -133,8 +137,9 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_prefil
     int first = (tile - (start / QUERIES + n)) * QUERIES;  // of this block's queries in the sequence
     if (first >= count) return;
     int rows = min(QUERIES, count - first), head = blockIdx.y;
-    int position = context_lens[n] - count + first;  // of the first query
-    int stop = position + rows;                      // no query here sees a key from there on
+    // Of the first query; in a tree its number in the context, and where all keys are seen alike, nothing.
+    int position = context_lens[n] - count + first;
+    if (BIDIRECTIONAL) position = WINDOWED || BIASED || BY_DISTANCE ? positions[start + first] : 0;
     out += (long long)(start + first) * out_stride + head * VALUE_DIM + column;
     if (context_lens[n] == 0) {
         for (int i = threadIdx.x; i < rows * COLUMNS; i += THREADS)
@@ -144,12 +149,17 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_prefil
 
     const int* block_row = block_table + (long long)n * table_width;
     int kv_head = head / (H / K);
-    Mask mask{window, BIASED ? slopes[head] / scale : 0.0f, cap / scale};
+    Mask mask{window, context_lens[n], BIASED ? slopes[head] / scale : 0.0f, cap / scale};
+    if (BY_DISTANCE) {
+        mask.bias = DistanceBias{bias + (long long)head * (2 * most + 1) + most, most};
+        mask.unscale = 1.0f / scale;
+    }
     if (TREED) {
         int size = tree_sizes[n];
         long long row = start + count - size;  // of the tree's first node
         mask.tree = Tree{context_lens[n] - size, context_lens[n], tree_seen + row * tree_words, tree_words, positions + row};
     }
+    int stop = mask.after_all(position + rows);  // no query here sees a key from there on
     int begin = first_seen(mask.least_position(position), window) / KEYS * KEYS;
     storage_t* first_tile = tiles + begin / KEYS % 2 * BOTH;
     begin_tile(first_tile, first_tile + TILE, keys, values, block_row, begin, stop, kv_head, K, pages);

@@ -62,8 +62,6 @@ class Ragged(Protocol):
 class Trees(NamedTuple):
     """The trees of guesses that sequences of a batch end in, on the device (`Span.tree`)."""
 
-    positions: Any
-    """[T] int32, of each token; in a tree by its depth"""
     seen: Any
     """[T, words] uint32: bit k of a node's row says whether it sees node k of its tree. Rows of no tree are not read"""
     sizes: Any
@@ -95,6 +93,18 @@ def has_kernel(storage: str, D: int, V: int | None = None, *, decodes: bool = Fa
     return V < D <= MAX_LATENT_DIM and D % piece == 0 and V % piece == 0
 
 
+def has_variant(spec: AttentionSpec) -> bool:
+    """Whether the kernels know a variant: all but relative positions, and two changes of a score that no model has."""
+    changes = spec.slopes, spec.bias, spec.softcap
+    known = spec.relative is None and sum(change is not None for change in changes) < 2
+    return known and not (spec.cross and knows_places(spec))
+
+
+def knows_places(spec: AttentionSpec) -> bool:
+    """Whether a variant asks how far a key is from its query, and not only which of them is first."""
+    return spec.window is not None or spec.slopes is not None or spec.bias is not None
+
+
 def reach(window: int | None, positions: int) -> int:
     """The most positions that a query sees, where a block table has room for `positions`."""
     return positions if window is None else min(window, positions)
@@ -120,9 +130,10 @@ def attend(
     *,
     max_queries: int,
     singles: int = 0,
+    positions: Any = None,
     trees: Trees | None = None,
 ) -> None:
-    """Causal attention of every sequence of a ragged batch (`reference.attend`).
+    """Attention of every sequence of a ragged batch (`reference.attend`).
 
     Sequences that decode in a pass with prompts have a launch of their own: the decode kernel reads keys and values
     once for all heads that share them and divides a long context among blocks, which the prefill kernel does not.
@@ -132,18 +143,19 @@ def attend(
         q: queries [T, H, D], or a view with a larger row stride
         keys: one layer's pages [pages, K, P, D]
         values: likewise, or a view of the last numbers of the keys [pages, K, P, V]
-        batch: which rows belong to which sequence, and its pages
+        batch: which rows belong to which sequence, and its pages; or those of its source
         out: [T, H, V], filled; rows past query_starts[N] are not changed
         workspace: for the sequences of one query
-        spec: the variant, causal and without a bias, its slopes and sinks float32, slopes without a soft cap
+        spec: the variant, one that `has_variant`, its arrays float32
         max_queries: an upper bound of the queries of one sequence. With 1 every sequence must have one, so that T = N.
         singles: number of the first sequences, each of which has one query, of a batch with others after them
+        positions: [T] int32, of each token, in a tree by its depth; for trees, and a spec that is not causal
         trees: which tokens of a tree see each other, in a batch where a sequence of several queries ends in one
     """
     if len(q) == 0:
         return
     mask = Mask.of(spec, positions=batch.block_table.shape[1] * keys.shape[2])
-    if is_decode(q, batch, max_queries):
+    if is_decode(q, batch, max_queries, spec):
         decode(kernels, q, keys, values, batch, out, workspace, mask)
         return
     if singles:
@@ -151,7 +163,7 @@ def attend(
         decode(kernels, q[:singles], keys, values, first, out[:singles], workspace, mask)
         batch = Sequences(batch.query_starts[singles:], batch.context_lens[singles:], batch.block_table[singles:])
         trees = None if trees is None else trees.after(singles)
-    prefill(kernels, q, keys, values, batch, out, mask, trees)
+    prefill(kernels, q, keys, values, batch, out, mask, positions, trees)
 
 
 class Sequences(NamedTuple):
@@ -167,9 +179,14 @@ def count_singles(counts: Iterable[int]) -> int:
     return sum(1 for _ in takewhile(lambda count: count == 1, counts))
 
 
-def is_decode(q: Any, batch: Ragged, max_queries: int) -> bool:
-    """Whether every sequence has one query."""
-    return max_queries == 1 and len(q) == len(batch.context_lens)
+def is_decode(q: Any, batch: Ragged, max_queries: int, spec: AttentionSpec) -> bool:
+    """Whether every sequence has one query, which sees all of a context, or is the last of it."""
+    return max_queries == 1 and len(q) == len(batch.context_lens) and is_last_or_sees_all(spec)
+
+
+def is_last_or_sees_all(spec: AttentionSpec) -> bool:
+    """Whether the decode kernel serves a sequence's only query: its place is the context's last one, or is nothing."""
+    return spec.causal or not knows_places(spec)
 
 
 class Mask(NamedTuple):
@@ -179,19 +196,33 @@ class Mask(NamedTuple):
     window: int
     slopes: Any
     sinks: Any
+    bias: Any
+    most: int
+    """The largest distance that has a bias of its own"""
     cap: np.float32
+    causal: bool
     constants: dict[str, int]
     """Macros for the compiler: without one, the build has no code for its feature"""
 
     @classmethod
     def of(cls, spec: AttentionSpec, positions: int) -> "Mask":
         """`positions`: an upper bound of all contexts. A window at least that long counts as none."""
-        seen, slopes, cap = reach(spec.window, positions), spec.slopes, spec.softcap
+        seen, slopes, bias, cap = reach(spec.window, positions), spec.slopes, spec.bias, spec.softcap
         switches = {"WINDOWED": seen < positions, "BIASED": slopes is not None, "CAPPED": cap is not None}
-        switches["SUNK"] = spec.sinks is not None
-        assert slopes is None or cap is None, "no kernel has both"
+        switches |= {"SUNK": spec.sinks is not None, "BY_DISTANCE": bias is not None}
+        assert has_variant(spec), spec
         constants = {name: 1 for name, on in switches.items() if on}
-        return cls(np.float32(spec.scale), seen, or_null(slopes), or_null(spec.sinks), np.float32(cap or 0), constants)
+        return cls(
+            np.float32(spec.scale),
+            seen,
+            or_null(slopes),
+            or_null(spec.sinks),
+            or_null(bias),
+            0 if bias is None else bias.shape[1] // 2,
+            np.float32(cap or 0),
+            spec.causal,
+            constants,
+        )
 
 
 def decode(
@@ -219,8 +250,8 @@ def decode(
     kernel = kernels.get("attention_decode", "attention_decode", shared_mem=shared, **constants)
     blocks = max(1, min(splits, DECODE_BLOCKS * kernels.processors // (N * H // group)))
     arrays = out, workspace.partials, workspace.arrived, q, keys, values, batch.context_lens, batch.block_table
-    sizes = int32s(H, K, pages, B, splits, row_stride(q), row_stride(out), mask.window)
-    arguments = (*arrays, mask.slopes, mask.sinks, *sizes, mask.scale, mask.cap)
+    sizes = int32s(H, K, pages, B, splits, row_stride(q), row_stride(out), mask.window, mask.most)
+    arguments = (*arrays, mask.slopes, mask.sinks, mask.bias, *sizes, mask.scale, mask.cap)
     kernel((blocks, H // group, N), (DECODE_THREADS,), arguments, shared_mem=shared)
 
 
@@ -232,6 +263,7 @@ def prefill(
     batch: Ragged,
     out: Any,
     mask: Mask,
+    positions: Any = None,
     trees: Trees | None = None,
 ) -> None:
     """Any number of queries for each sequence. Arguments as in `attend`."""
@@ -242,13 +274,15 @@ def prefill(
     constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "QUERIES": tile.queries, "KEYS": tile.keys, **mask.constants}
     constants |= {} if V == D else {"VALUE_DIM": V, "COLUMNS": tile.columns}
     constants |= {} if trees is None else {"TREED": 1}
+    constants |= {} if mask.causal else {"BIDIRECTIONAL": 1}
     kernel = kernels.get("attention_prefill", "attention_prefill", shared_mem=tile.shared_bytes, **constants)
-    arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table, mask.slopes, mask.sinks
-    tree = (NULL, NULL, NULL) if trees is None else trees
+    arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table
+    tree = (NULL, NULL) if trees is None else trees
+    terms = mask.slopes, mask.sinks, mask.bias, or_null(positions), *tree
     words = 0 if trees is None else trees.seen.shape[1]
-    sizes = int32s(N, H, K, pages, B, row_stride(q), row_stride(out), mask.window, words)
+    sizes = int32s(N, H, K, pages, B, row_stride(q), row_stride(out), mask.window, mask.most, words)
     grid = T // tile.queries + N, H, V // tile.columns
-    arguments = (*arrays, *tree, *sizes, mask.scale, mask.cap)
+    arguments = (*arrays, *terms, *sizes, mask.scale, mask.cap)
     kernel(grid, (tile.threads,), arguments, shared_mem=tile.shared_bytes)
 
 

@@ -2,9 +2,8 @@
 
 The device and the launcher of kernels are arguments: CuPy's on a GPU, the host and an emulator without one. The kernels
 are compiled for one storage type, so activations and K/V cache have the same format, and weights too unless they have
-8 or 4 bits; sums and logits are float32. Attention with heads of an unsupported width, or in a
-variant other than windows, ALiBi, soft caps and sinks, has no kernel: it runs as in the reference, on the device's
-array module.
+8 or 4 bits; sums and logits are float32. Attention with heads of an unsupported width, or with
+relative positions, has no kernel: it runs as in the reference, on the device's array module.
 """
 
 from itertools import pairwise
@@ -372,7 +371,7 @@ class CudaBackend(Recordable, Backend):
 
     @recorded
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
-        """One launch for sequences that decode and one for prompts; variants without a kernel run as in the reference.
+        """One launch for sequences that decode, one for others; what has no kernel runs as in the reference.
 
         [T, H, D] -> [T, H, V]
         """
@@ -381,19 +380,20 @@ class CudaBackend(Recordable, Backend):
         (T, H, D), V = q.shape, values.shape[3]
         out = self.memory.arena.take((T, H, V))
         spec = spec.with_arrays(attrgetter("data")) if spec.has_weights else spec
-        both = spec.slopes is not None and spec.softcap is not None
-        without_kernel = not spec.causal or spec.bias is not None or both
-        decodes = attention.is_decode(q, batch, batch.max_queries)
-        if without_kernel or not attention.has_kernel(self.kernels.storage, D, V, decodes=decodes):
+        queries = batch.over_sources if spec.cross else batch
+        assert isinstance(queries, DeviceBatch)
+        decodes = attention.is_decode(q, queries, batch.max_queries, spec)
+        has_kernel = attention.has_variant(spec) and (spec.causal or spec.cross or not batch.has_tree)
+        if not (has_kernel and attention.has_kernel(self.kernels.storage, D, V, decodes=decodes)):
             self._not_recorded()
-            queries = batch.over_sources if spec.cross else batch
             return attention.attend_by_reference(q, keys, values, queries, spec, self.xp, out)
-        N, B = batch.block_table.shape
+        N, B = queries.block_table.shape
         seen = attention.reach(spec.window, B * self.memory.page_size)
-        singles = 0 if decodes else batch.singles
+        singles = batch.singles if not decodes and attention.is_last_or_sees_all(spec) else 0
         room = self.memory.workspace.scratch.attention(N if decodes else singles, H, V, seen)
-        counts = {"max_queries": batch.max_queries, "singles": singles}
-        attention.attend(self.kernels, q, keys, values, batch, out, room, spec, **counts, trees=batch.trees)
+        counts: Any = {"max_queries": batch.max_queries, "singles": singles}
+        places: Any = {"positions": batch.positions, "trees": queries.trees}
+        attention.attend(self.kernels, q, keys, values, queries, out, room, spec, **counts, **places)
         return out
 
     @property

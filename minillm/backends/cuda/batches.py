@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -42,6 +43,8 @@ class Bucket(NamedTuple):
     """Number of rows of a pass of prompts; 0: a decode step"""
     singles: int = 0
     """In a pass of prompts the first rows and sequences, those that decode, padding included"""
+    source_pages: int = 0
+    """Columns of the block table of the sources; 0 without an encoder"""
 
 
 class Layout(NamedTuple):
@@ -113,8 +116,24 @@ class DeviceBatch(Batch):
     """Number of the first sequences, each of which has one new token, of a batch with others after them"""
     trees: Trees | None = None
     """Which tokens of trees of guesses see each other, where some sequence ends in one"""
+    source_lens: Any = None
+    """[N]: S of each sequence's source; None without an encoder"""
+    source_table: Any = None
+    """[N, B'], likewise"""
     row_adapters: Any = None
     """[T]: the number of each row's LoRA adapter, or -1, in decode steps where some sequence has one"""
+
+    @cached_property
+    def over_sources(self) -> "DeviceBatch":
+        """As of `Batch`."""
+        return replace(
+            self,
+            spans=self.cross_rows,
+            cross_rows=(),
+            context_lens=self.source_lens,
+            block_table=self.source_table,
+            trees=None,
+        )
 
 
 class BatchBuffers:
@@ -144,9 +163,12 @@ class BatchBuffers:
         B = pages_of(batch.spans) if bucket is None else bucket.pages
         adapted = bucket is not None and bucket.adapters > 0
         groups = tuple(batch.groups)
+        words = tree_words(batch.spans)
+        source_pages = bucket.source_pages if bucket else pages_of(batch.cross_rows) if batch.cross_rows else 0
         parts = {"types": batch.types is not None, "adapted": adapted, "states": batch.state_before is not None}
-        parts["words"] = tree_words(batch.spans)
-        self._lay_out(layout.tokens, layout.sequences, padded_R, B, groups, **parts)
+        self._lay_out(
+            layout.tokens, layout.sequences, padded_R, B, groups, words=words, source_pages=source_pages, **parts
+        )
         host = self._staging.host
         if adapted:
             layout.spread(host["adapters"], numbers_of(batch.adapters, numbers), -1)
@@ -165,7 +187,12 @@ class BatchBuffers:
         self._fill_starts(batch, layout)
         host["rows"][:R] = [layout.place(row) for row in rows] if layout.shift else rows
         host["rows"][R:] = np.arange(R, padded_R)
-        if parts["words"]:
+        if source_pages:
+            assert len(batch.cross_rows) == len(batch.spans), "each sequence has a source"
+            layout.spread(host["source_lens"], [span.context_len for span in batch.cross_rows], 0)
+            for i, span in enumerate(batch.cross_rows):
+                host["source_table"][layout.place(i), : len(span.pages)] = span.pages
+        if words:
             host["tree_seen"][...], host["tree_sizes"][...] = 0, 0
             for i, span in enumerate(batch.spans):
                 if span.tree is not None:
@@ -173,7 +200,6 @@ class BatchBuffers:
                     fill_tree(host["tree_seen"][span.start : span.stop], span.tree)
         self._staging.send()
         there = self._staging.there
-        trees = Trees(there["positions"], there["tree_seen"], there["tree_sizes"]) if parts["words"] else None
         names = ("token_ids", "positions", "query_starts", "context_lens", "text_lens")
         padded = bucket is not None and bucket.tokens > 0
         sent = DeviceBatch(
@@ -190,7 +216,9 @@ class BatchBuffers:
             frames=None if batch.frames is None else self._device.xp.asarray(batch.frames),
             state_before=None if batch.state_before is None else there["state_before"],
             state_after=None if batch.state_after is None else there["state_after"],
-            trees=trees,
+            trees=Trees(there["tree_seen"], there["tree_sizes"]) if words else None,
+            source_lens=there.get("source_lens") if source_pages else None,
+            source_table=there.get("source_table") if source_pages else None,
             row_adapters=there["adapters"] if adapted else None,
         )
         return replace(sent, groups={group: self._in_group(sent, batch, group) for group in groups}), there["rows"]
@@ -252,19 +280,25 @@ class BatchBuffers:
         adapted: bool = False,
         states: bool = False,
         words: int = 0,
+        source_pages: int = 0,
     ) -> None:
-        """Lay out the arrays; `words` of each row that says which nodes of a tree it sees, if there are trees."""
+        """Lay out the arrays.
+
+        `words` of each row that says which nodes of a tree it sees, if there are trees; `source_pages` as of `Bucket`.
+        """
         sizes = {"token_ids": T, "positions": T, "slots": T, "query_starts": N + 1, "rows": R}
         sizes |= {"context_lens": N, "text_lens": N} | ({"types": T} if types else {})
         sizes |= {"adapters": T} if adapted else {}
         sizes |= {"state_before": T, "state_after": T} if states else {}
         fields: dict[str, Any] = {name: ((size,), np.int32) for name, size in sizes.items()}
         fields |= {"tree_seen": ((T, words), np.uint32), "tree_sizes": ((N,), np.int32)} if words else {}
+        if source_pages:
+            fields |= {"source_lens": ((N,), np.int32), "source_table": ((N, source_pages), np.int32)}
         fields |= {_name("slots", group): ((T,), np.int32) for group in groups}
         fields |= {_name("block_table", group): ((N, B), np.int32) for group in (0, *groups)}
         self._staging.lay_out(**fields)
-        if self._shape != (T, N, R, B, words, *groups):
-            self._shape = T, N, R, B, words, *groups
+        if self._shape != (T, N, R, B, words, source_pages, *groups):
+            self._shape = T, N, R, B, words, source_pages, *groups
             for group in (0, *groups):
                 self._staging.host[_name("block_table", group)][...] = 0
                 self._pages[group] = [()] * N
@@ -304,7 +338,9 @@ def bucket_of(batch: Batch, rows: Any, max_batch_size: int, adapters: int = 0) -
         return None
     if batch.adapters and list(rows) != [*range(N)]:  # the head's rows have the adapters of their tokens
         return None
-    return Bucket(min(padded_to(N), max_batch_size), pages_of(batch.spans), adapters if batch.adapters else 0)
+    source_pages = pages_of(batch.cross_rows) if batch.cross_rows else 0
+    numbered = adapters if batch.adapters else 0
+    return Bucket(min(padded_to(N), max_batch_size), pages_of(batch.spans), numbered, source_pages=source_pages)
 
 
 def bucket_of_prompts(batch: Batch, rows: Any, most: int) -> Bucket | None:

@@ -11,6 +11,7 @@ from minillm.backends.cuda.attention import PrefillTile, split_of
 STORAGES = ("float32", "float16", "bfloat16")
 
 WINDOW, SLOPES, CAP, TREE = {"WINDOWED": 1}, {"BIASED": 1}, {"CAPPED": 1}, {"TREED": 1}
+DISTANCES, BOTH_WAYS = {"BY_DISTANCE": 1}, {"BIDIRECTIONAL": 1}
 
 ATTENTION_DECODE = [
     {"HEAD_DIM": D, "PAGE_SIZE": 16, "GROUP": group, "SPLIT": split_of(D, size), "storage": storages, **mask}
@@ -20,6 +21,7 @@ ATTENTION_DECODE = [
         *((128, 4, mask) for mask in (WINDOW, WINDOW | SLOPES)),
         *((D, 1, SLOPES) for D in (64, 128)),
         *((256, 2, mask) for mask in (CAP, CAP | WINDOW)),
+        *((D, 1, DISTANCES) for D in (64, 128)),
     )
 ]
 ATTENTION_PREFILL = [
@@ -32,6 +34,9 @@ ATTENTION_PREFILL = [
         *((256, mask) for mask in (CAP, CAP | WINDOW)),
         *((D, TREE) for D in (64, 128, 256)),
         (128, TREE | WINDOW),
+        *((64, BOTH_WAYS | mask) for mask in ({}, WINDOW, SLOPES, DISTANCES)),
+        *((D, DISTANCES) for D in (64, 128)),
+        *((128, BOTH_WAYS | mask) for mask in ({}, DISTANCES)),
     )
     for storage in STORAGES
     for tile in [PrefillTile.of(storage, D)]

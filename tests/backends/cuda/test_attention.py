@@ -18,6 +18,7 @@ from minillm.backends.cuda.attention import (
     count_singles,
     group_of,
     has_kernel,
+    has_variant,
     partials_size,
     staged_bytes,
 )
@@ -63,17 +64,27 @@ class Case:
         sunk: bool = False,
         V: int | None = None,
         parents: Mapping[int, Sequence[int]] = MappingProxyType({}),
+        most: int | None = None,
+        causal: bool = True,
+        beyond: Mapping[int, int] = MappingProxyType({}),
+        queries: Mapping[int, int] | None = None,
     ) -> None:
-        """`rows`: rows of each padded sequence; `V`: values are the last V numbers of the keys; `parents`: of the nodes
-        of trees that sequences end in.
+        """Masks by name; slopes, sinks and the bias of distances up to `most` are made up.
+
+        `rows`: rows of each padded sequence. `V`: values are the last V numbers of the keys. `parents`: of the nodes of
+        trees that sequences end in. `beyond`: as of `Span`, of some sequences. `queries`: of each sequence, whose
+        context is then a source.
         """
         rng = np.random.default_rng(len(lengths) + D + P)
-        self.window, self.softcap = window, softcap
+        self.window, self.softcap, self.causal, self.cross = window, softcap, causal, queries is not None
+        self.bias = None if most is None else rng.standard_normal((H, 2 * most + 1)).astype(np.float32)
         self.slopes = np.geomspace(0.5, 0.02, H).astype(np.float32) if biased else None
         self.sinks = np.linspace(3, -1, H).astype(np.float32) if sunk else None
         self.storage, self.scale = storage, D**-0.5
         dtype = STORAGE[storage]
         counts = [new if cached + new else rows for cached, new in lengths]
+        if queries is not None:
+            counts = [queries[n] for n in range(len(lengths))]
         needed = [-(-(cached + new) // P) for cached, new in lengths]
         pages = sum(needed) + 1  # the last belongs to nobody
         T, N, B = sum(counts), len(lengths), max(needed) + 1
@@ -90,7 +101,8 @@ class Case:
             own = [shuffled.pop() for _ in range(count)]
             self.block_table[n, :count] = own
             tree = ancestors(parents[n]) if n in parents else None
-            self.spans.append(Span(int(self.query_starts[n]), int(self.query_starts[n + 1]), S, S, tuple(own), tree))
+            start, stop = self.query_starts[n : n + 2].tolist()
+            self.spans.append(Span(start, stop, S, S, tuple(own), tree, beyond.get(n, 0)))
             for position in range(S):
                 place = own[position // P], slice(None), position % P
                 self.keys[place], own_values = rng.standard_normal((2, K, D)).astype(dtype)
@@ -99,6 +111,7 @@ class Case:
         fused = (2 * rng.standard_normal((T, (H + 2 * K) * D))).astype(dtype)
         self.q = fused[:, : H * D].reshape(T, H, D)
         assert T < 2 or not self.q.flags.c_contiguous
+        self.positions = np.concatenate([span.positions() for span in self.spans]).astype(np.int32)
         self.trees = self._trees() if parents else None
 
     def _trees(self) -> Trees:
@@ -108,14 +121,13 @@ class Case:
         for span in self.spans:
             if span.tree is not None:
                 fill_tree(seen[span.start : span.stop], span.tree)
-        positions = np.concatenate([span.positions() for span in self.spans]).astype(np.int32)
         sizes = np.array([0 if span.tree is None else len(span.tree) for span in self.spans], np.int32)
-        return Trees(positions, seen, sizes)
+        return Trees(seen, sizes)
 
     @property
     def spec(self) -> AttentionSpec:
-        terms: Any = {"slopes": self.slopes, "softcap": self.softcap, "sinks": self.sinks}
-        return AttentionSpec(self.scale, window=self.window, **terms)
+        terms: Any = {"slopes": self.slopes, "softcap": self.softcap, "sinks": self.sinks, "bias": self.bias}
+        return AttentionSpec(self.scale, window=self.window, causal=self.causal, cross=self.cross, **terms)
 
     def run(
         self, emulator: Emulator, max_queries: int | None = None, arrived: int = 0, singles: int = 0, **options: bool
@@ -129,8 +141,8 @@ class Case:
         self.workspace = workspace = Workspace(np.full(size, np.nan, np.float32), np.full(N * H, arrived, np.int32))
         kernels = Kernels(emulator, self.storage, **options)
         most = int(np.diff(self.query_starts).max()) if max_queries is None else max_queries
-        counts = {"max_queries": most, "singles": singles}
-        attend(kernels, self.q, *self.cache, self, out, workspace, self.spec, **counts, trees=self.trees)
+        more: Any = {"max_queries": most, "singles": singles, "positions": self.positions, "trees": self.trees}
+        attend(kernels, self.q, *self.cache, self, out, workspace, self.spec, **more)
         assert (workspace.arrived == arrived).all()
         return out
 
@@ -147,7 +159,9 @@ class Case:
         for span in self.spans:
             S, count, pages = span.context_len, span.stop - span.start, list(span.pages)
             back = span.positions()[:, None] - span.key_positions()  # steps from a query back to a key
-            hidden = (np.arange(S) > S - count + np.arange(count)[:, None]) | (back >= (self.window or S))
+            later = np.arange(S) > S - count + np.arange(count)[:, None]
+            distance = back if self.causal else np.abs(back)
+            hidden = (later & self.causal) | (distance >= (self.window or S + count))
             if span.tree is not None:
                 m = len(span.tree)
                 hidden[-m:, -m:] |= ~span.tree
@@ -158,8 +172,11 @@ class Case:
                 scores *= np.float32(self.scale)
                 if self.softcap is not None:
                     scores = np.float32(self.softcap) * np.tanh(scores / np.float32(self.softcap))
+                if self.bias is not None:
+                    M = self.bias.shape[1] // 2
+                    scores += self.bias[h, M + np.clip(-back, -M, M)]
                 if self.slopes is not None:
-                    scores -= self.slopes[h] * back.astype(np.float32)
+                    scores -= self.slopes[h] * distance.astype(np.float32)
                 scores = np.where(hidden, -np.inf, scores)
                 weights = np.exp(scores - scores.max(axis=1, keepdims=True))
                 total = _sum_of_products(weights, np.ones((S, 1), np.float32))
@@ -364,6 +381,7 @@ MASKS: dict[str, dict[str, Any]] = {
     "window and cap": {"window": 130, "softcap": 1.5},
     "sinks": {"sunk": True},
     "window and sinks": {"window": 130, "sunk": True},
+    "distances": {"most": 60},
 }
 BACK: dict[str, Lengths] = {
     "decode": [(68, 1), (69, 1), (70, 1), (129, 1), (0, 1), (70 + 2 * SPLIT, 1), PADDED],
@@ -372,7 +390,7 @@ BACK: dict[str, Lengths] = {
 
 
 @pytest.mark.parametrize("storage", SOON)
-@pytest.mark.parametrize("mask", ["both", "window and cap", "window", "slopes", "cap", "sinks", "window and sinks"])
+@pytest.mark.parametrize("mask", [*MASKS])
 @pytest.mark.parametrize("lengths", BACK)
 def test_windows_slopes_caps_and_sinks_are_the_reference(
     emulator: Emulator, storage: str, mask: str, lengths: str
@@ -469,6 +487,68 @@ def test_a_tree_that_is_a_line_has_the_bits_of_a_line(emulator: Emulator) -> Non
     plain = Case("float16", lengths, D=16)
     trees = Case("float16", lengths, D=16, parents={1: range(-1, 8), 2: range(-1, 69)})
     assert (plain.run(emulator, singles=1) == trees.run(emulator, singles=1)).all()
+
+
+# --- both ways, and over sources --------------------------------------------------------------------------------------
+
+WHOLE: Lengths = [(0, 3), (0, 63), PADDED, (0, 150), (20, 9), (0, 64), (0, 1)]
+"""Texts, the rows of one of which are followed by others"""
+BOTH_WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 20},
+    "slopes": {"biased": True},
+    "distances": {"most": 30},
+    "window and slopes": {"window": 70, "biased": True},
+    "sinks": {"sunk": True},
+}
+
+
+@pytest.mark.parametrize("storage", SOON)
+@pytest.mark.parametrize("mask", BOTH_WAYS)
+def test_both_ways_a_query_sees_what_follows(emulator: Emulator, storage: str, mask: str) -> None:
+    case = Case(storage, WHOLE, rows=1, D=16, causal=False, beyond={4: 12}, **BOTH_WAYS[mask])
+    case.check(case.run(emulator))
+
+
+@pytest.mark.parametrize("storage", SOON[:2])
+def test_single_tokens_both_ways(emulator: Emulator, storage: str) -> None:
+    """By the decode kernel, unless their places count: one sees a context that it is not the last of."""
+    lengths = [(0, 1), (9, 1), PADDED, (200, 1)]
+    for more in ({}, {"beyond": {1: 4}, "window": 9}):
+        case = Case(storage, lengths, rows=1, D=16, causal=False, **more)
+        case.check(case.run(emulator))
+
+
+@pytest.mark.parametrize("storage", SOON)
+@pytest.mark.parametrize("counts", [(1, 1, 1), (70, 2, 1), (1, 5, 64)], ids=["decode", "prefill", "mixed"])
+def test_queries_see_all_of_their_source(emulator: Emulator, storage: str, counts: tuple[int, ...]) -> None:
+    """Longer or shorter than they are many."""
+    lengths = [(0, 3), (0, 2 * SPLIT + 9), (0, 64)]
+    case = Case(storage, lengths, D=16, causal=False, queries=dict(enumerate(counts)))
+    case.check(case.run(emulator, singles=count_singles(counts) if max(counts) > 1 else 0))
+
+
+@pytest.mark.slow
+def test_both_ways_in_any_order_of_threads(any_emulator: Emulator) -> None:
+    case = Case("float16", WHOLE, rows=1, D=16, K=1, H=1, causal=False, window=70, most=30)
+    out = case.run(any_emulator, debug=True)
+    case.check(out)
+    assert (out == case.run(launcher(), debug=True)).all()
+
+
+def test_variants_without_a_kernel() -> None:
+    bias, slopes = np.zeros((2, 3), np.float32), np.zeros(2, np.float32)
+    known: list[dict[str, Any]] = [
+        {},
+        {"bias": bias},
+        {"slopes": slopes, "window": 3},
+        {"causal": False, "cross": True},
+    ]
+    assert all(has_variant(AttentionSpec(1.0, **terms)) for terms in known)
+    positions: Any = object()
+    unknown: list[dict[str, Any]] = [{"bias": bias, "slopes": slopes}, {"softcap": 1.0, "slopes": slopes}]
+    unknown += [{"causal": False, "relative": positions}, {"causal": False, "cross": True, "window": 4}]
+    assert not any(has_variant(AttentionSpec(1.0, **terms)) for terms in unknown)
 
 
 @pytest.mark.skipif(ON_GPU, reason="ends the process on a GPU")

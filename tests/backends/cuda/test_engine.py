@@ -395,9 +395,10 @@ def test_a_step_with_something_that_has_no_kernel_is_not_recorded(
 
 def test_attention_in_a_variant_without_a_kernel_is_the_references(runner: Runner, device: RecordingDevice) -> None:
     plain = tiny_runner(seed=2)
+    slopes = Weight("", np.linspace(0.5, 0.1, plain.model.config.num_heads, dtype=np.float32))
     for backend in (runner.backend, plain.backend):
         attend = backend.attend
-        backend.attend = lambda *given, own=attend: own(*given[:-1], replace(given[-1], softcap=0.5, causal=False))
+        backend.attend = lambda *given, own=attend: own(*given[:-1], replace(given[-1], softcap=0.5, slopes=slopes))
     sequences = TokenSequence(list(PROMPTS[0])), TokenSequence(list(PROMPTS[0]))
     for token in (5, 6, 7, 8):
         ours, theirs = (r.forward([s], [s.pending]).logits for r, s in zip((runner, plain), sequences, strict=True))

@@ -1,7 +1,7 @@
 """Whisper on the emulated GPU: NumPy's tokens, and logits within the rounding of 16 bits.
 
 Windows of convolutions have no kernel: they are copied by the array module, in the encoder's pass, which is never
-recorded. Attention over a source runs as in the reference (`test_encoder_decoders`).
+recorded.
 """
 
 import numpy as np
