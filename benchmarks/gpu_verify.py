@@ -13,12 +13,13 @@ from gpu_figures import Figure, Sizes
 from gpu_kernels import LOGITS_STD, PAGE, Bench, Clock
 
 from minillm.backends.cuda import attention, linear, rows, sampling
+from minillm.backends.cuda.batches import fill_tree, tree_words
 from minillm.backends.cuda.integers import interleave
 from minillm.backends.cuda.linear import Product, Products
 from minillm.backends.cuda.memory import StepScratch
 from minillm.backends.formats import INT4, INT8
 from minillm.backends.weights import Weight
-from minillm.batch import Span
+from minillm.batch import Span, ancestors
 from minillm.models import published_config
 from minillm.reference.attention import AttentionSpec
 from minillm.reference.quantize import dequantize
@@ -41,7 +42,7 @@ def verify(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
             integers = (
                 [check.integers] if storage == "float16" else []
             )  # whose numbers the host expands, which takes long
-            for compare in (check.products, check.attention, check.rows, check.choosing, *integers):
+            for compare in (check.products, check.attention, check.masks, check.rows, check.choosing, *integers):
                 try:
                     for figure in compare():
                         yield figure._replace(part="verify", shape=shape, what=f"{figure.what}, {storage}")
@@ -130,8 +131,27 @@ class Check:
                     spec = AttentionSpec(self.bench.heads[2] ** -0.5, window=window)
                     yield self._figure(what, *self._attend(S, counts, spec))
 
-    def _attend(self, S: int, counts: list[int], spec: AttentionSpec) -> tuple[Any, Any]:
-        """Attention by the kernels, and by the reference."""
+    def masks(self) -> Iterator[Figure]:
+        """Attention in which a query sees more or less than the text before it."""
+        (H, _, D), S = self.bench.heads, self.sizes.checked_contexts[0]
+        bias = self.xp.asarray(np.random.default_rng(0).standard_normal((H, 2 * (S // 3) + 1)).astype(np.float32))
+        counts, some = [min(S, self.sizes.checked_queries)], [min(S, 70), 1]
+        both: Any = {"causal": False}
+        for what, news, terms, tree in (
+            ("a tree", [min(S, 40), 1], {}, True),
+            ("a tree, a window", [min(S, 40), 1], {"window": S // 2}, True),
+            ("both ways", counts, both, False),
+            ("both ways, a window", counts, both | {"window": S // 3}, False),
+            ("both ways, by distance", counts, both | {"bias": bias}, False),
+            ("by distance", some, {"bias": bias}, False),
+            ("by distance, a decode step", [1] * 8, {"bias": bias}, False),
+            ("over a source", some, both | {"cross": True}, False),
+        ):
+            spec = AttentionSpec(D**-0.5, **terms)
+            yield self._figure(f"attention, {what}, {max(news)} new of {S}", *self._attend(S, news, spec, tree=tree))
+
+    def _attend(self, S: int, counts: list[int], spec: AttentionSpec, *, tree: bool = False) -> tuple[Any, Any]:
+        """Attention by the kernels, and by the reference; `tree`: the first sequence's new tokens are one."""
         (H, K, D), N, T, B = self.bench.heads, len(counts), sum(counts), -(-S // PAGE)
         keys, values = (self.bench.normal(N * B, K, PAGE, D, std=1.0) for _ in "kv")
         q = self.bench.normal(T, (H + 2 * K) * D, std=1.0)[:, : H * D].reshape(T, H, D)
@@ -143,11 +163,24 @@ class Check:
             block_table=self.bench.integers(table),
             spans=[Span(int(starts[n]), int(starts[n + 1]), S, S, tuple(table[n].tolist())) for n in range(N)],
         )
+        trees = self._trees(batch, T) if tree else None
+        positions = self.bench.integers(np.concatenate([span.positions() for span in batch.spans]))
         out, expected = (self.xp.empty((T, H, D), self.bench.dtype) for _ in range(2))
         workspace = self.scratch.attention(N, H, D, B * PAGE)
-        attention.attend(self.kernels, q, keys, values, batch, out, workspace, spec, max_queries=max(counts))
+        more: Any = {"max_queries": max(counts), "positions": positions, "trees": trees}
+        attention.attend(self.kernels, q, keys, values, batch, out, workspace, spec, **more)
         attention.attend_by_reference(q, keys, values, batch, spec, self.xp, expected)
         return out, expected
+
+    def _trees(self, batch: Any, T: int) -> attention.Trees:
+        """A tree of all new tokens of the first sequence, which its span gets too."""
+        span, rng = batch.spans[0], np.random.default_rng(0)
+        m = span.stop - span.start
+        batch.spans[0] = span._replace(tree=ancestors([int(rng.integers(-1, i)) if i else -1 for i in range(m)]))
+        seen = np.zeros((T, tree_words(batch.spans)), np.uint32)
+        fill_tree(seen[:m], batch.spans[0].tree)
+        sizes = self.bench.integers([m] + [0] * (len(batch.spans) - 1))
+        return attention.Trees(self.xp.asarray(seen), sizes)
 
     def rows(self) -> Iterator[Figure]:
         """A norm, a gate and the rotation."""

@@ -44,9 +44,7 @@ OURS = ("float32", "bfloat16", "int8", "int4")
 TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
 """llama.cpp's formats, and their numbers in its interface"""
 THEIRS: dict[str, dict[str, dict[str, object]]] = {
-    "llama.cpp": {
-        name: {"type_k": number, "type_v": number, "flash_attn_type": 1} for name, number in TYPES.items()
-    },
+    "llama.cpp": {name: {"type_k": number, "type_v": number, "flash_attn_type": 1} for name, number in TYPES.items()},
     "ik_llama.cpp": {name: {"type_k": number, "type_v": number} for name, number in TYPES.items()},
 }
 """Engine -> cache -> its parameters: with flash attention, which narrow caches need and the fork has by default"""
