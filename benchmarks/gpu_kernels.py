@@ -9,6 +9,8 @@ import numpy as np
 from gpu_figures import COPY, PREFILL_ATTENTION, PRODUCT, Figure, Sizes, median_and_best
 
 from minillm.backends.cuda import attention, linear, rows, sampling
+from minillm.backends.cuda.attention import Trees
+from minillm.backends.cuda.batches import fill_tree, tree_words
 from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.device import CupyDevice
 from minillm.backends.cuda.kernels import Kernels
@@ -18,6 +20,7 @@ from minillm.backends.cuda.weights import number_type
 from minillm.backends.formats import INT4, INT8, Format
 from minillm.backends.shapes import ShapeBackend
 from minillm.backends.weights import Weight
+from minillm.batch import Span, ancestors
 from minillm.config import ModelConfig
 from minillm.layers.block import Sublayer
 from minillm.layers.convolution import ConvolutionBlock
@@ -41,6 +44,9 @@ LOGITS_STD = 3.0
 
 LIBRARY_FROM = 16
 """Products of more rows are timed by the library too"""
+
+VERIFIED = 8
+"""Nodes of a tree of guesses in a timed verify pass"""
 
 Call = Callable[[], object]
 
@@ -122,8 +128,8 @@ def kernels(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
     for shape in shapes:
         bench = Bench(clock, published_config(shape))
         for measure in (
-            bench.products, bench.attention, bench.caches, bench.norms, bench.turning, bench.gates, bench.looking_up,
-            bench.choosing,
+            bench.products, bench.attention, bench.masks, bench.caches, bench.norms, bench.turning, bench.gates,
+            bench.looking_up, bench.choosing,
         ):  # fmt: skip
             try:
                 for figure in measure():
@@ -250,6 +256,50 @@ class Bench:
         T = self.sizes.prefill
         flops = 4 * D * H * Part(T, T).pairs()
         yield self._attend(PREFILL_ATTENTION.format(T), [T], T, 2 * NUMBER * T * (H + K) * D, flops)
+
+    def masks(self) -> Iterator[Figure]:
+        """A layer's attention of a verify pass with a tree for each sequence, and of an encoder: by the kernel, and by
+        the reference that it replaces.
+        """
+        (H, K, D), rng = self.heads, np.random.default_rng(0)
+        S = VERIFIED + self.sizes.prompt + self.sizes.steps // 2
+        tree = ancestors([int(rng.integers(-1, i)) if i else -1 for i in range(VERIFIED)])
+        few, many = self.sizes.batches[1], self.sizes.short_prefill
+        for what, N, count, length, causal in (
+            (f"attention, trees of {VERIFIED}, batch {few}", few, VERIFIED, S, True),
+            ("attention, both ways", 1, many, many, False),
+        ):
+            B = -(-length // PAGE)
+            keys, values = (self.normal(N * B, K, PAGE, D) for _ in "kv")
+            q = self.normal(N * count, (H + 2 * K) * D)[:, : H * D].reshape(N * count, H, D)
+            table, last = np.arange(N * B).reshape(N, B), tree if causal else None
+            spans = [
+                Span(n * count, (n + 1) * count, length, length, tuple(pages), last)
+                for n, pages in enumerate(table.tolist())
+            ]
+            seen = np.zeros((N * count, tree_words(spans) or 1), np.uint32)
+            for n in range(N if last is not None else 0):
+                fill_tree(seen[n * count : (n + 1) * count], tree)
+            batch: Any = SimpleNamespace(
+                query_starts=self.integers(np.arange(N + 1) * count),
+                context_lens=self.integers([length] * N),
+                block_table=self.integers(table),
+                spans=spans,
+            )
+            more: dict[str, Any] = {"positions": self.integers(np.concatenate([span.positions() for span in spans]))}
+            if last is not None:
+                more["trees"] = Trees(self.xp.asarray(seen), self.integers([VERIFIED] * N))
+            out, workspace = self.xp.empty((N * count, H, D), self.dtype), self.scratch.attention(N, H, D, B * PAGE)
+            given = q, keys, values, batch
+            variant = AttentionSpec(D**-0.5, causal=causal)
+            by_kernel = partial(
+                attention.attend, self.kernels, *given, out, workspace, variant, max_queries=count, **more
+            )
+            moved = 2 * NUMBER * N * length * K * D + 2 * NUMBER * N * count * H * D
+            yield self.figure(what, [by_kernel] * 4, bytes=moved, flops=4 * N * count * length * H * D)
+            by_reference = partial(attention.attend_by_reference, *given, variant, self.xp, out)
+            seconds = median_and_best(self.clock.singly(by_reference))
+            yield Figure("", "", f"{what}, by the reference", **seconds, bytes=moved, note="call by call")
 
     @property
     def heads(self) -> tuple[int, int, int]:

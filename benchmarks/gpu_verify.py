@@ -13,6 +13,7 @@ from gpu_figures import Figure, Sizes
 from gpu_kernels import LOGITS_STD, PAGE, Bench, Clock
 
 from minillm.backends.cuda import attention, linear, rows, sampling
+from minillm.backends.cuda.attention import Trees
 from minillm.backends.cuda.batches import fill_tree, tree_words
 from minillm.backends.cuda.integers import interleave
 from minillm.backends.cuda.linear import Product, Products
@@ -172,7 +173,7 @@ class Check:
         attention.attend_by_reference(q, keys, values, batch, spec, self.xp, expected)
         return out, expected
 
-    def _trees(self, batch: Any, T: int) -> attention.Trees:
+    def _trees(self, batch: Any, T: int) -> Trees:
         """A tree of all new tokens of the first sequence, which its span gets too."""
         span, rng = batch.spans[0], np.random.default_rng(0)
         m = span.stop - span.start
@@ -180,7 +181,7 @@ class Check:
         seen = np.zeros((T, tree_words(batch.spans)), np.uint32)
         fill_tree(seen[:m], batch.spans[0].tree)
         sizes = self.bench.integers([m] + [0] * (len(batch.spans) - 1))
-        return attention.Trees(self.xp.asarray(seen), sizes)
+        return Trees(self.xp.asarray(seen), sizes)
 
     def rows(self) -> Iterator[Figure]:
         """A norm, a gate and the rotation."""
