@@ -3,6 +3,8 @@
 //     out = scale * tokens[ids]                               # [V, E], [T] -> [T, E]
 //     out = scale * tokens[ids] + positions_table[positions + offset]
 //
+// With SHARED, ranks share the tokens' table, this one's from row `first` on: the vectors of other ids are zero.
+//
 // Ids and positions are read from the device, so that a captured step follows them. Where the host launches a step
 // before it has read the tokens of the one before, known_ids puts these in their places:
 //
@@ -17,21 +19,35 @@
 //   2. this one, in one pass: 3 T E numbers, one launch. Expected to gain the two launches. Not yet measured on a GPU.
 #include "rows.cuh"
 
+#if SHARED
+#define FIRST , int first
+#else
+#define FIRST
+#endif
+
 extern "C" __global__ void embed(storage_t* out, const storage_t* table, const int* ids,
                                  const storage_t* position_table, const int* positions, int E, int table_rows,
-                                 int table_stride, int position_rows, int position_offset, float scale) {
+                                 int table_stride, int position_rows, int position_offset, float scale FIRST) {
     follow();
     int t = blockIdx.x;
     int at = (blockIdx.y * blockDim.x + threadIdx.x) * VECTOR;
     if (at >= E) return;
 
-    CHECK_INDEX(ids[t], table_rows);
-    const storage_t* row = table + (long long)ids[t] * table_stride;
+    int id = ids[t];
+#if SHARED
+    id -= first;
+    bool own = 0 <= id && id < table_rows;
+    if (!own) id = 0;
+#else
+    constexpr bool own = true;
+#endif
+    CHECK_INDEX(id, table_rows);
+    const storage_t* row = table + (long long)id * table_stride;
     bool wide = rows_aligned(out, E) && rows_aligned(table, table_stride) && rows_aligned(position_table, E);
     float x[VECTOR];
     load_vector(x, row + at, E - at, wide);
 #pragma unroll
-    for (int i = 0; i < VECTOR; i++) x[i] *= scale;
+    for (int i = 0; i < VECTOR; i++) x[i] = own ? x[i] * scale : 0.0f;
 
     if (position_table != nullptr) {
         int position = positions[t] + position_offset;

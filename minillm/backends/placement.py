@@ -104,7 +104,8 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
 
     With MINILLM_CUDA_DEBUG=1 in the environment the kernels check indices against their bounds; with
     MINILLM_CUDA_DEPENDENT=0 those of a recorded step are not launched dependently, with 1 they must be, in steps of any
-    number of sequences. With MINILLM_CUDA_PROMPTS=1 passes of prompts are recorded too, which no GPU has run yet.
+    number of sequences. With MINILLM_CUDA_PROMPTS=1 passes of prompts are recorded too, which no GPU has run yet;
+    with MINILLM_CUDA_RANKS=1 decode steps of several ranks, which neither has.
     """
     if placement.backend != "auto":
         raise DeviceError(f"backend {placement.backend!r} computes on a CPU: leave it out with device 'cuda'")
@@ -124,12 +125,12 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     from .cuda.device import CupyDevice
 
     launcher = CupyLauncher()  # checks first for a GPU
-    names = "DEBUG", "DEPENDENT", "PROMPTS"
-    debug, dependent, prompts = (os.environ.get(f"MINILLM_CUDA_{name}", "") for name in names)
+    names = "DEBUG", "DEPENDENT", "PROMPTS", "RANKS"
+    debug, dependent, prompts, ranks = (os.environ.get(f"MINILLM_CUDA_{name}", "") for name in names)
     if dependent == "1":
         check_architecture(launcher.architecture)
     early = dependent == "1" or (dependent != "0" and has_dependent_launches(launcher.architecture))
-    switches: dict[str, Any] = {"debug": debug == "1", "dependent": early}
+    switches: dict[str, Any] = {"debug": debug == "1", "dependent": early, "records_ranks": ranks == "1"}
     rows, device = None if dependent == "1" else MOST_ROWS, CupyDevice(own_library=prompts == "1")
     switches |= {"max_batch_size": max_batch_size, "prompt_tokens": TOKENS[-1] if prompts == "1" else 0}
     return CudaBackend(device, launcher, placement.dtype, dependent_rows=rows, **switches)

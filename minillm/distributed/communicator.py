@@ -37,6 +37,8 @@ class Traffic:
 class Communicator(ABC):
     """Some ranks as one of them sees them. Every rank calls the same operations in the same order."""
 
+    captures = False
+    """Whether `all_reduce` only launches on a device's stream"""
     rank: int
     """Number of this rank, from 0"""
     size: int
@@ -50,6 +52,10 @@ class Communicator(ABC):
             self.traffic.add("all-reduce", x.nbytes)
             self._all_reduce(x)
         return x
+
+    def repeated(self, nbytes: int) -> None:
+        """Count an all-reduce that a recorded pass has repeated."""
+        self.traffic.add("all-reduce", nbytes)
 
     def send(self, x: Any, to: int, kind: str) -> None:
         """Send an array, which may be changed afterwards."""

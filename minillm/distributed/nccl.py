@@ -17,6 +17,8 @@ from .communicator import Communicator
 class NcclCommunicator(Communicator):
     """Processes that MPI connects; each has a GPU."""
 
+    captures = True
+
     def __init__(self, processes: Communicator) -> None:
         """Connect the devices; each process has made its own the current one (`use_own_gpu`).
 

@@ -104,7 +104,7 @@ def build_parts(options: EngineOptions, build: Callable[[Backend], Parts]) -> Pa
     with showing(options.progress):
         parts = build_here() if ranks is None else ranks.agree(build_here)
     if ranks is not None:
-        ranks.check_equal(cache_dtype=options.placement.cache_dtype)
+        ranks.check_equal(cache_dtype=options.placement.cache_dtype, replays=parts.backend.replays)
     if options.placement.cache_dtype == AS_WEIGHTS:
         _narrow_cache(parts, ranks)
     return parts

@@ -20,6 +20,7 @@ from ...reference.quantize import Quantized
 from ...reference.rotary import Rotation
 from ...reference.selective_scan import UNLIMITED
 from ..formats import WEIGHT_FORMATS, Format
+from ..group import Group
 from ..low_rank import LowRankWeight
 from ..operations import Backend
 from ..pages import Pages
@@ -31,7 +32,7 @@ from .batches import DeviceBatch
 from .choosing import CudaSampler
 from .device import WORKSPACE, Device
 from .integers import expand
-from .kernels import Kernels, Launcher
+from .kernels import ALL_REDUCE, Kernels, Launcher
 from .linear import ACTIVATIONS, Product, Products, linear
 from .memory import CudaMemory
 from .weights import CudaLoader, number_type
@@ -58,6 +59,7 @@ class CudaBackend(Recordable, Backend):
         dependent: bool = False,
         dependent_rows: int | None = None,
         prompt_tokens: int = 0,
+        records_ranks: bool = False,
     ) -> None:
         """Set the device and the launcher of its kernels.
 
@@ -72,8 +74,9 @@ class CudaBackend(Recordable, Backend):
             dependent_rows: in steps of up to so many sequences; None: in all
             prompt_tokens: passes of prompts of up to so many tokens are recorded too; the library's products, if the
                 device has one, must be such that a graph can hold them
+            records_ranks: decode steps of several ranks are recorded with their sums, if the group can do that
         """
-        self.device = device
+        self.device, self._records_ranks = device, records_ranks
         self.kernels = Kernels(launcher, debug=debug, dependent=dependent)
         self.products = Products(self.kernels, device.multiply if device.has_library else None, self._empty)
         self._heads: WeakKeyDictionary[Weight, Experts] = WeakKeyDictionary()
@@ -97,6 +100,21 @@ class CudaBackend(Recordable, Backend):
     def _empty(self, numbers: int) -> Any:
         return self._reserve((numbers,), number_type(self.kernels.storage))
 
+    def join(self, group: Group) -> None:
+        """As `Backend.join`; decode steps are recorded all the same if the group's sums may be, and the user asks."""
+        super().join(group)
+        if group.size > 1:
+            self.memory.runs_ahead, self.memory.prompt_tokens = False, 0
+            if self._records_ranks and group.captures:
+                self.replays, self.memory.group = True, group
+
+    @recorded
+    def reduce(self, x: Any) -> Any:
+        """The group's sum, in the order of the stream: a recorded step holds it like a launch. [T, E] -> [T, E]"""
+        if self.group is not None and self.ranks > 1:
+            self.kernels.call(ALL_REDUCE, self.group.all_reduce, x)
+        return x
+
     def _reserve(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return self.device.empty(shape, dtype, WORKSPACE)
 
@@ -111,15 +129,20 @@ class CudaBackend(Recordable, Backend):
         types: Any = None,
         type_table: Weight | None = None,
     ) -> Any:
-        """One launch, unless ranks share the table; token types are added by the array library. 3 x [T] -> [T, E]"""
-        if self.ranks > 1:
+        """One launch, unless ranks share a table of 8 or 4 bits; token types are added by the array library.
+
+        3 x [T] -> [T, E]
+        """
+        if self.ranks > 1 and isinstance(table.data, Quantized):
+            self._not_recorded()
             return super().embed(ids, table, positions, position_table, scale, types, type_table)
         out = self.memory.arena.take((len(ids), table.shape[1]))
         learned = None if position_table is None else position_table.data
         if isinstance(table.data, Quantized):
             expand(self.kernels, table.data, out, ids=ids, position_table=learned, positions=positions, scale=scale)
         else:
-            rows.embed(self.kernels, table.data, ids, out, position_table=learned, positions=positions, scale=scale)
+            added: dict[str, Any] = {"position_table": learned, "positions": positions, "scale": scale}
+            rows.embed(self.kernels, table.data, ids, out, **added, first=table.first if self.ranks > 1 else None)
         if type_table is not None:
             self._not_recorded()
             out += type_table.data[types]

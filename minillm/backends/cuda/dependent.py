@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import DeviceError
-from .kernels import Launch
+from .kernels import ALL_REDUCE, Launch
+from .linear import LIBRARY_PRODUCT
 
 LIBRARY = "libcuda.so.1"
 LEAST_ARCHITECTURE = 90
@@ -71,9 +72,13 @@ MOST_ROWS = 16
 above says gains for small models and losses for large ones, of 128 nothing."""
 
 
+OTHERS = frozenset({LIBRARY_PRODUCT, ALL_REDUCE})
+"""Launches of other libraries, which nothing begins before the end of"""
+
+
 def begins_early(launches: Sequence[Launch], i: int) -> bool:
     """Whether launch i begins before the one before it has ended."""
-    if i == 0 or launches[i].name not in WAITING:
+    if i == 0 or launches[i].name not in WAITING or launches[i - 1].name in OTHERS:
         return False
     both = launches[i - 1], launches[i]
     return not any(each.name == ATTENTION or _is_large(each) for each in both)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .attention import StoreArguments
-from .kernels import NULL, Kernels, Launch
+from .kernels import ALL_REDUCE, NULL, Kernels, Launch
 from .linear import ProductArguments, split_arguments
 from .rows import GluArguments, RotaryArguments
 
@@ -24,7 +24,7 @@ MOST_ROWS = 32
 """Rows of a product up to which what follows is fused; beyond 16 it is not yet measured"""
 SPILLING_ROWS, SPILLING = 16, 120
 """Beyond so many rows, fused kernels of this architecture and later keep numbers in memory: there they are left out"""
-OUTPUTS = {"rotary": 2, "scale_logits": 0, "route": 2, "sort_rows": 4}
+OUTPUTS = {"rotary": 2, "scale_logits": 0, ALL_REDUCE: 0, "route": 2, "sort_rows": 4}
 """Number of leading arguments that a kernel writes without reading them; 1 where it is not named."""
 
 Address = Callable[[Any], int]

@@ -90,6 +90,10 @@ class _Collecting:
         self._note(Launch(*self._what, grid, block, args, shared_mem))
 
 
+ALL_REDUCE = "all_reduce"
+"""Name of the sum over ranks among a recorded step's launches"""
+
+
 class Call:
     """A function of the host, such as a library's product, in the place of a kernel: it launches by itself."""
 

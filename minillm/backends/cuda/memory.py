@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ...batch import Batch
 from ...reference.sampling import Draw
 from ..formats import Format
+from ..group import Group
 from ..memory import Arena, DecodeStep, Memory, TokensRead
 from ..memory_use import MemoryUse
 from ..pages import Pages, Shape
@@ -30,7 +31,7 @@ from .batches import BatchBuffers, Bucket, Layout, bucket_of, bucket_of_prompts,
 from .choosing import Choice, CudaSampler
 from .device import CACHE, WORKSPACE, Device
 from .fusing import fuse
-from .kernels import Kernels
+from .kernels import ALL_REDUCE, Kernels
 from .linear import Products
 from .weights import Uploader, number_type
 
@@ -154,6 +155,8 @@ class RecordedStep(Generic[Result]):
         """`dependent`: whether its kernels may begin early; `prompts`: whether it is a pass of prompts."""
         self._dependent, self.prompts = dependent, prompts
         self.workspace = StepWorkspace(device, scratch)
+        self.sums: list[int] = []
+        """Bytes of each sum over ranks in it"""
         self.plain = False
         """Whether something runs that is no kernel, so that the step is not recorded; set while it runs."""
         self.states: Any = None
@@ -167,6 +170,11 @@ class RecordedStep(Generic[Result]):
     def replays(self) -> bool:
         """Whether it has been recorded, with the addresses that its results still have."""
         return self._replay is not None and self._reservations == self.workspace.scratch.reservations
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has not run yet."""
+        return self._result is None
 
     def replay(self) -> None:
         """Launch it, recorded as it is."""
@@ -184,6 +192,7 @@ class RecordedStep(Generic[Result]):
             if not self.plain:
                 assert self._result is not None
                 launches = fuse(self._kernels, launches, (*self._result, self.states), self._device.address)
+                self.sums = [launch.args[0].nbytes for launch in launches if launch.name == ALL_REDUCE]
                 run_all = partial(self._device.launch_all, launches, dependent=self._dependent)
                 self._replay = self._device.record(run_all)
                 self._reservations = self.workspace.scratch.reservations
@@ -246,6 +255,8 @@ class CudaMemory(Memory):
         """Rows of a pass of prompts up to which it is recorded"""
         self.dependent_rows: int | None = None
         """Sequences of a step up to which its kernels may begin early; None: any number"""
+        self.group: Group | None = None
+        """The ranks whose decode steps are recorded with this one's"""
         self.adapter_numbers: dict[str, int] = {}
         self.adapter_bytes = 0
         """Bytes of the adapters' matrices as recorded steps read them"""
@@ -379,7 +390,8 @@ class CudaMemory(Memory):
             if bucket is not None and step is not None and not (step.prompts and step.plain):
                 arrays = self._begin(step, batch, rows, bucket)
                 with contextlib.nullcontext() if step.prompts else self._products.only_ours():
-                    result = step.run(launch, launch_sealed)
+                    run_step = partial(step.run, launch, launch_sealed)
+                    result = run_step() if self.group is None else self._run_with_others(self.group, step, run_step)
             if bucket is None or step is None or result is None:
                 arrays = self.upload(batch, rows)
                 result = launch()
@@ -388,6 +400,28 @@ class CudaMemory(Memory):
                 result = cut(result, len(rows), bucket.sequences)
             self._sampler.follow(self.workspace.choice, draws)
             return result
+
+    def _run_with_others(self, group: Group, step: RecordedStep[Any], run: Callable[[], Result | None]) -> Any:
+        """Run a step that all ranks of a group run."""
+        is_new, replays, before = step.is_new, step.replays, step.workspace.scratch.reservations
+        result = run()
+        if is_new:
+            self._agree(group, step, before)
+        for nbytes in step.sums if replays else ():
+            group.repeated(nbytes)
+        return result
+
+    def _agree(self, group: Group, step: RecordedStep[Any], before: int) -> None:
+        """Have all ranks record in the same steps, as NCCL demands: those of a first run, which is none of them, agree.
+
+        Ranks run the same passes, padded to the same buckets. What they may differ in is whether memory has moved,
+        which is what has steps recorded anew, and whether something ran that is no launch.
+        """
+        scratch = step.workspace.scratch
+        moved, plain = map(any, zip(*group.all_gather((scratch.reservations != before, step.plain)), strict=True))
+        if moved and scratch.reservations == before:
+            scratch.reservations += 1
+        step.plain = plain
 
     def _step_of(self, owner: object, bucket: Bucket) -> RecordedStep[Any]:
         """The step of a bucket. A new one of prompts has the place of the one that ran longest ago."""

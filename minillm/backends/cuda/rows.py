@@ -43,6 +43,7 @@ def embed(
     positions: Any | None = None,
     position_offset: int = 0,
     scale: float = 1.0,
+    first: int | None = None,
 ) -> None:
     """out = scale * table[ids], plus position_table[positions + position_offset] where that is given.
 
@@ -55,13 +56,16 @@ def embed(
         positions: [T] int32
         position_offset: added to each position.
         scale: factor of the tokens' vectors.
+        first: where ranks share a table, the row of it that is this one's first; vectors of other ids are zero. None:
+            the table is whole
     """
     T, E = out.shape
     if T == 0:
         return
+    shared = {} if first is None else {"SHARED": 1}
     vectors = -(-E // _vector(out))
     threads = min(MOST_THREADS, _warps(vectors))
-    kernels.get("embed", "embed")(
+    kernels.get("embed", "embed", **shared)(
         (T, -(-vectors // threads)),
         (threads,),
         (
@@ -78,6 +82,7 @@ def embed(
                 position_offset,
             ),
             np.float32(scale),
+            *int32s(*(() if first is None else (first,))),
         ),
     )
 
