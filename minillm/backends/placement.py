@@ -104,8 +104,8 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
 
     With MINILLM_CUDA_DEBUG=1 in the environment the kernels check indices against their bounds; with
     MINILLM_CUDA_DEPENDENT=0 those of a recorded step are not launched dependently, with 1 they must be, in steps of any
-    number of sequences. With MINILLM_CUDA_PROMPTS=1 passes of prompts are recorded too, which no GPU has run yet;
-    with MINILLM_CUDA_RANKS=1 decode steps of several ranks, which neither has.
+    number of sequences. With MINILLM_CUDA_PROMPTS=1 passes of prompts and of guesses to verify are recorded too, which
+    no GPU has run yet; with MINILLM_CUDA_RANKS=1 decode steps of several ranks, which neither has.
     """
     if placement.backend != "auto":
         raise DeviceError(f"backend {placement.backend!r} computes on a CPU: leave it out with device 'cuda'")

@@ -26,6 +26,11 @@ TOKENS = (16, 32, 64, 96, *range(128, 577, 64))
 """Numbers of rows that recorded passes of prompts are padded to, the next one up. The last one has room for
 `CudaMemory.max_batched_tokens` beside what decoding sequences are padded by."""
 
+VERIFIED = (8, 16, 24, 32, 48, 64, 96, 128)
+"""Numbers of rows that recorded passes are padded to in which all rows' logits are wanted"""
+MOST_VERIFIED = VERIFIED[-1]
+"""Products of more rows are the library's"""
+
 NOBODY: Mapping[str, int] = MappingProxyType({})
 """Numbers of adapters where there are none"""
 
@@ -34,7 +39,7 @@ class Bucket(NamedTuple):
     """The shape that passes of about the same size are padded to."""
 
     sequences: int
-    """Its number of rows too in decode steps; and of rows of logits in all"""
+    """Its number of rows too in decode steps; and of rows of logits, unless `rows` says so"""
     pages: int
     """Columns of the block table"""
     adapters: int = 0
@@ -45,6 +50,15 @@ class Bucket(NamedTuple):
     """In a pass of prompts the first rows and sequences, those that decode, padding included"""
     source_pages: int = 0
     """Columns of the block table of the sources; 0 without an encoder"""
+    rows: int = 0
+    """Number of rows of logits where those of all tokens are wanted, as of guesses that are verified"""
+    words: int = 0
+    """Of each row that says which nodes of a tree it sees (`Trees`); 0 without trees"""
+
+    @property
+    def logits(self) -> int:
+        """Number of rows of logits."""
+        return self.rows or self.sequences
 
 
 class Layout(NamedTuple):
@@ -68,7 +82,7 @@ class Layout(NamedTuple):
             return cls(0, 0, batch.num_tokens, N)
         if not bucket.tokens:
             return cls(N, bucket.sequences, bucket.sequences, bucket.sequences)
-        return cls(singles_of(batch), bucket.singles, bucket.tokens, bucket.sequences)
+        return cls(singles_of(batch) if bucket.singles else 0, bucket.singles, bucket.tokens, bucket.sequences)
 
     @property
     def shift(self) -> int:
@@ -159,11 +173,11 @@ class BatchBuffers:
     ) -> tuple[DeviceBatch, Any]:
         """Send a batch and its rows [R] that are wanted, padded to a bucket if one is given; `numbers` of adapters."""
         layout, R = Layout.of(batch, bucket), len(rows)
-        padded_R = R if bucket is None else bucket.sequences
+        padded_R = R if bucket is None else bucket.logits
         B = pages_of(batch.spans) if bucket is None else bucket.pages
         adapted = bucket is not None and bucket.adapters > 0
         groups = tuple(batch.groups)
-        words = tree_words(batch.spans)
+        words = tree_words(batch.spans) if bucket is None else bucket.words
         source_pages = bucket.source_pages if bucket else pages_of(batch.cross_rows) if batch.cross_rows else 0
         parts = {"types": batch.types is not None, "adapted": adapted, "states": batch.state_before is not None}
         self._lay_out(
@@ -346,13 +360,19 @@ def bucket_of(batch: Batch, rows: Any, max_batch_size: int, adapters: int = 0) -
 def bucket_of_prompts(batch: Batch, rows: Any, most: int) -> Bucket | None:
     """The bucket of a pass with prompts, or chunks of some, of at most `most` rows; None for passes without one.
 
-    Those have trees, adapters, states, sources, token types or sound, or logits of more rows than sequences.
+    Those have adapters, states, sources, token types or sound. Where logits of more rows than sequences are wanted, or
+    trees of guesses verified, it has to be a pass of up to `MOST_VERIFIED` rows, all of whose logits are.
     """
     N, others = len(batch.spans), (batch.types, batch.state_before, batch.frames)
-    if not 0 < batch.num_tokens <= most or len(rows) > N or batch.has_tree or batch.adapters or batch.cross_rows:
+    if not 0 < batch.num_tokens <= most or batch.adapters or batch.cross_rows:
         return None
     if any(array is not None for array in others) or any(span.beyond for span in batch.spans):
         return None
+    if len(rows) > N or batch.has_tree:
+        if list(rows) != [*range(batch.num_tokens)] or batch.num_tokens > MOST_VERIFIED:
+            return None
+        size, words = next(size for size in VERIFIED if size >= batch.num_tokens), tree_words(batch.spans)
+        return Bucket(_power_of_two(N + 1), pages_of(batch.spans), tokens=size, rows=size, words=words)
     singles = singles_of(batch)
     padded = padded_to(singles) if singles else 0
     sequences = padded + _power_of_two(N - singles + 1)  # one of them has the padded rows

@@ -345,7 +345,7 @@ class CudaMemory(Memory):
         self._chosen = None
         self.step = step
         if bucket is not None and bucket.tokens:
-            self._largest = max(self._largest[0], bucket.tokens), max(self._largest[1], bucket.sequences)
+            self._largest = max(self._largest[0], bucket.tokens), max(self._largest[1], bucket.logits)
         self.workspace = self._plain if step is None else step.workspace
         self.arena = self.workspace.scratch.arena
         self.arena.restart()
@@ -389,7 +389,7 @@ class CudaMemory(Memory):
             result = None
             if bucket is not None and step is not None and not (step.prompts and step.plain):
                 arrays = self._begin(step, batch, rows, bucket)
-                with contextlib.nullcontext() if step.prompts else self._products.only_ours():
+                with contextlib.nullcontext() if step.prompts and not bucket.rows else self._products.only_ours():
                     run_step = partial(step.run, launch, launch_sealed)
                     result = run_step() if self.group is None else self._run_with_others(self.group, step, run_step)
             if bucket is None or step is None or result is None:
@@ -397,7 +397,7 @@ class CudaMemory(Memory):
                 result = launch()
             else:
                 self._sampler.watch(step.states, Layout.of(batch, bucket).computed(batch.num_tokens))
-                result = cut(result, len(rows), bucket.sequences)
+                result = cut(result, len(rows), bucket.logits)
             self._sampler.follow(self.workspace.choice, draws)
             return result
 

@@ -399,6 +399,11 @@ def test_windows_slopes_caps_and_sinks_are_the_reference(
     case.check(case.run(emulator))
 
 
+def test_heads_of_a_group_have_each_their_bias_by_distance(emulator: Emulator) -> None:
+    case = Case("float16", BACK["decode"], rows=1, D=16, H=4, K=1, **MASKS["distances"])
+    case.check(case.run(emulator))
+
+
 @pytest.mark.parametrize("window", [2, 3, 15, 63, 64, 65, SPLIT, SPLIT + 1, 200, 1000])
 @pytest.mark.parametrize("storage", SOON[:2])
 def test_a_window_of_any_width(emulator: Emulator, storage: str, window: int) -> None:

@@ -261,6 +261,64 @@ def test_each_row_has_its_place_and_each_sequence_its_rows(device: RecordingDevi
     assert Layout.of(batch, bucket).computed(11) == (slice(3), slice(4, 12))
 
 
+# --- guesses that are verified ---------------------------------------------------------------------------------------
+
+
+def test_buckets_of_passes_with_all_logits() -> None:
+    for counts, bucket in (
+        ((5, 1, 4), Bucket(4, 16, tokens=16, rows=16)),
+        ((1, 5), Bucket(4, 16, tokens=8, rows=8)),
+        ((100, 28), Bucket(4, 16, tokens=128, rows=128)),
+        ((100, 29), None),
+    ):
+        batch = batch_of(*counts)
+        assert bucket_of_prompts(batch, range(sum(counts)), TOKENS[-1]) == bucket
+        assert bucket_of_prompts(batch, range(sum(counts) - 1), TOKENS[-1]) is None
+        assert bucket_of_prompts(batch, range(sum(counts)), sum(counts) - 1) is None
+    tree = TokenSequence([5] * 40, 3, [0], tree=range(-1, 34))  # type: ignore[arg-type]
+    assert bucket_of_prompts(Batch.of([tree], [37], 1024), range(37), 64) == Bucket(2, 16, tokens=48, rows=48, words=2)
+
+
+def verified(runner: Runner) -> list[np.ndarray]:
+    """All logits of passes that verify lines and trees of guesses, among them one after another of the same shape."""
+    outputs = []
+    for tree in ((-1, 0, -1, 2, 0), (-1, 0, 1, 1, -1), (), (), (-1, -1, -1, 0, 1), ()):
+        lines = [TokenSequence(list(prompt)) for prompt in PROMPTS[:3]]
+        runner.forward(lines, [line.pending for line in lines])
+        for line, guesses in zip(lines, ([], [7, 8, 9, 8, 7], [6, 5]), strict=True):
+            line.token_ids += [4, *guesses]
+        lines[1].tree = tree
+        counts = [line.pending for line in lines]
+        logits = runner.forward(lines, counts, rows=range(sum(counts))).logits
+        outputs.append(np.array(runner.backend.sampler.to_host(logits)))
+        for line in lines:
+            runner.cache.discard(line)
+    return outputs
+
+
+def test_passes_that_verify_guesses_are_repeated(device: RecordingDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the bits of passes launched call by call, each query seeing what NumPy's does."""
+    monkeypatch.delattr("minillm.backends.cuda.attention.attend_by_reference")
+    runner = runner_on(device)
+    ours, by_calls = verified(runner), verified(runner_on(CallByCall(device.recorder)))
+    for logits, calls, expected in zip(ours, by_calls, verified(runner_of(tiny_model(seed=2))), strict=True):
+        np.testing.assert_array_equal(logits, calls)
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+    steps = {bucket: step.replays for bucket, step in runner.backend.memory._steps[runner].items() if bucket.rows}
+    assert steps == {Bucket(4, 16, tokens=16, rows=16, words=words): True for words in (0, 1)}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompt_lookup_num_tokens": 4}, {"lookahead_window": 3, "lookahead_ngram_size": 3}], ids=str
+)
+def test_speculation_on_recorded_passes_says_what_numpy_says(device: RecordingDevice, fields: dict[str, Any]) -> None:
+    runner, reference = runner_on(device), runner_of(tiny_model(seed=2))
+    requests = [request_for([*prompt, *prompt], max_new_tokens=10, **fields) for prompt in PROMPTS[:2]]
+    ours, expected = run(loop_of(target=runner), requests), run(loop_of(target=reference), requests)
+    assert [result[0].token_ids for result in ours] == [result[0].token_ids for result in expected]
+    assert any(bucket.rows and step.replays for bucket, step in runner.backend.memory._steps[runner].items())
+
+
 # --- the library -----------------------------------------------------------------------------------------------------
 
 
