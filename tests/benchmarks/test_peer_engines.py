@@ -8,7 +8,7 @@ import pytest
 
 from minillm.models import opt
 
-from .conftest import SMALL
+from .conftest import SMALL, SMALL_FAMILIES
 
 
 @pytest.fixture
@@ -113,6 +113,31 @@ def test_llama_cpp_reads_what_is_written(gguf_folder: Path) -> None:
     for label, form in (("f32", "float32"), ("f16", "float16"), ("Q8_0", "int8")):
         counted = weight_bytes(find("minillm-cpu", form), config, {})
         assert gguf_bytes(gguf_folder / f"{label}.gguf") == counted
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("engine", ["ik_llama.cpp", "ik_llama.cpp-rtr"])
+def test_llama_cpps_fork_computes_the_same_file(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several sequences, too, without its flash attention; and token by token what it says of all at once."""
+    pytest.importorskip("ik_llama_cpp", reason="needs ik-llama-cpp-python")
+    pytest.importorskip("llama_cpp", reason="needs the peers extra")
+    from harness import token_ids
+    from peer_engines import make
+    from peer_files import write_llama_cpp
+
+    from minillm.models import published
+
+    shape = SMALL_FAMILIES["llama"] | {"num_attention_heads": 1, "num_key_value_heads": 1}  # it has no heads of 16
+    monkeypatch.setitem(published(), "small", shape)
+    write_llama_cpp("small", tmp_path, ["f32", "Q8_0"])
+    ids = token_ids(0, 9, 96)
+    expected = make("llama.cpp", "Q8_0", str(tmp_path), 1).logits(ids)
+    peer = make(engine, "Q8_0", str(tmp_path), 1)
+    logits = peer.logits(ids)
+    assert np.abs(logits - expected).max() < 0.02 * np.abs(expected).max()
+    assert peer.decode([token_ids(i, 5, 96) for i in range(3)], 4, 60).tokens == 9
+    assert peer.prefill(ids) > 0
+    assert next(peer.tokens(ids, 1)) == logits[-1].argmax()  # type: ignore[attr-defined]
 
 
 @pytest.mark.reference
