@@ -1,16 +1,19 @@
-"""Exhaustive tests of kernels are due when the kernels have changed since these tests last passed.
+"""What CI has to run: tests of which something has changed since they last passed.
 
-    python -m tests.exhaustive                  print the test folders that are due; CI runs these
-    python -m tests.exhaustive --passed         note in exhaustive.json that all pass with the kernels as they are
-    python -m tests.exhaustive --unchanged      print what leaves out, in a run of slow tests, those of single kernels
-                                                on the emulated GPU, if all that they run is as when they last passed
-    python -m tests.exhaustive --slow-passed    note that these pass with what they run as it is
+    python -m tests.exhaustive                      print the test folders whose exhaustive tests are due: the kernels
+                                                    that they test have changed. CI runs these
+    python -m tests.exhaustive --passed             note in exhaustive.json that all pass with the kernels as they are
+    python -m tests.exhaustive --unchanged PATH...  print arguments of pytest that leave out those files of tests at
+                                                    these paths of which nothing that they depend on
+                                                    (dependencies.py) has changed; the status is 0 if that is all
+    python -m tests.exhaustive --all-passed         note that all that CI runs passes with the files as they are
 
-The other exhaustive tests, families' further configurations among them, are run by hand, before a release: `pytest -m
-exhaustive`.
+The default tests run always. The other exhaustive tests, families' further configurations among them, are run by hand,
+before a release: `pytest -m exhaustive`; then all else runs too: `MINILLM_CI_ALL=1 .ci/run`.
 """
 
 import json
+import os
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -20,30 +23,8 @@ PASSED = Path(__file__).with_suffix(".json")
 SUBJECTS = {"tests/backends/cpu": "kernels/cpu", "tests/backends/cuda": "kernels/cuda"}
 """Folder of tests -> folder of the files they test"""
 
-
-EMULATED = "tests/backends/cuda"
-SINGLE_KERNELS = [
-    "attention",
-    "convolution",
-    "delta_rule",
-    "dependent",
-    "emulator",
-    "emulator_launch",
-    "experts",
-    "fusing",
-    "integers",
-    "kv",
-    "linear",
-    "low_rank",
-    "products",
-    "random",
-    "rotary",
-    "rows",
-    "sampling",
-    "selective_scan",
-]
-"""Tests of kernels by themselves: what runs whole models is beside them, and runs every time"""
-RUN_BY_THEM = ("kernels/cuda", "minillm/backends/cuda", "minillm/reference", EMULATED)
+ALL = "all"
+"""Name of the digests of all units with which everything has passed"""
 
 
 def digest(folder: Path) -> str:
@@ -60,28 +41,43 @@ def due(root: Path = ROOT, passed: Path = PASSED) -> list[str]:
     return [tests for tests, subject in SUBJECTS.items() if known.get(subject) != digest(root / subject)]
 
 
-def digest_of_all(root: Path = ROOT) -> str:
-    """That of what the slow tests of single kernels run."""
-    return sha256("".join(digest(root / folder) for folder in RUN_BY_THEM).encode()).hexdigest()
+def files_at(paths: list[str]) -> list[Path]:
+    """The files of tests at some paths from the root."""
+    places = [ROOT / path for path in paths]
+    return sorted(file for place in places for file in ([place] if place.is_file() else place.rglob("test_*.py")))
 
 
-def left_out(root: Path = ROOT, passed: Path = PASSED) -> list[str]:
-    """Arguments of pytest that leave out slow tests of which nothing has changed since they passed."""
-    if json.loads(passed.read_text(encoding="utf-8")).get(EMULATED) != digest_of_all(root):
-        return []
-    return [f"--ignore={EMULATED}/test_{name}.py" for name in SINGLE_KERNELS]
+def unchanged(paths: list[str], passed: Path = PASSED) -> list[str]:
+    """The files of tests at some paths of which all that they depend on is as it was when everything passed."""
+    from .dependencies import dependencies, units
+    from .dependencies import digest as digest_of
+
+    known = json.loads(passed.read_text(encoding="utf-8")).get(ALL, {})
+    changed = {unit for unit in units() if os.environ.get("MINILLM_CI_ALL") or known.get(unit) != digest_of(unit)}
+    return [file.relative_to(ROOT).as_posix() for file in files_at(paths) if not dependencies(file) & changed]
 
 
-def note(digests: dict[str, str]) -> None:
+def note(digests: dict[str, object]) -> None:
     """Note that tests have passed."""
     known = json.loads(PASSED.read_text(encoding="utf-8"))
     PASSED.write_text(json.dumps(known | digests, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--passed"]:
-        note({subject: digest(ROOT / subject) for subject in SUBJECTS.values()})
-    elif sys.argv[1:] == ["--slow-passed"]:
-        note({EMULATED: digest_of_all()})
-    else:
-        print(*(left_out() if sys.argv[1:] == ["--unchanged"] else due()), sep="\n")
+    kernels: dict[str, object] = {subject: digest(ROOT / subject) for subject in SUBJECTS.values()}
+    match sys.argv[1:]:
+        case []:
+            print(*due(), sep="\n")
+        case ["--unchanged", *paths]:
+            files = unchanged(paths)
+            sys.stdout.writelines(f"--ignore={file}\n" for file in files)
+            sys.exit(len(files) < len(files_at(paths)))
+        case ["--passed"]:
+            note(kernels)
+        case ["--all-passed"]:
+            from .dependencies import digest as digest_of
+            from .dependencies import units
+
+            note(kernels | {ALL: {unit: digest_of(unit) for unit in units()}})
+        case _:
+            sys.exit(__doc__)

@@ -1,22 +1,15 @@
-"""A changed, new or removed kernel makes its exhaustive tests due; nothing else does. Tests that CI leaves out."""
+"""What CI runs: exhaustive tests of kernels that have changed, and tests that depend on something that has."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from .exhaustive import (
-    EMULATED,
-    PASSED,
-    ROOT,
-    RUN_BY_THEM,
-    SINGLE_KERNELS,
-    SUBJECTS,
-    digest,
-    digest_of_all,
-    due,
-    left_out,
-)
+from . import dependencies
+from .exhaustive import ALL, PASSED, ROOT, SUBJECTS, digest, due, unchanged
 
 
 @pytest.mark.parametrize("change", ["none", "content", "new file", "removed file", "renamed file"])
@@ -39,24 +32,98 @@ def test_what_is_due_after_a_change(tmp_path: Path, change: str) -> None:
     assert due(tmp_path, passed) == ([] if change == "none" else ["tests/backends/cpu"])
 
 
-@pytest.mark.parametrize("changed", [None, *RUN_BY_THEM])
-def test_slow_tests_of_single_kernels_are_left_out_if_nothing_they_run_has_changed(
-    tmp_path: Path, changed: str | None
+HOSTILE, ATTENTION, SERVING = (
+    "tests/text/test_chat_hostile.py",
+    "tests/backends/cpu/test_attention.py",
+    "tests/cli/test_serve.py",
+)
+EMULATED, PAGE = "tests/backends/cuda/test_families.py", "tests/test_readme.py"
+
+
+@pytest.mark.parametrize(
+    ("unit", "again"),
+    [
+        (None, set()),
+        ("minillm/server", {SERVING, PAGE}),
+        ("minillm/engine", {HOSTILE, SERVING, EMULATED, PAGE}),
+        ("minillm/reference", {HOSTILE, SERVING, EMULATED, PAGE, ATTENTION}),
+        ("kernels/cpu", {HOSTILE, SERVING, EMULATED, PAGE, ATTENTION}),
+        ("kernels/cuda", {EMULATED, PAGE}),
+        ("tests/models", {EMULATED, PAGE}),
+        ("tests/text", {HOSTILE}),
+        (dependencies.PAGES, {PAGE}),
+        ("pyproject.toml", {HOSTILE, SERVING, EMULATED, PAGE, ATTENTION}),
+    ],
+)
+def test_what_depends_on_a_change_is_run_again(
+    unit: str | None, again: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for folder in RUN_BY_THEM:
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "a.py").write_text("one")
     passed = tmp_path / "passed.json"
-    passed.write_text(json.dumps({EMULATED: digest_of_all(tmp_path)}))
-    (tmp_path / RUN_BY_THEM[0] / "a.cpython-311.pyc").write_text("bytecode")
-    if changed:
-        (tmp_path / changed / "a.py").write_text("other")
-    assert len(left_out(tmp_path, passed)) == (0 if changed else len(SINGLE_KERNELS))
+    digests = {name: dependencies.digest(name) for name in dependencies.units()}
+    passed.write_text(json.dumps({ALL: digests | ({unit: "other"} if unit else {})}))
+    files = {HOSTILE, ATTENTION, SERVING, EMULATED, PAGE}
+    assert set(unchanged(sorted(files), passed)) == files - again
+    monkeypatch.setenv("MINILLM_CI_ALL", "1")
+    assert not unchanged(["tests"], passed)
+    monkeypatch.delenv("MINILLM_CI_ALL")
     passed.write_text("{}")
-    assert not left_out(tmp_path, passed), "it was never noted"
+    assert not unchanged(["tests"], passed), "it was never noted"
 
 
-def test_the_tables_name_folders_and_files_that_there_are() -> None:
-    assert all((ROOT / folder).is_dir() for folder in (*SUBJECTS, *SUBJECTS.values(), *RUN_BY_THEM))
-    assert all((ROOT / EMULATED / f"test_{name}.py").is_file() for name in SINGLE_KERNELS)
-    assert set(json.loads(PASSED.read_text())) - {EMULATED} == set(SUBJECTS.values())
+def test_every_file_belongs_to_a_unit() -> None:
+    known = {file for unit in dependencies.units() for file in dependencies.files_of(unit)}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split("\n")
+    names = {ROOT / name for name in tracked if name and name[0] != "." and (ROOT / name).is_file()}
+    assert names - known <= {
+        PASSED,
+        *(name for name in names if name.is_relative_to(ROOT / "tests") and name.suffix in (".md", ".csv")),
+    }
+
+
+RECORD = """
+import os, sys
+opened = set()
+def watch(event, arguments):
+    if event == "open" and isinstance(arguments[0], str | os.PathLike):
+        opened.add(os.path.abspath(arguments[0]))
+import pytest
+import tests.conftest
+before = set(sys.modules)
+sys.addaudithook(watch)
+status = pytest.main(["-p", "no:cacheprovider", "-n", "0", *sys.argv[1:]])
+new = [module for name, module in list(sys.modules.items()) if name not in before]
+opened |= {str(module.__file__) for module in new if getattr(module, "__file__", None)}
+print("=", *sorted(opened), sep="\\n")
+sys.exit(status)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "path",
+    [
+        HOSTILE,
+        "tests/decoding/test_beam.py",
+        ATTENTION,
+        "tests/formats/test_safetensors.py",
+        "tests/cache/test_paged.py",
+        "tests/tasks/test_reranking.py",
+    ],
+)
+def test_a_file_of_tests_opens_and_imports_only_what_it_depends_on(path: str) -> None:
+    """But for what tests/conftest.py imports for all, which the default tests run."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", RECORD, path]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    names = done.stdout.partition("\n=\n")[2].splitlines()
+    files = {file for name in names if (file := Path(name)).is_relative_to(ROOT) and file.is_file()}
+    files = {file for file in files if "__pycache__" not in file.parts and not file.name.startswith("test_")}
+    known = {file for unit in dependencies.dependencies(ROOT / path) for file in dependencies.files_of(unit)}
+    assert len(files) > 2
+    assert files <= known, sorted(files - known)
+
+
+def test_the_tables_name_folders_that_there_are() -> None:
+    assert all((ROOT / folder).is_dir() for folder in (*SUBJECTS, *SUBJECTS.values()))
+    assert set(json.loads(PASSED.read_text())) - {ALL} == set(SUBJECTS.values())
