@@ -227,6 +227,10 @@ class Bench:
         amounts: dict[str, Any] = {"bytes": moved, "flops": 2 * T * outputs * inputs}
         ours: list[Callable[[], object]] = [partial(linear.linear, self.kernels, product) for product in products]
         yield self.figure(f"{name}, {T} rows", ours, **amounts)
+        if linear.MOST_ROWS[self.kernels.storage] < T <= linear.SPLIT_ROWS and self.kernels.has("gemm_wgmma"):
+            before = linear.powers_of_two(outputs, inputs, self.kernels.processors)
+            split = [partial(linear.gemm_wgmma, self.kernels, product, before) for product in products]
+            yield self.figure(f"{name}, {T} rows, 1, 2, 4 ... blocks for each tile", [*split], **amounts)
         if T <= LIBRARY_FROM or out.dtype != x.dtype:
             return
 

@@ -1,9 +1,9 @@
 """The products of every projection on a GPU: y = activation(x W^T + b) + residual.
 
 Few rows (a decode step) go to `kernels/cuda/gemv.cu`, which reads each weight once; many (a prefill) to `gemm_wgmma.cu`
-on Hopper, and to `gemm.cu` elsewhere, whose blocks share a tile where there are too few tiles (up to SPLIT_ROWS rows: a
-decode step of many sequences). Each finishes in one launch. The constants they are compiled for are chosen here, from
-the shapes alone.
+on Hopper, and to `gemm.cu` elsewhere, whose blocks share tiles where these do not fill the processors (up to SPLIT_ROWS
+rows: a decode step of many sequences). Each finishes in one launch. The constants they are compiled for are chosen
+here, from the shapes alone.
 
 A matrix of 8 or 4 bits (`Quantized`, its arrays on the device) goes to `gemv.cu` too, up to INTEGER_ROWS rows; for more
 it is expanded to 16 bits first, some rows of it at a time (`kernels/cuda/expand.cu`).
@@ -12,9 +12,11 @@ For many rows `Products` takes the library's product (cuBLAS), by the number of 
 same bits in every process.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,17 +45,14 @@ EXPANDED = 16 << 20
 """Numbers of such a matrix that are expanded at a time: 32 MiB, which is still in the L2 cache of an H100 mostly."""
 
 SPLIT_ROWS = 128
-"""Up to so many rows several blocks of gemm_mma or gemm_wgmma may share a tile, each with a part of `in`."""
+"""Up to so many rows blocks of gemm_mma or gemm_wgmma may share tiles, each with a part of `in`."""
 
 LIBRARY_ROWS = {"float32": 17, "float16": SPLIT_ROWS + 1, "bfloat16": SPLIT_ROWS + 1}
 """Storage type -> from so many rows on a product is the library's. On an H100 2,000 rows took it 0.5 to 0.8 of the time
 of ours in all shapes but the smallest (768 x 768: 17.8 and 16.5 us), and left 4 to 60 us to `finish_product`."""
 
 SPLITS = 3, 128
-"""The most blocks that this may make for each processor, and the least part of `in` that one takes."""
-
-WGMMA_SPLITS = 1, 256
-"""The same of gemm_wgmma, of which one block fits on a processor."""
+"""The most blocks of gemm_mma that this may make for each processor, and the least part of `in` that one takes."""
 
 TILES = ((128, 128), (64, 64), (32, 64))
 """Rows and outputs of one block of gemm.cu, the most economical first."""
@@ -63,6 +62,16 @@ WGMMA_TILES = ((128, 256), (128, 128), (128, 64))
 
 WGMMA_SHARED = 192 * 1024
 """Bytes of shared memory of one of its blocks."""
+
+WGMMA_DEPTH = 64
+"""Numbers of `in` in one of its steps"""
+
+WGMMA_STEP = {64: 0.44, 128: 0.58}
+"""Outputs of a tile -> us of a step, as measured on an H100; the head of gemm_wgmma.cu says what limits it."""
+
+WGMMA_PART = {64: 0.6, 128: 1.2}
+"""Outputs of a tile -> us in which a block writes its sums for another, or reads those of one: what two shapes of four
+blocks a tile took beyond their steps, 2.5 and 3 us for five such parts, and the rate of the copies say the same."""
 
 
 class Product(NamedTuple):
@@ -157,29 +166,27 @@ def gemm(
 ) -> None:
     """Compute a product of any number of rows.
 
-    `version` ("naive", "tiled", "mma" or "wgmma"), `tile` (one of `TILES` or `WGMMA_TILES`) and `splits` (blocks that
-    share a tile, which takes `room`) are chosen by type, device and shape where they are None.
+    `version` ("naive", "tiled", "mma" or "wgmma"), `tile` (one of `TILES`) and `splits` (blocks of gemm_mma that share
+    a tile, which takes `room`) are chosen by type, device and shape where they are None.
     """
     (rows, outputs), inputs, room = product.out.shape, product.x.shape[1], product.room
     if version is None:
         tensor_cores = "wgmma" if kernels.has("gemm_wgmma") else "mma"
         version = "tiled" if kernels.storage == "float32" else tensor_cores
-    few = room is not None and rows <= SPLIT_ROWS and version in ("mma", "wgmma")
-    processors = kernels.processors
-    tile_rows, tile_outs = tile or (_wgmma_tile if version == "wgmma" else _tile)(rows, outputs, few, processors)
+    if version == "wgmma":
+        gemm_wgmma(kernels, product)
+        return
+    few, processors = room is not None and rows <= SPLIT_ROWS and version == "mma", kernels.processors
+    tile_rows, tile_outs = tile or _tile(rows, outputs, few, processors)
     tiles = _ceil(rows, tile_rows), _ceil(outputs, tile_outs)
     if splits is None:
-        blocks, least = WGMMA_SPLITS if version == "wgmma" else SPLITS
+        blocks, least = SPLITS
         splits = _splits(tiles[0] * tiles[1], inputs, blocks * processors, least) if few else 1
     scratch: tuple[Any, Any] = (NULL, NULL)
     if splits > 1:
         assert room is not None, "blocks that share a tile need room for their sums"
         scratch = room(tiles[0] * tiles[1] * splits * tile_rows * tile_outs, tiles[0] * tiles[1])
     args, constants = _arguments(kernels, product), {"TILE_OUTS": tile_outs, **product.macros}
-    if version == "wgmma":
-        kernel = kernels.get("gemm_wgmma", "gemm_wgmma", shared_mem=WGMMA_SHARED, **constants)
-        kernel((*tiles, splits), (256,), (*args, *scratch), shared_mem=WGMMA_SHARED)
-        return
     constants["TILE_ROWS"] = tile_rows
     shared = 4 * (tile_rows + tile_outs) * 64 if version == "mma" else 0
     kernel = kernels.get("gemm", f"gemm_{version}", shared_mem=shared, **constants)
@@ -187,6 +194,27 @@ def gemm(
         kernel((*tiles, splits), (128,), (*args, *scratch), shared_mem=shared)
     else:
         kernel((_ceil(rows, 8), _ceil(outputs, 32)) if version == "naive" else tiles, (256,), args)
+
+
+def gemm_wgmma(kernels: Kernels, product: Product, shape: tuple[int, int] | None = None) -> None:
+    """Compute a product of any number of rows by warpgroups.
+
+    `shape`: outputs of a tile, and blocks, each of which takes an equal share of the steps of all tiles; so it takes
+    `room` unless the shares are whole tiles. Chosen by device and shape where it is None.
+    """
+    (rows, outputs), inputs = product.out.shape, product.x.shape[1]
+    if shape is None:
+        few = product.room is not None and rows <= SPLIT_ROWS
+        shape = (_shared_tiles if few else _whole_tiles)(rows, outputs, inputs, kernels.processors)
+    tile_outs, blocks = shape
+    tile_rows = WGMMA_TILES[0][0]
+    tiles = _ceil(rows, tile_rows) * _ceil(outputs, tile_outs)
+    scratch: tuple[Any, Any] = (NULL, NULL)
+    if tiles % blocks:
+        assert product.room is not None, "blocks that share a tile need room for their sums"
+        scratch = product.room(2 * blocks * tile_rows * tile_outs, tiles)
+    kernel = kernels.get("gemm_wgmma", "gemm_wgmma", shared_mem=WGMMA_SHARED, TILE_OUTS=tile_outs, **product.macros)
+    kernel((blocks,), (256,), (*_arguments(kernels, product), *scratch), shared_mem=WGMMA_SHARED)
 
 
 def finish_product(kernels: Kernels, product: Product) -> None:
@@ -373,12 +401,57 @@ def _tile(rows: int, outputs: int, few: bool, processors: int) -> tuple[int, int
 
 
 @lru_cache(maxsize=4096)
-def _wgmma_tile(rows: int, outputs: int, few: bool, processors: int) -> tuple[int, int]:
-    """The largest tile of gemm_wgmma.cu with one and a half blocks for each processor, else the smallest; of few rows
-    the smallest whose blocks all run at once. On an H100 at 128 rows and 2048 x 2048 the smallest tile took 10 us and
-    the next 14; at 12288 x 4096, where its 192 blocks are too many, 59 and 44.
+def _whole_tiles(rows: int, outputs: int, inputs: int, processors: int) -> tuple[int, int]:
+    """The largest tile of gemm_wgmma.cu with one and a half for each processor, else the smallest; a block for each."""
+    for tile_rows, tile_outs in WGMMA_TILES:
+        tiles = _ceil(rows, tile_rows) * _ceil(outputs, tile_outs)
+        if tiles >= processors * 3 // 2:
+            break
+    return tile_outs, tiles
+
+
+@lru_cache(maxsize=4096)
+def _shared_tiles(rows: int, outputs: int, inputs: int, processors: int) -> tuple[int, int]:
+    """The outputs of a tile and the blocks of gemm_wgmma.cu that take the least time by the model of `shared_time`.
+
+    The blocks may be one or several for each tile, or as many as processors whatever the tiles.
     """
-    if few:
-        return WGMMA_TILES[2 if _ceil(outputs, WGMMA_TILES[2][1]) <= processors else 1]
-    enough = (tile for tile in WGMMA_TILES if _ceil(rows, tile[0]) * _ceil(outputs, tile[1]) >= processors * 3 // 2)
-    return next(enough, WGMMA_TILES[-1])
+    steps = _ceil(inputs, WGMMA_DEPTH)
+    choices: list[tuple[float, int, int]] = []
+    for tile_outs in WGMMA_STEP:
+        tiles = _ceil(rows, WGMMA_TILES[0][0]) * _ceil(outputs, tile_outs)
+        numbers = {tiles, processors, *range(tiles, processors + 1, tiles)}
+        choices += (
+            (shared_time(tiles, steps, blocks, tile_outs, processors), tile_outs, blocks)
+            for blocks in numbers
+            if blocks <= tiles * steps
+        )
+    return min(choices)[1:]
+
+
+def powers_of_two(outputs: int, inputs: int, processors: int) -> tuple[int, int]:
+    """The rule before `_shared_tiles`, which was measured: for each tile as many blocks, 1, 2, 4 ..., as run at once
+    with 4 steps or more; tiles of 64 outputs if all run at once, else of 128.
+    """
+    tile_outs = 64 if _ceil(outputs, 64) <= processors else 128
+    tiles = _ceil(outputs, tile_outs)
+    return tile_outs, tiles * _splits(tiles, inputs, processors, 256)
+
+
+def shared_time(tiles: int, steps: int, blocks: int, tile_outs: int, processors: int) -> float:
+    """The us that gemm_wgmma.cu should take for `tiles` of so many steps of k: those of the block that takes longest.
+
+    It has 4 us, its steps, and the sums that it writes or reads of tiles that it shares. An H100 took, with one or four
+    blocks for each tile, 44 us for 128 rows of 12288 x 4096 (41 by this), 21 for 2048 x 8192 (21), 10 for 2048 x 2048.
+    """
+    waves, longest = _ceil(blocks, processors), 0.0
+    firsts = [tiles * steps * block // blocks for block in range(blocks + 1)]
+    for block, (first, stop) in enumerate(pairwise(firsts)):
+        time = (stop - first) * WGMMA_STEP[tile_outs]
+        for tile in {first // steps, (stop - 1) // steps}:
+            start, end = tile * steps, (tile + 1) * steps
+            if start < first or end > stop:
+                sharing = bisect_left(firsts, end) - bisect_right(firsts, start) + 1
+                time += WGMMA_PART[tile_outs] * (1 + (sharing if end <= firsts[block + 1] else 0))
+        longest = max(longest, time)
+    return 4 + waves * longest

@@ -21,15 +21,17 @@ from minillm.backends.cuda.linear import (
     MOST_ROWS,
     SPLITS,
     TILES,
-    WGMMA_SPLITS,
-    WGMMA_TILES,
     Product,
     Room,
+    _shared_tiles,
     _splits,
     finish_product,
     gemm,
+    gemm_wgmma,
     gemv,
     linear,
+    powers_of_two,
+    shared_time,
 )
 
 from .activations import EXACT
@@ -236,13 +238,19 @@ def test_more_than_64_rows_go_to_warpgroups_where_there_are_any(
         ("float16", "mma", TILES[0]),
         ("float16", "mma", TILES[2]),
         ("bfloat16", "mma", TILES[1]),
-        ("float16", "wgmma", WGMMA_TILES[1]),
-        ("bfloat16", "wgmma", WGMMA_TILES[0]),
-        ("float16", "wgmma", WGMMA_TILES[2]),
     ],
 )
 def test_many_rows(storage: str, version: str, tile: tuple[int, int], rows: int, inputs: int, outputs: int) -> None:
     run(gemm, kernels(storage), problem(storage, rows, inputs, outputs), version=version, tile=tile)
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), MANY)
+@pytest.mark.parametrize(("storage", "tile_outs"), [("float16", 128), ("bfloat16", 256), ("float16", 64)])
+def test_many_rows_by_warpgroups(storage: str, tile_outs: int, rows: int, inputs: int, outputs: int) -> None:
+    """A block for each tile."""
+    tiles = -(-rows // 128) * -(-outputs // tile_outs)
+    case = problem(storage, rows, inputs, outputs)
+    run(gemm_wgmma, kernels(storage), case, shape=(tile_outs, tiles))
 
 
 @pytest.mark.parametrize(("storage", "version"), [("float32", "tiled"), ("float16", "mma")])
@@ -255,7 +263,7 @@ def test_many_rows_in_any_order_of_threads(storage: str, version: str, any_emula
 def test_warpgroups_in_any_order_of_threads(inputs: int, any_emulator: Emulator) -> None:
     """One step, and ten of 64: each of the six stages is filled again while products may still read it."""
     case = problem("float16", 70, inputs, 69)
-    run(gemm, Kernels(any_emulator, "float16"), case, version="wgmma", tile=WGMMA_TILES[1])
+    run(gemm_wgmma, Kernels(any_emulator, "float16"), case, shape=(128, 1))
 
 
 def test_warpgroups_need_a_hopper(emulator: Emulator) -> None:
@@ -291,38 +299,85 @@ class Rooms:
         (128, 512, 33, 4),
     ],
 )
-@pytest.mark.parametrize(("storage", "version"), [("float16", "mma"), ("bfloat16", "mma"), ("float16", "wgmma")])
-def test_blocks_that_share_a_tile(
-    storage: str, version: str, rows: int, inputs: int, outputs: int, splits: int
-) -> None:
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+def test_blocks_that_share_a_tile(storage: str, rows: int, inputs: int, outputs: int, splits: int) -> None:
     """`in` is a whole number of steps for each block or not; float32 sums of 16-bit products."""
     room, case = Rooms(), problem(storage, rows, inputs, outputs)
-    run(gemm, kernels(storage), case, version=version, splits=splits, room=room)
-    tile_rows, tile_outs = (64, 64) if version == "mma" else (128, 64)
-    tiles = -(-rows // tile_rows) * -(-outputs // tile_outs)
-    assert room.sizes == [(tiles * splits * tile_rows * tile_outs, tiles)]
+    run(gemm, kernels(storage), case, version="mma", splits=splits, room=room)
+    tiles = -(-rows // 64) * -(-outputs // 64)
+    assert room.sizes == [(tiles * splits * 64 * 64, tiles)]
     assert not room.counters.any()
 
 
-@pytest.mark.parametrize("version", ["mma", "wgmma"])
-def test_blocks_that_share_a_tile_in_any_order_of_threads(version: str, any_emulator: Emulator) -> None:
-    case = problem("float16", 70, 512, 69)
-    run(gemm, Kernels(any_emulator, "float16"), case, version=version, room=Rooms())
+@pytest.mark.parametrize(
+    ("storage", "rows", "inputs", "outputs", "tile_outs", "blocks"),
+    [
+        ("float16", 70, 552, 69, 64, 8),  # 2 tiles of 9 steps: four blocks for each, one of which has 3 steps
+        ("float16", 90, 260, 130, 64, 4),  # 3 of 5: a block has the end of a tile and the beginning of the next
+        ("bfloat16", 80, 130, 320, 64, 2),  # 5 of 3: two whole tiles and a part of one
+        ("float16", 65, 330, 21, 128, 6),  # a step for each block
+        ("float16", 128, 200, 300, 128, 5),
+        ("bfloat16", 140, 100, 130, 64, 5),  # tiles below one another: 6 of 2
+    ],
+)
+def test_blocks_that_take_equal_shares_of_all_tiles(
+    storage: str, rows: int, inputs: int, outputs: int, tile_outs: int, blocks: int
+) -> None:
+    room, case = Rooms(), problem(storage, rows, inputs, outputs)
+    run(gemm_wgmma, kernels(storage), case, shape=(tile_outs, blocks), room=room)
+    assert room.sizes == [(2 * blocks * 128 * tile_outs, -(-rows // 128) * -(-outputs // tile_outs))]
+    assert not room.counters.any()
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_shares_have_the_same_bits_in_any_order_of_threads(any_emulator: Emulator, shift: int) -> None:
+    """Ten steps for each of three blocks, the second of which ends a tile and begins another that it shares:
+    every stage is filled again, also from the next tile.
+    """
+    case = problem("float16", 70, 900, 100, shift=shift)
+    run(gemm_wgmma, Kernels(any_emulator, "float16"), case, shape=(64, 3), room=Rooms())
     bits = case.out.copy()
-    run(gemm, kernels("float16"), case, version=version, room=Rooms())
+    run(gemm_wgmma, kernels("float16"), case, shape=(64, 3), room=Rooms())
+    assert (case.out == bits).all()
+
+
+def test_blocks_that_share_a_tile_in_any_order_of_threads(any_emulator: Emulator) -> None:
+    case = problem("float16", 70, 512, 69)
+    run(gemm, Kernels(any_emulator, "float16"), case, version="mma", room=Rooms())
+    bits = case.out.copy()
+    run(gemm, kernels("float16"), case, version="mma", room=Rooms())
     assert (case.out == bits).all()
 
 
 def test_as_many_blocks_share_a_tile_as_processors_want() -> None:
     """OPT's products of many sequences: of 125m, 1.3b, 6.7b and 13b, from the residual's width and from the MLP's."""
     widths = [(768, 768), (3072, 768), (2048, 2048), (8192, 2048), (4096, 4096), (16384, 4096), (20480, 5120)]
+    most, least = SPLITS[0] * 132, SPLITS[1]
+    blocks = [outputs // 64 * _splits(outputs // 64, inputs, most, least) for inputs, outputs in widths]
+    assert blocks == [48, 192, 256, 256, 256, 256, 320]
 
-    def blocks(limits: tuple[int, int]) -> list[int]:
-        most, least = limits[0] * 132, limits[1]
-        return [outputs // 64 * _splits(outputs // 64, inputs, most, least) for inputs, outputs in widths]
 
-    assert blocks(SPLITS) == [48, 192, 256, 256, 256, 256, 320]
-    assert blocks(WGMMA_SPLITS) == [24, 96, 128, 128, 128, 128, 80]
+SHARED = [
+    (768, 768), (2048, 2048), (8192, 2048), (5120, 5120), (5120, 20480), (20480, 5120), (4096, 28672), (1536, 17920)
+]  # fmt: skip
+
+
+def test_shares_take_no_longer_by_the_model_than_powers_of_two() -> None:
+    for processors in (132, 114, 78):
+        for inputs, outputs in SHARED:
+            times = [
+                shared_time(-(-outputs // tile_outs), inputs // 64, blocks, tile_outs, processors)
+                for tile_outs, blocks in (
+                    _shared_tiles(128, outputs, inputs, processors),
+                    powers_of_two(outputs, inputs, processors),
+                )
+            ]
+            assert times[0] <= times[1]
+
+
+def test_the_shape_of_shares_on_132_processors() -> None:
+    shapes = [_shared_tiles(128, outputs, inputs, 132) for inputs, outputs in SHARED]
+    assert shapes == [(64, 36), (64, 128), (64, 128), (128, 120), (128, 132), (128, 132), (128, 132), (128, 132)]
 
 
 # ---- what both can do -------------------------------------------------------------------------------------------
