@@ -16,6 +16,8 @@ class Sizes(NamedTuple):
     steps: int = 64
     prefill: int = 2000
     """Tokens of a prompt"""
+    long_prefill: int = 8192
+    """Tokens of a prompt whose attention alone is timed"""
     short_prefill: int = 512
     """Tokens of a shorter one"""
     prefills: int = 4
@@ -38,9 +40,9 @@ class Sizes(NamedTuple):
 
 
 TINY = Sizes(
-    batches=(1, 3), prompt=5, new_tokens=30, steps=3, prefill=20, short_prefill=10, prefills=2, context=40, window=24,
-    copy=1 << 16, product=64, cold=1 << 14, repeats=2, checked_rows=(1, 9, 130), checked_contexts=(40,),
-    checked_queries=20,
+    batches=(1, 3), prompt=5, new_tokens=30, steps=3, prefill=20, long_prefill=30, short_prefill=10, prefills=2,
+    context=40, window=24, copy=1 << 16, product=64, cold=1 << 14, repeats=2, checked_rows=(1, 9, 130),
+    checked_contexts=(40,), checked_queries=20,
 )  # fmt: skip
 """Sizes for --emulated, which only shows that everything runs"""
 

@@ -257,9 +257,12 @@ class Bench:
                 moved = 2 * NUMBER * N * seen * K * D + 2 * NUMBER * N * H * D
                 flops = 4 * N * seen * H * D
                 yield self._attend(f"attention, decode, batch {N}{words}", [1] * N, S, moved, flops, window)
-        T = self.sizes.prefill
-        flops = 4 * D * H * Part(T, T).pairs()
-        yield self._attend(PREFILL_ATTENTION.format(T), [T], T, 2 * NUMBER * T * (H + K) * D, flops)
+        for T in (self.sizes.prefill, self.sizes.long_prefill):
+            what, flops = PREFILL_ATTENTION.format(T), 4 * D * H * Part(T, T).pairs()
+            moved = 2 * NUMBER * T * (H + K) * D
+            yield self._attend(what, [T], T, moved, flops)
+            if attention.has_warpgroups(self.kernels, D, D, AttentionSpec(1.0)):
+                yield self._attend(f"{what}, by warps alone", [T], T, moved, flops, by_warps=True)
 
     def masks(self) -> Iterator[Figure]:
         """A layer's attention of a verify pass with a tree for each sequence, and of an encoder: by the kernel, and by
@@ -311,7 +314,14 @@ class Bench:
         return self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
 
     def _attend(
-        self, what: str, counts: list[int], S: int, moved: int, flops: int, window: int | None = None
+        self,
+        what: str,
+        counts: list[int],
+        S: int,
+        moved: int,
+        flops: int,
+        window: int | None = None,
+        by_warps: bool = False,
     ) -> Figure:
         (H, K, D), N, T = self.heads, len(counts), sum(counts)
         B = -(-S // PAGE)
@@ -331,6 +341,9 @@ class Bench:
         spec = AttentionSpec(D**-0.5, window=window)
 
         def attend(keys: Any, values: Any) -> Callable[[], object]:
+            if by_warps:
+                mask = attention.Mask.of(spec, B * PAGE)
+                return lambda: attention.prefill(self.kernels, q, keys, values, batch, out, mask)
             return lambda: attention.attend(
                 self.kernels, q, keys, values, batch, out, workspace, spec, max_queries=max(counts)
             )

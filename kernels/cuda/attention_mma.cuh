@@ -17,16 +17,6 @@ constexpr int STRIDE = DEPTH + 8;                 // an odd number of 16-byte pi
 
 static_assert(HEAD_DIM % VECTOR == 0 && QUERIES % 16 == 0 && KEYS % 16 == 0, "tiles are 16 wide");
 
-// Two numbers side by side; `low` lies first in memory.
-__device__ __forceinline__ unsigned pack(float low, float high) {
-#if MINILLM_STORAGE == 17
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-#else
-    __half2 pair = __floats2half2_rn(low, high);
-#endif
-    return *reinterpret_cast<unsigned*>(&pair);
-}
-
 struct QueryTile {
     unsigned query[DEPTH / 16][4];  // left operands
     float result[VALUE_DEPTH / 8][4];  // [8 columns each]: not yet divided by the sum of weights

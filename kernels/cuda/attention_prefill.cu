@@ -65,19 +65,6 @@ constexpr int RESIDENT = 0;
 constexpr int RESIDENT = HEAD_DIM <= 64 ? 4 : 96 < HEAD_DIM && HEAD_DIM <= 128 ? 3 : 0;
 #endif
 
-// The sequence whose range of tile numbers holds `tile`: the last n with query_starts[n] / QUERIES + n <= tile.
-__device__ __forceinline__ int sequence_of(const int* query_starts, int N, int tile) {
-    int low = 0, high = N - 1;
-    while (low < high) {
-        int middle = (low + high + 1) / 2;
-        if (query_starts[middle] / QUERIES + middle <= tile)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    return low;
-}
-
 // Begin to copy rows of positions first_key ... into shared memory [KEYS, OWN_STRIDE]; zeros from `stop` on and past the
 // row's end.
 template <int OWN_DIM, int OWN_DEPTH, int OWN_STRIDE>
@@ -132,7 +119,7 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_prefil
     values += column;
 
     int tile = gridDim.x - 1 - blockIdx.x;
-    int n = sequence_of(query_starts, N, tile);
+    int n = sequence_of_tile<QUERIES>(query_starts, N, tile);
     int start = query_starts[n], count = query_starts[n + 1] - start;
     int first = (tile - (start / QUERIES + n)) * QUERIES;  // of this block's queries in the sequence
     if (first >= count) return;

@@ -25,3 +25,18 @@ __device__ __forceinline__ long long cache_row(const int* block_row, unsigned po
     CHECK_INDEX(page, pages);
     return page_row(page, position % PAGE_SIZE, head, K);
 }
+
+// Of tiles of SIZE queries each, the sequence whose range of tile numbers holds `tile`: the last n with
+// query_starts[n] / SIZE + n <= tile.
+template <int SIZE>
+__device__ __forceinline__ int sequence_of_tile(const int* query_starts, int N, int tile) {
+    int low = 0, high = N - 1;
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (query_starts[middle] / SIZE + middle <= tile)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}

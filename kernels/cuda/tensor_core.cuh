@@ -8,6 +8,16 @@
 
 #if MINILLM_STORAGE != 32
 
+// Two numbers side by side; `low` lies first in memory.
+__device__ __forceinline__ unsigned pack(float low, float high) {
+#if MINILLM_STORAGE == 17
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+#else
+    __half2 pair = __floats2half2_rn(low, high);
+#endif
+    return *reinterpret_cast<unsigned*>(&pair);
+}
+
 // d += a b for one tile: a [16, 16] by rows, b [16, 8] by columns, d [16, 8] in float; one warp together.
 //
 // Lane l, with g = l / 4 and t = l % 4, holds

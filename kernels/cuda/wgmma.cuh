@@ -20,6 +20,12 @@ __device__ __forceinline__ unsigned long long swizzled_tile(const void* tile) {
     return (address & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
+// A descriptor of a matrix by columns, to be transposed on the way: rows of 64 numbers of 16 bits, swizzled as above, each
+// row one k. Blocks of 64 columns are `block` bytes apart: / 16 from bit 16.
+__device__ __forceinline__ unsigned long long transposed_tile(const void* tile, int block) {
+    return (swizzled_tile(tile) & ~(0x3fffull << 16)) | (unsigned long long)(block >> 4) << 16;
+}
+
 // Before the first product, and again after the program has used their registers.
 __device__ __forceinline__ void wgmma_fence() {
 #ifdef MINILLM_EMULATED
@@ -104,6 +110,31 @@ __device__ __forceinline__ void wgmma_64xNx16(float (&d)[N / 2], unsigned long l
         asm volatile(WGMMA(256) FIRST_64 ", " NEXT_64 "}, %128, %129, add, 1, 1, 0, 0; }"
                      : SUMS_64(0), SUMS_64(64)
                      : "l"(a), "l"(b));
+    }
+#endif
+}
+
+// d += a b for a in registers, b [16, N] by columns. Warp w of the four holds the rows 16 w ... of a, by lane
+//   a[0] (g, 2t..2t+1)  a[1] (g + 8, 2t..)  a[2] (g, 2t + 8..)  a[3] (g + 8, 2t + 8..)
+// Nobody may change them until the product has been waited for.
+template <int N>
+__device__ __forceinline__ void wgmma_64xNx16(float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b) {
+    static_assert(N == 64 || N == 128 || N == 256, "tiles of the products here");
+#ifdef MINILLM_EMULATED
+    emulated_wgmma_registers(d, N, a, b, MINILLM_STORAGE == 17);
+#else
+    if constexpr (N == 64) {
+        asm volatile(WGMMA(64) FIRST_32 "}, {%32, %33, %34, %35}, %36, add, 1, 1, 1; }"
+                     : SUMS_32(0)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    } else if constexpr (N == 128) {
+        asm volatile(WGMMA(128) FIRST_64 "}, {%64, %65, %66, %67}, %68, add, 1, 1, 1; }"
+                     : SUMS_64(0)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    } else {
+        asm volatile(WGMMA(256) FIRST_64 ", " NEXT_64 "}, {%128, %129, %130, %131}, %132, add, 1, 1, 1; }"
+                     : SUMS_64(0), SUMS_64(64)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     }
 #endif
 }

@@ -40,6 +40,10 @@ MOST_COLUMNS = 128
 MOST_QUERY_REGISTERS = 384
 WIDE_GROUP = 2
 """As `MAX_GROUP`, of keys above `MAX_HEAD_DIM`"""
+WARPGROUP_QUERIES = 128
+"""Queries of a block of attention_wgmma, which takes over from so many new tokens of a sequence on"""
+WARPGROUP_KEYS = {64: 128, 128: 128, 256: 64}
+"""Numbers of a head, where it is one of these -> keys of a tile of it"""
 KV_THREADS = 256
 
 
@@ -163,6 +167,10 @@ def attend(
         decode(kernels, q[:singles], keys, values, first, out[:singles], workspace, mask)
         batch = Sequences(batch.query_starts[singles:], batch.context_lens[singles:], batch.block_table[singles:])
         trees = None if trees is None else trees.after(singles)
+    many = max_queries >= WARPGROUP_QUERIES and trees is None
+    if many and has_warpgroups(kernels, q.shape[2], values.shape[3], spec):
+        warpgroup_prefill(kernels, q, keys, values, batch, out, mask)
+        return
     prefill(kernels, q, keys, values, batch, out, mask, positions, trees)
 
 
@@ -284,6 +292,31 @@ def prefill(
     grid = T // tile.queries + N, H, V // tile.columns
     arguments = (*arrays, *terms, *sizes, mask.scale, mask.cap)
     kernel(grid, (tile.threads,), arguments, shared_mem=tile.shared_bytes)
+
+
+def has_warpgroups(kernels: Kernels, D: int, V: int, spec: AttentionSpec) -> bool:
+    """Whether attention_wgmma takes heads of keys of D numbers and values of V: causal, without a bias by distance."""
+    taken = kernels.storage != "float32" and D == V and D in WARPGROUP_KEYS and kernels.has("attention_wgmma")
+    return taken and spec.causal and spec.bias is None
+
+
+def warpgroup_prefill(kernels: Kernels, q: Any, keys: Any, values: Any, batch: Ragged, out: Any, mask: Mask) -> None:
+    """`prefill` by products of warpgroups, where `has_warpgroups`."""
+    T, H, D = q.shape
+    pages, K, P, _ = keys.shape
+    N, B = batch.block_table.shape
+    shared = warpgroup_bytes(D)
+    constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "KEYS": WARPGROUP_KEYS[D], **mask.constants}
+    kernel = kernels.get("attention_wgmma", "attention_wgmma", shared_mem=shared, **constants)
+    arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table, mask.slopes, mask.sinks
+    sizes = int32s(N, H, K, pages, B, row_stride(q), row_stride(out), mask.window)
+    grid = T // WARPGROUP_QUERIES + N, H
+    kernel(grid, (256,), (*arrays, *sizes, mask.scale, mask.cap), shared_mem=shared)
+
+
+def warpgroup_bytes(D: int) -> int:
+    """Shared memory of attention_wgmma: the queries, two tiles of keys and two of values."""
+    return 2 * D * (WARPGROUP_QUERIES + 4 * WARPGROUP_KEYS[D])
 
 
 class PrefillTile(NamedTuple):

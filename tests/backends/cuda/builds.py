@@ -6,7 +6,7 @@ A module that needs no constants need not be listed. `"storage"` names the stora
 
 from typing import Any
 
-from minillm.backends.cuda.attention import PrefillTile, split_of
+from minillm.backends.cuda.attention import WARPGROUP_KEYS, PrefillTile, split_of
 
 STORAGES = ("float32", "float16", "bfloat16")
 
@@ -77,6 +77,14 @@ def integers(name: str, rows: int, outs: int) -> dict[str, Any]:
 BUILDS: dict[str, list[dict[str, Any]]] = {
     "attention_decode": ATTENTION_DECODE,
     "attention_prefill": ATTENTION_PREFILL,
+    "attention_wgmma": [
+        {"HEAD_DIM": D, "PAGE_SIZE": 16, "KEYS": WARPGROUP_KEYS[D], "storage": SIXTEEN_BITS, "arch": ("90a",), **mask}
+        for D, mask in (
+            *((D, {}) for D in WARPGROUP_KEYS),
+            *((128, mask) for mask in (WINDOW, WINDOW | SLOPES, {"SUNK": 1})),
+            (256, CAP | WINDOW),
+        )
+    ],
     "gemm": [
         *({"TILE_ROWS": rows, "TILE_OUTS": outs} for rows, outs in ((128, 128), (64, 64), (32, 64))),
         {"TILE_ROWS": 128, "TILE_OUTS": 128, "FLOAT_OUT": 1, "storage": SIXTEEN_BITS},

@@ -33,6 +33,7 @@ enum Plant {
     WRITES_WHAT_A_PRODUCT_READS,
     OTHER_PRODUCTS,
     BETWEEN_TILES,
+    CHANGES_REGISTERS,
     READ_BEFORE_THE_WAIT,
     WRITTEN_BEFORE_THE_WAIT,
     COPIED_BEFORE_THE_WAIT,
@@ -146,6 +147,30 @@ extern "C" __global__ void warpgroup(float* d, const storage_t* a, const storage
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
     for (int i = 0; i < 64; i++) d[(row + i / 2 % 2 * 8) * 128 + i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[i];
     if (plant == PRODUCT_NOT_WAITED_FOR) wgmma_wait<0>();
+}
+
+// d [64, 128] = a [64, 16] b [16, 128] by one warpgroup, a in registers and b by columns: blocks of 64 of them, each 2 kB.
+extern "C" __global__ void warpgroup_registers(float* d, const storage_t* a, const storage_t* b, int plant) {
+    extern __shared__ __align__(1024) unsigned char dynamic_shared[];
+    auto* rows = reinterpret_cast<uint4*>(dynamic_shared);  // [2, 16, 8 pieces]
+    for (int i = threadIdx.x; i < 16 * 16; i += 128) {
+        int row = i / 16, c = i % 16;
+        rows[c / 8 * 128 + row * 8 + (plant == NOT_SWIZZLED ? c % 8 : c % 8 ^ row % 8)] =
+            *reinterpret_cast<const uint4*>(b + row * 128 + c * 8);
+    }
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+    unsigned own[4];
+    for (int i = 0; i < 4; i++)
+        own[i] = *reinterpret_cast<const unsigned*>(a + (row + i % 2 * 8) * 16 + i / 2 * 8 + lane % 4 * 2);
+    if (plant != NO_PROXY_FENCE) fence_proxy_async();
+    __syncthreads();
+    float sums[64] = {};
+    wgmma_fence();
+    wgmma_64xNx16<128>(sums, own, transposed_tile(rows, plant == WRONG_INDEX ? 1024 : 2048));
+    wgmma_commit();
+    if (plant == CHANGES_REGISTERS) own[2] ^= 1;
+    wgmma_wait<0>();
+    for (int i = 0; i < 64; i++) d[(row + i / 2 % 2 * 8) * 128 + i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[i];
 }
 #endif
 

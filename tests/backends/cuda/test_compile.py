@@ -109,7 +109,8 @@ def test_kernels_that_check_their_indices_compile(build: Build) -> None:
     """As MINILLM_CUDA_DEBUG=1 builds them: with an index from a table they have the device's printf and trap."""
     ptx, _ = compile_for(build.arch, build.path, (*build.options, "-DMINILLM_CUDA_DEBUG"), "ptx")
     indexed = (
-        "attention_decode attention_prefill convolution delta_rule embed expand experts kv low_rank selective_scan"
+        "attention_decode attention_prefill attention_wgmma convolution delta_rule embed expand experts kv low_rank "
+        "selective_scan"
     )
     checks = build.module in indexed.split() or "STORES" in build.constants
     checks &= not (build.module.startswith("attention") and "VALUES" in build.constants)
@@ -236,7 +237,7 @@ def test_masses_are_added_in_shared_memory_without_a_loop() -> None:
     assert set(re.findall(rb"atom\.shared\.[\w.]+", ptx)) == {b"atom.shared.add.u32"}
 
 
-WARPGROUPS = [build for build in ALL if build.module == "gemm_wgmma"]
+WARPGROUPS = [build for build in ALL if build.module in ("gemm_wgmma", "attention_wgmma")]
 
 
 @needs_cupy
@@ -245,7 +246,7 @@ WARPGROUPS = [build for build in ALL if build.module == "gemm_wgmma"]
 def test_products_of_warpgroups_are_not_put_in_a_row(build: Build) -> None:
     """The assembler does so, and says it, where registers of a product under way might be used."""
     kind = "f16.f16" if build.storage == "float16" else "bf16.bf16"
-    columns = re.search(r"TILE_OUTS=(\d+)", build.constants)[1]  # type: ignore[index]
+    columns = re.search(r"(TILE_OUTS|KEYS)=(\d+)", build.constants)[2]  # type: ignore[index]
     ptx, _ = compile_for(build.arch, build.path, build.options, "ptx")
     assert ptx.decode().count(f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}") >= 4
     # As on a GPU, where CuPy adds the device's architecture after ours.

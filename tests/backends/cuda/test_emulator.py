@@ -203,6 +203,28 @@ class TestProductsOfAWarpgroup:
         assert np.isnan(d).all() == (fault == "PRODUCT_NOT_WAITED_FOR")
         assert not np.allclose(d, 1 + a.astype(np.float64) @ b.astype(np.float64).T, atol=1e-2)
 
+    @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+    def test_registers_and_columns(self, any_emulator: Emulator, storage: str) -> None:
+        a, b = random(64, 16, dtype=DTYPES[storage]), random(16, 128, seed=1, dtype=DTYPES[storage])
+        d = np.zeros((64, 128), np.float32)
+        run = kernel(any_emulator, "warpgroup_registers", storage)
+        run((1,), (128,), (d, a, b, NONE), shared_mem=4096)
+        np.testing.assert_allclose(d, a.astype(np.float64) @ b.astype(np.float64), atol=1e-4)
+        with pytest.raises(LaunchError, match="registers of A changed while this wgmma was under way"):
+            run((1,), (128,), (d, a, b, plant("CHANGES_REGISTERS")), shared_mem=4096)
+
+    @pytest.mark.parametrize("fault", ["NOT_SWIZZLED", "WRONG_INDEX"])
+    def test_wrong_columns(self, emulator: Emulator, fault: str) -> None:
+        a, b, d = random(64, 16, dtype=np.float16), random(16, 128, seed=1, dtype=np.float16), random(64, 128)
+        kernel(emulator, "warpgroup_registers", "float16")((1,), (128,), (d, a, b, plant(fault)), shared_mem=4096)
+        assert not np.allclose(d, a.astype(np.float64) @ b.astype(np.float64), atol=1e-2)
+
+    def test_columns_without_a_fence(self, checking_emulator: Emulator) -> None:
+        a, b, d = random(64, 16, dtype=np.float16), random(16, 128, seed=1, dtype=np.float16), random(64, 128)
+        run = kernel(checking_emulator, "warpgroup_registers", "float16")
+        with pytest.raises(LaunchError, match=r"without a fence\.proxy\.async since"):
+            run((1,), (128,), (d, a, b, plant("NO_PROXY_FENCE")), shared_mem=4096)
+
 
 class TestMemory:
     @pytest.mark.parametrize(

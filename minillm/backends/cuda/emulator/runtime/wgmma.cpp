@@ -9,6 +9,7 @@
 #include "numbers.h"
 #include "races.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -23,15 +24,19 @@ constexpr unsigned ALL = 0xffffffffu;
 struct Operand {
     float* sums;
     int columns;
+    const unsigned* registers;  // of A, or null where it lies in shared memory
     uint64_t a, b;
+    bool transposed;  // B lies by columns
     bool is_bfloat16;
     const void* instruction;
 };
 
 struct Product {
     int columns;
+    const unsigned* registers[32];
+    unsigned numbers[32][4];  // what they held
     uint64_t a, b;
-    bool is_bfloat16;
+    bool transposed, is_bfloat16;
     int group;
     size_t sums;  // index of its Sums
     const void* instruction;
@@ -63,6 +68,14 @@ const uint16_t* piece(uint64_t descriptor, int row, int half) {
     return static_cast<const uint16_t*>(shared_memory_at(linear ^ (linear >> 7 & 7) << 4));
 }
 
+// The 16 bytes of columns 8 `part` ... of row k of B by columns: blocks of 64 columns lie as far apart as bits 16 to 29 say.
+const uint16_t* transposed_piece(uint64_t descriptor, int k, int part) {
+    uint32_t start = (descriptor & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
+    uint32_t block = (descriptor >> 16 & 0x3fff) << 4;
+    uint32_t linear = start + part / 8 * block + k / 8 * stride + k % 8 * 128 + part % 8 * 16;
+    return static_cast<const uint16_t*>(shared_memory_at(linear ^ (linear >> 7 & 7) << 4));
+}
+
 void check_descriptor(uint64_t descriptor, const void* instruction) {
     if (descriptor >> 62 != 1 || (descriptor >> 49 & 7))
         fail_at(describe_instruction(instruction), "this emulator has matrices with a swizzle of 128 bytes and no base offset only");
@@ -75,9 +88,11 @@ template <class Note>
 void for_each_piece(const Product& product, Note note) {
     int first = self().warp % 4 * ROWS;
     for (int half = 0; half < 2; half++) {
-        for (int row = 0; row < ROWS; row++) note(piece(product.a, first + row, half));
-        for (int row = 0; row < product.columns; row++) note(piece(product.b, row, half));
+        for (int row = 0; row < ROWS && !product.registers[0]; row++) note(piece(product.a, first + row, half));
+        for (int row = 0; row < product.columns && !product.transposed; row++) note(piece(product.b, row, half));
     }
+    for (int k = 0; k < DEPTH && product.transposed; k++)
+        for (int part = 0; part < product.columns / 8; part++) note(transposed_piece(product.b, k, part));
 }
 
 void complete_issue(unsigned mask, void* const operands[32]) {
@@ -86,22 +101,28 @@ void complete_issue(unsigned mask, void* const operands[32]) {
     auto* first = static_cast<Operand*>(operands[0]);
     Warpgroup& warp = mine();
     if (!warp.fenced) fail(meeting_place(), "wgmma without wgmma.fence since its registers could last be used");
-    check_descriptor(first->a, first->instruction), check_descriptor(first->b, first->instruction);
+    if (!first->registers) check_descriptor(first->a, first->instruction);
+    check_descriptor(first->b, first->instruction);
     size_t found = 0;
     while (found < warp.sums.size() && warp.sums[found].registers[0] != first->sums) found++;
     if (found == warp.sums.size()) warp.sums.push_back({});
     Sums& sums = warp.sums[found];
+    Product product{};
     for (int lane = 0; lane < 32; lane++) {
         auto* own = static_cast<Operand*>(operands[lane]);
         if (own->a != first->a || own->b != first->b)
             fail(meeting_place(), "lanes of one warp name different matrices to wgmma");
+        product.registers[lane] = own->registers;
+        if (own->registers) std::copy_n(own->registers, 4, product.numbers[lane]);
         if (sums.pending) continue;
         sums.registers[lane] = own->sums;
         sums.values[lane].assign(own->sums, own->sums + own->columns / 2);
         std::fill_n(own->sums, own->columns / 2, std::numeric_limits<float>::quiet_NaN());
     }
     sums.pending++;
-    Product product{first->columns, first->a, first->b, first->is_bfloat16, warp.group, found, first->instruction};
+    product.columns = first->columns, product.a = first->a, product.b = first->b, product.group = warp.group;
+    product.transposed = first->transposed, product.is_bfloat16 = first->is_bfloat16;
+    product.sums = found, product.instruction = first->instruction;
     for_each_piece(product, [&](const void* at) {
         note_access(at, 16, READ, product.instruction);
         note_product_begins(at, 16, product.instruction);
@@ -112,12 +133,26 @@ void complete_issue(unsigned mask, void* const operands[32]) {
 
 void multiply(const Product& product, Sums& sums) {
     float a[ROWS][DEPTH], b[256][DEPTH];
+    auto number = [&](uint16_t bits) { return product.is_bfloat16 ? from_bfloat16(bits) : from_half(bits); };
     auto load = [&](float* to, const uint16_t* from) {
-        for (int i = 0; i < 8; i++) to[i] = product.is_bfloat16 ? from_bfloat16(from[i]) : from_half(from[i]);
+        for (int i = 0; i < 8; i++) to[i] = number(from[i]);
     };
     for (int half = 0; half < 2; half++) {
-        for (int row = 0; row < ROWS; row++) load(a[row] + half * 8, piece(product.a, self().warp % 4 * ROWS + row, half));
-        for (int row = 0; row < product.columns; row++) load(b[row] + half * 8, piece(product.b, row, half));
+        for (int row = 0; row < ROWS && !product.registers[0]; row++)
+            load(a[row] + half * 8, piece(product.a, self().warp % 4 * ROWS + row, half));
+        for (int row = 0; row < product.columns && !product.transposed; row++)
+            load(b[row] + half * 8, piece(product.b, row, half));
+    }
+    for (int k = 0; k < DEPTH && product.transposed; k++)
+        for (int column = 0; column < product.columns; column++)
+            b[column][k] = number(transposed_piece(product.b, k, column / 8)[column % 8]);
+    for (int lane = 0; lane < 32 && product.registers[0]; lane++) {
+        if (!std::equal(product.numbers[lane], product.numbers[lane] + 4, product.registers[lane]))
+            fail_at(describe_instruction(product.instruction), "registers of A changed while this wgmma was under way");
+        for (int i = 0; i < 8; i++) {
+            int half = i / 2 % 2 * 8, k = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            a[lane / 4 + half][k] = number(product.numbers[lane][i / 2] >> i % 2 * 16);
+        }
     }
     for (int lane = 0; lane < 32; lane++) {
         for (int i = 0; i < product.columns / 2; i++) {
@@ -156,7 +191,11 @@ void complete_commit(unsigned, void* const[32]) { mine().group++; }
 }  // namespace
 
 void issue_product(float* sums, int columns, uint64_t a, uint64_t b, bool is_bfloat16, Place place) {
-    Operand operand{sums, columns, a, b, is_bfloat16, EMULATED_CALLER};
+    Operand operand{sums, columns, nullptr, a, b, false, is_bfloat16, EMULATED_CALLER};
+    meet(ALL, complete_issue, &operand, place);
+}
+void issue_product_of_registers(float* sums, int columns, const unsigned* a, uint64_t b, bool is_bfloat16, Place place) {
+    Operand operand{sums, columns, a, 0, b, true, is_bfloat16, EMULATED_CALLER};
     meet(ALL, complete_issue, &operand, place);
 }
 void fence_products(Place place) { meet(ALL, complete_fence, nullptr, place); }
