@@ -47,8 +47,7 @@ __device__ __forceinline__ int weight_row(int output, int outputs) {
 }
 #endif
 
-#define FUSED 1
-#include "gemv.cu"
+#include "gemv.cuh"
 #if STORES
 #include "paged.cuh"
 #include "rotary.cuh"
@@ -185,11 +184,12 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void fused_mma(P
     Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
     launch_dependents();
     prefetch_bias(bias, first, OUTS, outputs);
-    begin_weights(MATRIX, first, inputs, outputs);
+    Weight w = MATRIX;
+    begin_weights(w, first, inputs, outputs);
     wait_for_results();
 
     Sums sums = {};
-    accumulate(sums, x, MATRIX, first, rows, inputs, outputs, x_stride);
+    accumulate(sums, x, w, first, rows, inputs, outputs, x_stride);
     share(sums);
     __syncthreads();
     finish_all(e, Ending ENDING, rows, first, OUTS, [&](int row, int i) { return shared_sum(row, i); });

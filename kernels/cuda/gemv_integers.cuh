@@ -2,7 +2,7 @@
 // tensor cores add up a group of them in float, and the sum is scaled. Included by gemv.cu where BITS is defined, for
 // gemv_mma, experts_mma and fused_mma.
 //
-//   y[t, o] = sum_g scales[o, g] * (sum_(k in g) x[t, k] (q[o, k] - zeros[o, g]))       + offsets[o, g] * sum_(k in g) x[t, k]
+//   y = x @ dequantize(W).T                            # of each group g: scale * ((q - zero) @ x) + offset * sum(x)
 //
 // W is the left operand of mma: 16 of its rows by 16 k; the right one is 8 rows of x. So a lane's sums are of two rows of
 // W, g and g + 8, whose scales it loads itself. That all four lanes of a row have numbers of the same group is the work of
@@ -14,12 +14,13 @@
 // W for each of the SPLITS parts of k, and x for these. WIDE warps side by side share x: it is read from L2 once for
 // OUTS rows of W.
 //
-// Constants: ROWS, 4, 8, 16, 32 or 64; OUTS, the rows of W of a block: 16, 32, 64 or 128, of which a warp has 16 or 32;
-//            SPLITS, the parts of k, each with OUTS / 32 warps; STAGES. backends/cuda/integers.py chooses them by shape.
+// Constants: ROWS, 4, 8, 16, 32 or 64 (with offsets or groups of 16 up to 32, for registers); OUTS, the rows of W of a
+//            block: 16, 32, 64 or 128, of which a warp has 16 or 32; SPLITS, the parts of k, each with OUTS / 32 warps;
+//            STAGES. backends/cuda/integers.py chooses them by shape. Grid and block: as of gemv_mma in gemv.cu.
 // Shared:    STAGES * SPLITS * (ROWS * (2 * 512 / BITS + 16) + 64 * OUTS) bytes, dynamically.
 //
-// Bytes and floor. W: out * in * (BITS / 8 + 2 / GROUP) from device memory; x from L2 for each block: 2 ROWS / OUTS bytes for
-// each number of W, as many as of W itself at 4 rows and 16 outputs or at 32 rows and 128 outputs with 4 bits. Under way on
+// Bytes and floor. W: out * in * (BITS / 8 + 2 / GROUP) from device memory; x from L2 for each block: 2 ROWS / OUTS bytes
+// for each number of W, as many as of W itself at 4 rows and 16 outputs or at 32 rows and 128 outputs with 4 bits. Under way on
 // a processor: (STAGES - 1) of STAGES stages, 16 to 48 kB of W. 4096 x 16384 in 4 bits: 38 MB, 12.6 us at 3.0 TB/s.
 //
 // Instructions of a warp for 2,048 numbers of 4 bits, 85 cycles of a processor's share of 3 TB/s: 88 to make them 16 bits,
@@ -41,10 +42,12 @@ constexpr int COLUMNS = (ROWS + 7) / 8;           // tiles of 8 rows of x
 constexpr int PIECE = 128 / BITS;                 // numbers in 16 bytes of W
 constexpr int CHUNK = 4 * PIECE;                  // in 64
 constexpr int GROUPS = CHUNK / GROUP;             // of a chunk: 1, 2 or 4
-constexpr int RUN = GROUP / PIECE;                // pieces of a group: 1, 2 or 4
-constexpr int STEPS = GROUP / 16;                 // products of mma in a group
-constexpr int CHAINS = TILES * COLUMNS == 1 ? 2 : 1;  // of mma, one waiting for the other
-constexpr int UNROLLED = COLUMNS >= 4 ? 1 : TILES > 1 ? 2 : 4;  // groups that are multiplied at a time, by registers
+constexpr int UNIT = GROUP > 32 ? GROUP : 32;     // numbers that are multiplied before sums are scaled: a group, or two
+constexpr int RUN = UNIT / PIECE;                 // pieces of a unit: 1, 2 or 4
+constexpr int STEPS = UNIT / 16;                  // products of mma in it
+constexpr int SCALED = UNIT / GROUP;              // its groups
+constexpr int CHAINS = SCALED > 1 || TILES * COLUMNS == 1 ? 2 : 1;  // of mma, one waiting for the other: two of two groups
+constexpr int UNROLLED = COLUMNS >= 4 ? 1 : TILES > 1 ? 2 : 4;  // units that are multiplied at a time, by registers
 // Blocks on a processor, likewise.
 #ifdef EXPERTS
 constexpr int RESIDENT = ROWS <= 4 ? 16 / WARPS : 1;
@@ -54,7 +57,7 @@ constexpr int RESIDENT = ROWS <= 4 ? 16 / WARPS : ROWS <= 8 && OFFSETS < 16 ? 2 
 
 constexpr int X_STRIDE = CHUNK + VECTOR;          // padded: neighbours are in other banks
 constexpr int X_BYTES = ROWS * X_STRIDE * 2, W_BYTES = OUTS * 64, STAGE = SPLITS * (X_BYTES + W_BYTES);
-static_assert(GROUPS >= 1 && RUN >= 1, "a chunk has whole groups, and a group whole pieces");
+static_assert(GROUPS >= 1 && RUN >= 1, "a chunk has whole groups, and a unit whole pieces");
 static_assert(ROWS * OUTS * 4 <= STAGES * (X_BYTES + W_BYTES), "in the end the sums lie where the stages were");
 
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
@@ -80,7 +83,7 @@ struct Place {
 // Begin to copy chunk number `chunk` of this warp's rows of W: each lane what it reads itself. Zeros beyond the end.
 __device__ __forceinline__ void copy_weights(const Place& at, const Integers& w, int first, int outputs, int chunk,
                                              int stage) {
-    int left = w.groups * RUN - 4 * chunk;  // pieces
+    int left = w.row_bytes() / 16 - 4 * chunk;  // pieces
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
@@ -196,7 +199,7 @@ __device__ __forceinline__ void multiply(const Place& at, Sums& sums, Belongings
             raw[tile][half] = *reinterpret_cast<const uint4*>(at.weights(stage, tile, half));
     }
 #pragma unroll UNROLLED
-    for (int group = 0; group < GROUPS; ++group) {
+    for (int unit = 0; unit < CHUNK / UNIT; ++unit) {
         unsigned a[TILES][STEPS][4];
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
@@ -214,17 +217,17 @@ __device__ __forceinline__ void multiply(const Place& at, Sums& sums, Belongings
         }
 #pragma unroll
         for (int column = 0; column < COLUMNS; ++column) {
-            float of_group[TILES][CHAINS][4] = {}, of_x[4] = {};
+            float of_group[TILES][CHAINS][4] = {}, of_x[SCALED][4] = {};
 #pragma unroll
             for (int step = 0; step < STEPS; step += 2) {
                 unsigned b[4], ones[4] = {ONE, ONE, ONE, ONE};
-                ldmatrix_x4(b, x + column * 8 * X_STRIDE + group * GROUP + step * 16);
+                ldmatrix_x4(b, x + column * 8 * X_STRIDE + unit * UNIT + step * 16);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
 #pragma unroll
                     for (int tile = 0; tile < TILES; ++tile)
                         mma_16816(of_group[tile][i % CHAINS], a[tile][step + i], b + 2 * i);
-                    if (OFFSETS == 16) mma_16816(of_x, ones, b + 2 * i);
+                    if (OFFSETS == 16) mma_16816(of_x[i % SCALED], ones, b + 2 * i);
                 }
             }
 #pragma unroll
@@ -232,13 +235,18 @@ __device__ __forceinline__ void multiply(const Place& at, Sums& sums, Belongings
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     float& sum = sums[column][tile][j];
-                    float total = of_group[tile][0][j] + (CHAINS > 1 ? of_group[tile][CHAINS - 1][j] : 0.0f);
-                    sum = fmaf(__half2float(own.scales[tile][j / 2][0]), total, sum);
-                    if (OFFSETS == 16) sum = fmaf((float)own.offsets[tile][j / 2][0], of_x[j], sum);
+                    const float(&part)[CHAINS][4] = of_group[tile];
+#pragma unroll
+                    for (int i = 0; i < SCALED; ++i) {
+                        float total = SCALED < CHAINS ? part[0][j] + part[CHAINS - 1][j] : part[i][j];
+                        sum = fmaf(__half2float(own.scales[tile][j / 2][i]), total, sum);
+                        if (OFFSETS == 16) sum = fmaf((float)own.offsets[tile][j / 2][i], of_x[i][j], sum);
+                    }
                 }
             }
         }
-        own.next_group();
+#pragma unroll
+        for (int i = 0; i < SCALED; ++i) own.next_group();
     }
 }
 

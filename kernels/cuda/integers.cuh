@@ -3,7 +3,7 @@
 //   w[o, k] = scales[o, k / GROUP] * (q[o, k] - zeros[o, k / GROUP])             # [out, in]
 //   w[o, k] = scales[o, k / GROUP] * q[o, k] + offsets[o, k / GROUP]             with OFFSETS of 16
 //
-// Constants: BITS, 8 (q from -128 to 127) or 4 (from 0 to 15); GROUP, 32 or 64; OFFSETS, the bits of `offsets`: 0 (none;
+// Constants: BITS, 8 (q from -128 to 127) or 4 (from 0 to 15); GROUP, 32 or 64, of 8 bits also 16; OFFSETS, the bits of `offsets`: 0 (none;
 //            a zero of 4 bits is 8), 8 (zero points) or 16 (float16 offsets).
 //
 // A row is padded to whole groups. 16 bytes are a piece: 16 numbers of 8 bits, or 32 of 4, of which byte j has number j in
@@ -15,8 +15,8 @@
 
 #include "tensor_core.cuh"
 
-#if BITS != 8 && BITS != 4 || GROUP != 32 && GROUP != 64
-#error "compile with -DBITS=8 or 4, -DGROUP=32 or 64 and -DOFFSETS=0, 8 or 16"
+#if BITS != 8 && BITS != 4 || GROUP != 32 && GROUP != 64 && (GROUP != 16 || BITS == 4)
+#error "compile with -DBITS=8 or 4, -DGROUP=32 or 64 (of 8 bits also 16) and -DOFFSETS=0, 8 or 16"
 #endif
 
 #if OFFSETS == 16
@@ -37,6 +37,12 @@ struct Integers {
           groups((inputs + GROUP - 1) / GROUP) {}
 
     __device__ __forceinline__ int row_bytes() const { return groups * (GROUP * BITS / 8); }
+
+    // Leave out the first rows.
+    __device__ __forceinline__ void skip(size_t rows) {
+        values += rows * row_bytes(), scales += rows * groups;
+        if (OFFSETS) offsets += rows * groups;
+    }
 
     // Where word t of a piece lies in its row.
     __device__ __forceinline__ int word_at(int piece, int t) const {

@@ -17,7 +17,7 @@ MOST_OUTS = 128
 WARPS = 8
 """The warps of a block for more than 4 rows"""
 FEW_WARPS = 16
-"""The warps that a processor has for up to 4 rows. A block has 4, 8 or 16, so that all blocks run at once if they can."""
+"""The warps that a processor has for up to 4 rows. A block has 4, 8 or 16, so that all blocks run at once"""
 FEW_NUMBERS = 256
 """Numbers of a row of W that one of these has in flight, at the least"""
 SHARED = 160 << 10
@@ -52,9 +52,9 @@ class IntegerShape(NamedTuple):
 def integer_shape(kernels: Kernels, matrix: Quantized, rows: int, outputs: int) -> IntegerShape:
     """The shape for a product with `outputs` rows of a matrix, at once.
 
-    Up to 4 rows, where x is small: 16 outputs a block, as few warps as have a whole row of W in flight, and no more than
-    leave all blocks on the processors at once. More rows: as many outputs as let the busiest processor be sent least,
-    of W and of x.
+    Up to 4 rows, where x is small: 16 outputs a block, as few warps as have a whole row of W in flight, and no more
+    than leave all blocks on the processors at once. More rows: as many outputs as let the busiest processor be sent
+    the least, of W and of x.
     """
     processors, inputs, bits = kernels.processors, matrix.shape[1], matrix.bits
     chunks = ceil(inputs, CHUNK_BYTES * 8 // bits)
@@ -64,8 +64,8 @@ def integer_shape(kernels: Kernels, matrix: Quantized, rows: int, outputs: int) 
         splits = max(4, min(16, power_of_two(ceil(inputs, FEW_NUMBERS)), power_of_two(room + 1) // 2))
         resident = FEW_WARPS // splits
     else:
-        sums = integer_constants(matrix)["OFFSETS"] == 16  # of x too, for which 64 rows leave no registers
-        most = min(max(power_of_two(rows), 8), 32 if sums else 64)
+        crowded = matrix.group == 16 or matrix.offsets is not None  # 64 rows leave no registers
+        most = min(max(power_of_two(rows), 8), 32 if crowded else 64)
 
         def sent(outs: int) -> int:
             """Eighths of a byte for each number of a row, to the busiest processor."""

@@ -55,6 +55,11 @@ INTEGERS = {
     for name, kind in {"int8": (8, 32, 0), "int4": (4, 32, 0), "zeros": (4, 64, 8), "offsets": (4, 32, 16)}.items()
 }
 """Kinds of matrices of 8 and 4 bits"""
+OF_BLOCKS = {
+    "sixteens": {"BITS": 8, "GROUP": 16, "OFFSETS": 0},
+    "int8_offsets": {"BITS": 8, "GROUP": 32, "OFFSETS": 16},
+}
+"""The same, as GGUF's blocks become them"""
 
 INTEGER_SHAPES = {
     (4, 16): (4, 4),
@@ -62,7 +67,6 @@ INTEGER_SHAPES = {
     (8, 128): (2, 3),
     (16, 64): (4, 2),
     (32, 128): (2, 2),
-    (64, 32): (2, 2),
     (64, 128): (2, 2),
 }
 """ROWS and OUTS -> SPLITS and STAGES, of products with such matrices"""
@@ -71,7 +75,7 @@ INTEGER_SHAPES = {
 def integers(name: str, rows: int, outs: int) -> dict[str, Any]:
     """The constants of such a product."""
     splits, stages = INTEGER_SHAPES[rows, outs]
-    return {"ROWS": rows, "OUTS": outs, "SPLITS": splits, "STAGES": stages, **INTEGERS[name]}
+    return {"ROWS": rows, "OUTS": outs, "SPLITS": splits, "STAGES": stages, **(INTEGERS | OF_BLOCKS)[name]}
 
 
 BUILDS: dict[str, list[dict[str, Any]]] = {
@@ -106,8 +110,9 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
             {**integers(name, rows, outs), "storage": SIXTEEN_BITS if INTEGERS[name]["OFFSETS"] == 0 else ("float16",)}
             for name in INTEGERS
             for rows, outs in INTEGER_SHAPES
-            if rows < 64 or name != "offsets"
+            if rows < 64 or INTEGERS[name]["OFFSETS"] == 0
         ),
+        *({**integers(name, *shape), "storage": ("float16",)} for name in OF_BLOCKS for shape in ((4, 16), (32, 128))),
         {**integers("int8", 4, 16), "SPLITS": 16, "STAGES": 2, "storage": ("float16",)},
         {**integers("int8", 4, 16), "FLOAT_OUT": 1, "storage": SIXTEEN_BITS},
         *({"ROWS": rows, "OUTS": outs, "EXPERTS": 1} for rows, outs in ((1, 2), (4, 4))),

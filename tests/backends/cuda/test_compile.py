@@ -162,6 +162,7 @@ PREFETCHING = [
     and build.module in ("gemv", "norm")
     and build.constants not in ("VECTORS=4", "VECTORS=8")
     and "EXPERTS" not in build.constants  # which have no addends, and take several tiles of rows
+    and "BITS" not in build.constants  # with a barrier for each stage
 ]
 
 
@@ -184,6 +185,7 @@ DEPENDENT = [
     if (build.storage, build.arch) in (("float16", "90"), ("float32", "90"))
     and KERNELS[build] & WAITING
     and (build.storage == "float16" or build.module == "gemm")
+    and "BITS" not in build.constants  # which copy W, that no kernel writes, before they wait
     and (build in FULL or build in FIRST)
 ]
 """Each kernel that waits for those before it, and all builds that might spill; of float32 what 16 bits do not have"""
