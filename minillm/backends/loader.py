@@ -4,14 +4,14 @@ import math
 import mmap
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..progress import tick
-from ..reference.blocks import BlockMatrix, with_offsets
+from ..reference.blocks import BlockMatrix, in_8_bits, with_offsets
 from ..reference.quantize import Quantized, quantize, widened, with_zeros
 from .formats import (
     BLOCKS,
@@ -41,6 +41,15 @@ WIDER = {
     FLOAT16: {FLOAT16, *INTEGERS, *BLOCKS.values()},
 }
 """Formats -> those whose matrices they hold too: exactly, or, in float16 and of Q4_K, but for a rounding by 2^-12"""
+
+BLOCKS_IN_8_BITS = {
+    **dict.fromkeys((BLOCKS[name] for name in ("Q5_0", "IQ4_NL", "IQ4_XS", "MXFP4")), INT8),
+    **dict.fromkeys((BLOCKS["Q5_1"], BLOCKS["Q5_K"]), replace(INT8, offset_bits=16)),
+    **dict.fromkeys((BLOCKS["Q6_K"], BLOCKS["Q3_K"]), replace(INT8, group=16)),
+    BLOCKS["Q2_K"]: replace(INT8, group=16, offset_bits=16),
+}
+"""Block formats -> the 8 bits in which backends without blocks have their integers, scales rounded by 2^-12 or not at
+all (`reference.blocks.in_8_bits`)"""
 
 
 class Tensor(Protocol):
@@ -470,6 +479,8 @@ def _quantized(tensors: Sequence[Tensor], form: Format, empty: Callable[..., NDA
             blocks = [(widened if form == INT8 else with_zeros)(tensor.stored())]
         elif form == INT4_OFFSETS and STORED_FORMATS.get(tensor.dtype) == BLOCKS["Q4_K"]:
             blocks = [with_offsets(tensor.stored(), getattr(tensor, "name", ""))]
+        elif tensor.dtype in BLOCKS and BLOCKS_IN_8_BITS.get(BLOCKS[tensor.dtype]) == form:
+            blocks = [in_8_bits(tensor.stored(), getattr(tensor, "name", ""))]
         else:
             assert not form.offset_bits  # such matrices are only kept
             blocks = (quantize(chunk, form.bits, form.group) for chunk in tensor.chunks())

@@ -12,8 +12,6 @@ from .formats import (
     BLOCKS,
     FLOAT16,
     INT4,
-    INT4_OFFSETS,
-    INT4_ZEROS,
     INT8,
     STORED_FORMATS,
     Format,
@@ -97,7 +95,6 @@ def format_of(data: Any) -> Format:
         return BLOCKS[data.form.name]
     if isinstance(data, Quantized):
         form = INT8 if data.bits == 8 else INT4
-        if data.offsets is not None:
-            form = INT4_ZEROS if data.has_zeros else INT4_OFFSETS
-        return replace(form, group=data.group)
+        offset_bits = 0 if data.offsets is None else 8 * int(data.offsets.dtype.itemsize)
+        return replace(form, group=data.group, offset_bits=offset_bits)
     return STORED_FORMATS["bfloat16" if data.dtype == np.uint16 else str(data.dtype)]

@@ -173,6 +173,33 @@ def with_offsets(matrix: BlockMatrix, name: str = "") -> Quantized:
     return Quantized(values, scales, inputs, offsets)
 
 
+def in_8_bits(matrix: BlockMatrix, name: str = "") -> Quantized:
+    """Blocks of integers as a matrix of 8 bits, with the groups of the blocks; `name` is the tensor's.
+
+    For backends without the blocks. The integers are the same; scales and offsets are rounded to float16, in which
+    those of Q5_0, Q5_1 and IQ4_NL are stored; MXFP4's are powers of two, and exact from 2^-24 on.
+
+    Raises:
+        CheckpointError: a scale or an offset is not finite in float16.
+    """
+    (rows, inputs), form = matrix.shape, matrix.form
+    values, scales = np.empty((rows, inputs), np.int8), np.empty((rows, inputs // form.group), np.float16)
+    offsets: NDArray[np.float16] | None = None
+    step = max(1, CHUNK // max(1, inputs))
+    for first in range(0, rows, step):
+        some = slice(first, first + step)
+        with np.errstate(all="ignore"):
+            split = form.split(np.ascontiguousarray(matrix.blocks[some]).reshape(-1, form.bytes))
+            values[some] = split.integers.reshape(-1, inputs)
+            scales[some] = split.scales.reshape(-1, scales.shape[1])
+            if split.offsets is not None:
+                offsets = np.empty_like(scales) if offsets is None else offsets
+                offsets[some] = split.offsets.reshape(-1, scales.shape[1])
+    if not (np.isfinite(scales).all() and (offsets is None or np.isfinite(offsets).all())):
+        raise CheckpointError(f"tensor {name} holds a scale or an offset that is not finite in float16")
+    return Quantized(values, scales, inputs, offsets)
+
+
 # --- parts of blocks --------------------------------------------------------------------------------------------------
 
 

@@ -48,7 +48,7 @@ class Quantized:
     inputs: int
     """in, without the padding"""
     offsets: NDArray[Any] | None = None
-    """In 4 bits, [out, in' / group]: float16 offsets, or uint8 zero points; None: all zero points are 8"""
+    """[out, in' / group]: float16 offsets, or in 4 bits uint8 zero points; None: of 4 bits all zero points are 8"""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -118,7 +118,7 @@ def dequantize(quantized: Quantized, rows: Any = slice(None)) -> NDArray[np.floa
         values = unpack(values)
     grouped = values.reshape(*scales.shape, quantized.group).astype(np.float32)  # [rows, in'] -> [rows, in' / G, G]
     offsets = None if quantized.offsets is None else quantized.offsets[rows][..., None].astype(np.float32)
-    if offsets is not None:
+    if offsets is not None and quantized.bits == 4:
         grouped += 8 - offsets if quantized.has_zeros else 8  # unpacked integers are from -8 on
     grouped *= scales[..., None].astype(np.float32)
     if offsets is not None and not quantized.has_zeros:

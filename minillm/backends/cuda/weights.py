@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from ...errors import DeviceError, install
 from ...reference.quantize import Quantized
-from ..formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, Format, Role, WeightFormats
-from ..loader import INTEGERS, Loader, RandomTensor, Tensor, gather, join, kept_format
+from ..formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, STORED_FORMATS, Format, Role, WeightFormats
+from ..loader import BLOCKS_IN_8_BITS, INTEGERS, Loader, RandomTensor, Tensor, gather, join, kept_format
 from ..storage import Experts, narrow
 from ..weights import Weight
 from .device import WEIGHTS, Device, Wait
@@ -33,8 +33,8 @@ class CudaLoader(Loader):
             device: where they go
             kernels: compiled for the storage type, when it is settled
             settle: called with the storage type of the first matrix, if it has not been set
-            weights: a format for each role; None keeps 8 and 4 bits as a checkpoint has them, where activations have 16
-                bits, and is otherwise the storage type
+            weights: a format for each role; None keeps 8 and 4 bits as a checkpoint has them, and blocks in 8 bits,
+                where activations have 16 bits, and is otherwise the storage type
         """
         super().__init__(weights, kept=(), xp=device.xp)
         self.storage: Format | None = None
@@ -68,6 +68,9 @@ class CudaLoader(Loader):
         wanted = self.formats.of(role)
         if wanted is None and role in ("projection", "vocabulary") and self.storage != FLOAT32:
             wanted = kept_format(tensors, tuple(INTEGERS))
+            stored = {STORED_FORMATS.get(tensor.dtype) for tensor in tensors}
+            if not wanted.scale_bits and len(stored) == 1:
+                wanted = BLOCKS_IN_8_BITS.get(stored.pop(), wanted)  # type: ignore[arg-type]  # None is no key
         return wanted if wanted is not None and wanted.scale_bits else self.storage
 
     def prepare_experts(

@@ -64,7 +64,9 @@ class Step:
         self.qkv, self.bias = random((H + 2 * K) * D, E), random((H + 2 * K) * D, dtype=np.float32)
         self.gate_up = random(2 * F, E)
         if bits is not None:
-            self.qkv, self.gate_up = (on_device(quantize(each.astype(np.float32), bits)) for each in (self.qkv, self.gate_up))
+            self.qkv, self.gate_up = (
+                on_device(quantize(each.astype(np.float32), bits)) for each in (self.qkv, self.gate_up)
+            )
         self.positions = rng.integers(0, 5000, rows).astype(np.int32)
         self.slots = rng.permutation(5 * P)[:rows].astype(np.int32)
         self.slots[rows // 2 :: 3] = -1  # padding

@@ -44,6 +44,8 @@ UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 UNTOUCHED = -77.0
 KINDS = [(8, 32, 0), (8, 64, 0), (4, 32, 0), (4, 64, 0), (4, 32, 8), (4, 64, 8), (4, 32, 16), (4, 64, 16)]
 """Bits, group, bits of offsets"""
+OF_BLOCKS = [(8, 16, 0), (8, 32, 16), (8, 16, 16)]
+"""The same, as they become of GGUF's blocks"""
 QUICK_KINDS = [KINDS[5], KINDS[0], KINDS[7], *(exhaustive(kind) for kind in (*KINDS[1:5], KINDS[6]))]
 LINE = np.random.default_rng(2).integers(3, 96, 20).tolist()
 
@@ -51,7 +53,13 @@ LINE = np.random.default_rng(2).integers(3, 96, 20).tolist()
 def matrix_of(bits: int, group: int, offset_bits: int, outputs: int, inputs: int) -> Quantized:
     """Normal random numbers, rounded; with offsets or zero points that are drawn."""
     rng = np.random.default_rng((bits, group, offset_bits, outputs))
-    symmetric = quantize(rng.standard_normal((outputs, inputs)).astype(np.float32) / math.sqrt(inputs), bits, group)
+    numbers = rng.standard_normal((outputs, inputs)).astype(np.float32) / math.sqrt(inputs)
+    symmetric = quantize(numbers, bits, max(group, 32))
+    if group == 16:
+        factors = rng.uniform(0.5, 1.5, (outputs, 2 * symmetric.scales.shape[1]))
+        scales = (np.repeat(symmetric.scales, 2, axis=1) * factors).astype(np.float16)
+        groups = -(-inputs // 16)
+        symmetric = Quantized(symmetric.values[:, : groups * 16], scales[:, :groups], inputs).each(np.ascontiguousarray)
     offsets: Any = None
     if offset_bits == 8:
         offsets = rng.integers(0, 16, symmetric.scales.shape).astype(np.uint8)
@@ -106,7 +114,7 @@ def _needs_the_emulator(emulator: Emulator) -> None:
 # ---- products -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", QUICK_KINDS)
+@pytest.mark.parametrize("kind", [*QUICK_KINDS, OF_BLOCKS[2], *map(exhaustive, OF_BLOCKS[:2])])
 @pytest.mark.parametrize("storage", [pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
 def test_few_rows(kind: tuple[int, int, int], storage: str) -> None:
     """`in`: less than a group, padded, longer than one round of all warps; rows of x aligned and not."""
@@ -133,7 +141,10 @@ SHAPES = [
     IntegerShape(64, 128, 2, 2),
     IntegerShape(32, 64, 1, 3),
 ]
-SLOW_SHAPES = [*zip((KINDS[0], KINDS[5], KINDS[7], KINDS[2]), SHAPES, strict=False), (KINDS[1], SHAPES[4])]
+SLOW_SHAPES = [
+    *zip((KINDS[0], KINDS[5], KINDS[7], KINDS[2], OF_BLOCKS[0]), SHAPES, strict=True),
+    (OF_BLOCKS[1], SHAPES[0]),
+]
 
 
 @pytest.mark.slow
@@ -142,7 +153,7 @@ SLOW_SHAPES = [*zip((KINDS[0], KINDS[5], KINDS[7], KINDS[2]), SHAPES, strict=Fal
     ("kind", "shape"),
     [
         (pytest.param if (kind, shape) in SLOW_SHAPES else exhaustive)(kind, shape)
-        for kind in KINDS
+        for kind in [*KINDS, *OF_BLOCKS]
         for shape in SHAPES
     ],
 )
@@ -165,7 +176,7 @@ def test_the_shape_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen = integer_shape(run, matrix, rows, outputs)
         shared = (96 if architecture == 120 else 160) << 10
         assert chosen.shared(matrix) <= shared
-        assert 4 * chosen.SPLITS * chosen.ROWS * chosen.OUTS <= chosen.shared(matrix)
+        assert chosen.shared(matrix) >= 4 * chosen.SPLITS * chosen.ROWS * chosen.OUTS
         return chosen
 
     assert [shape(2048, 6144, bits, 1)[:3] for bits in (8, 4)] == [(4, 16, 4)] * 2
@@ -211,6 +222,8 @@ def test_any_order_of_threads(kind: tuple[int, int, int], any_emulator: Emulator
     for each in any_emulator, launcher():
         run = Kernels(each, "float16")
         found = [Case(kind, "float16", rows, 300, 21).run(partial(linear, run)) for rows in (2, 70)]
+        side_by_side = partial(integer_gemv, run, shape=IntegerShape(8, 64, 2, 3))  # two warps, which share x
+        found.append(Case(kind, "float16", 7, 1500, 69).run(side_by_side)[:, :21])
         results.append(np.concatenate(found))
     np.testing.assert_array_equal(*results)
 
@@ -259,7 +272,7 @@ def test_more_rows_are_multiplied_with_16_bits_some_rows_of_the_matrix_at_a_time
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", QUICK_KINDS)
+@pytest.mark.parametrize("kind", [*QUICK_KINDS, *OF_BLOCKS[:2], exhaustive(OF_BLOCKS[2])])
 @pytest.mark.parametrize("E", [72, 37])
 def test_rows_are_the_dequantised_ones(kind: tuple[int, int, int], E: int) -> None:
     table, rng = matrix_of(*kind, 50, E), np.random.default_rng(0)
@@ -321,7 +334,11 @@ def test_formats(stored: str, dtype: str, storage: str, data: str) -> None:
     assert (backend.memory.cache.name, format_of(weight.data).name) == (storage, data)
     assert backend.loader.prepare("p", [Stored("float32")], role="positions").data.dtype == number_type(storage)
     both = np.concatenate([Stored(stored).stored() if stored == "float32" else Stored(stored).load()] * 2)
-    loaded = dequantize(on_device(weight.data, back=True)) if isinstance(weight.data, Quantized) else weight.data.astype(np.float32)
+    loaded = (
+        dequantize(on_device(weight.data, back=True))
+        if isinstance(weight.data, Quantized)
+        else weight.data.astype(np.float32)
+    )
     np.testing.assert_allclose(loaded, both, atol=0.5 if "int4" in (stored, dtype) else 0.05)
 
 
