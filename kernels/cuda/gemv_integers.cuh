@@ -292,7 +292,7 @@ __device__ __forceinline__ void accumulate(Sums& sums, const storage_t* x, const
     cp_async_wait<0>();
 }
 
-// The block's sums, in `dynamic_shared`: of row `row` of x and row `output` of its rows of W, when all threads are past a barrier.
+// The sums of all warps in `dynamic_shared`, for when all threads are past a barrier.
 __device__ __forceinline__ void share(const Sums& sums) {
     Place at;
     __syncthreads();  // until then stages are read

@@ -12,7 +12,7 @@ from ...reference.quantize import Quantized
 from .kernels import Kernels, int32s, or_null
 
 CHUNK_BYTES = 64
-"""Of a row of W, what a block has of it in a stage"""
+"""Part of a row of W that a block has in a stage"""
 MOST_OUTS = 128
 WARPS = 8
 """The warps of a block for more than 4 rows"""
@@ -31,7 +31,7 @@ class IntegerShape(NamedTuple):
     """The constants of `kernels/cuda/gemv_integers.cuh` that the shape of a product decides."""
 
     ROWS: int
-    """Of x"""
+    """Rows of x that a block multiplies at a time"""
     OUTS: int
     """Rows of W of a block"""
     SPLITS: int
@@ -41,7 +41,7 @@ class IntegerShape(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return 32 * self.SPLITS * _wide(self.OUTS)
 
     def shared(self, matrix: Quantized) -> int:
