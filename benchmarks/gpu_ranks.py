@@ -22,7 +22,7 @@ from gpu_figures import Figure  # noqa: E402
 
 from minillm.distributed.communicator import Communicator, Traffic  # noqa: E402
 
-NEW_TOKENS, FEW = 24, 3
+NEW_TOKENS, FEW = 24, 4
 SECONDS = 100
 PROMPTS = "A list of colors: red,", "Count from 3 to 9:"
 APART = {
@@ -94,8 +94,15 @@ class PairCommunicator(Communicator):
 
 
 def ranks(*, emulated: bool) -> Iterator[Figure]:
-    """Tokens of two ranks beside those of one process."""
-    count = FEW if emulated else NEW_TOKENS
+    """Tokens of two ranks beside those of one process: steps launched call by call, then recorded with NCCL's sums."""
+    for recorded in (False, True):
+        what = "two ranks on one GPU, over NCCL" + ", recorded" * recorded
+        for line in _two_ranks(FEW if emulated else NEW_TOKENS, recorded=recorded):
+            yield Figure("ranks", "", what, note=line)
+
+
+def _two_ranks(count: int, *, recorded: bool) -> Iterator[str]:
+    switches = {"MINILLM_CUDA_RANKS": str(int(recorded))}
     with tempfile.TemporaryDirectory() as folder:
         socket = str(Path(folder) / "pair")
         processes = [
@@ -104,7 +111,7 @@ def ranks(*, emulated: bool) -> Iterator[Figure]:
                 stdout=subprocess.PIPE,
                 stderr=sys.stderr,
                 text=True,
-                env=os.environ | APART | {"NCCL_HOSTID": f"rank{rank}"},
+                env=os.environ | APART | switches | {"NCCL_HOSTID": f"rank{rank}"},
             )
             for rank in range(2)
         ]
@@ -115,11 +122,9 @@ def ranks(*, emulated: bool) -> Iterator[Figure]:
             for process in processes:
                 process.kill()
                 process.wait()
-    lines = said.strip().splitlines()
-    for line in lines:
-        yield Figure("ranks", "", "two ranks on one GPU, over NCCL", note=line)
-    if not lines or any(codes):
-        yield Figure("ranks", "", "two ranks on one GPU, over NCCL", note=f"failed: exit codes {codes}; see the log")
+    yield from said.strip().splitlines()
+    if not said.strip() or any(codes):
+        yield f"failed: exit codes {codes}; see the log"
 
 
 def main() -> None:

@@ -112,7 +112,8 @@ def test_everything_runs_emulated(part: str, tmp_path: Path, subprocess_environm
         assert len(notes) == 30 and all(note.startswith("logits within ") for note in notes), "and no other bits"
     elif part == "D":
         notes = [row["note"] for row in rows]
-        assert len(notes) == 2 and all(note.startswith("right: the tokens of one process, 3 of 3") for note in notes)
+        assert len(notes) == 4 and all(note.startswith("right: the tokens of one process, 4 of 4") for note in notes)
+        assert notes[:2] == notes[2:], "called and recorded, as many sums"
     elif part == "correct":
         assert found["compile", "kernels"]["note"] == "3 builds, 0 failed"
         assert "passed" in found["device tests", "tests/backends/cuda/test_gpu.py"]["note"]

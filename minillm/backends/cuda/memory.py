@@ -267,7 +267,7 @@ class CudaMemory(Memory):
         self._caches: WeakSet[CudaPages] = WeakSet()
         self._steps: WeakKeyDictionary[object, dict[Bucket, RecordedStep[Any]]] = WeakKeyDictionary()
         self._scratch: WeakKeyDictionary[object, tuple[StepScratch, StepScratch]] = WeakKeyDictionary()
-        """Of decode steps, and of passes of prompts: these need more, and would have the others recorded anew"""
+        """Memory of decode steps, and of passes of prompts, which need more and would have the others recorded anew"""
         self._largest = (0, 0)  # tokens and rows of a pass
         self._chosen: Any = None  # on the device: the tokens of the last pass, if `launch` has launched it
 

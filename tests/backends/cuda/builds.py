@@ -89,6 +89,7 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
             (256, CAP | WINDOW),
         )
     ],
+    "embed": [{}, {"SHARED": 1}],
     "gemm": [
         *({"TILE_ROWS": rows, "TILE_OUTS": outs} for rows, outs in ((128, 128), (64, 64), (32, 64))),
         {"TILE_ROWS": 128, "TILE_OUTS": 128, "FLOAT_OUT": 1, "storage": SIXTEEN_BITS},

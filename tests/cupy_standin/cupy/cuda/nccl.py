@@ -27,10 +27,15 @@ class NcclCommunicator:
         self._connection = _meet(unique, rank) if size == 2 else None
 
     def allReduce(self, source: int, target: int, count: int, kind: int, operation: int, stream: int) -> None:  # noqa: N802
-        """The sum over both, in the numbers' own type."""
+        """The sum over both, in the numbers' own type; now, or when the graph that is captured is launched."""
+        from . import launch
+
         assert operation == NCCL_SUM
-        if self._connection is None:
-            return
+        if self._connection is not None:
+            launch(lambda: self._sum(source, target, count, kind))
+
+    def _sum(self, source: int, target: int, count: int, kind: int) -> None:
+        assert self._connection is not None
         own = _numbers(source, count, kind)
         self._connection.send_bytes(own.tobytes())
         other = np.frombuffer(self._connection.recv_bytes(), own.dtype)
