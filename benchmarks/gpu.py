@@ -61,7 +61,7 @@ PARTS = {
     "correct": {"compile": 120, "device tests": 150, "tests": 260},
     "profile": {"compile": 120, "host": 60, "launches": 370},
     "speed": {"compile": 120, "ceilings": 25, "engine": 190, "kernels": 110, "transformers": 95},
-    "dependent": {"compile": 120, "dependent": 430},
+    "dependent": {"compile": 120, "dependent": 280, "carve-out": 150},
     "sanitize": {"memcheck": 135, "racecheck": 135, "synccheck": 135, "initcheck": 135},
 }
 """Part -> its stages -> seconds that each may take."""

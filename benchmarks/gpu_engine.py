@@ -23,6 +23,8 @@ from minillm.models import published_config
 HALF = Storage.all_in("float16")
 WARM_UP = 4
 """Steps before the timing: the first compiles, the second is captured."""
+CARVEOUTS = ("", "29", "44", "100")
+"""Percentages of 228 KB: with 29 (64 KB) a block of attention fits, with 44 (100 KB) more of products"""
 BIT_STEPS = 6
 """Steps whose logits are compared"""
 
@@ -52,6 +54,22 @@ def dependent(sizes: Sizes, shapes: list[str], dtype: str = "float16", *, emulat
             except Exception as error:  # one way that fails must not end the others
                 yield Figure("dependent", shape, how, note=f"failed: {type(error).__name__}: {error}")
             gc.collect()
+
+
+def carveouts(sizes: Sizes, shapes: list[str], dtype: str = "float16") -> Iterator[Figure]:
+    """Decode steps whose kernels all have one share of the L1 cache as shared memory, and each its own."""
+    for shape in shapes:
+        said: list[Any] = []
+        for percent in CARVEOUTS:
+            os.environ["MINILLM_CUDA_CARVEOUT"] = percent
+            try:
+                for figure in _dependent_steps(sizes, shape, dtype, said):
+                    how = f"carve-out of {percent} %" if percent else "the driver's carve-outs"
+                    yield figure._replace(part="carve-out", what=f"{figure.what}, {how}".lstrip(", "))
+            except Exception as error:  # one share that fails must not end the others
+                yield Figure("carve-out", shape, percent, note=f"failed: {type(error).__name__}: {error}")
+            gc.collect()
+    os.environ.pop("MINILLM_CUDA_CARVEOUT", None)
 
 
 def _dependent_steps(sizes: Sizes, shape: str, dtype: str, said: list[Any]) -> Iterator[Figure]:

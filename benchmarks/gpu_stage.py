@@ -229,6 +229,12 @@ def _dependent(task: Task) -> Iterator[Figure]:
     return dependent(task.sizes, task.shapes, task.dtype, emulated=task.emulated)
 
 
+def _carveouts(task: Task) -> Iterator[Figure]:
+    from gpu_engine import carveouts
+
+    return carveouts(task.sizes, task.shapes, task.dtype)
+
+
 def _prompts(task: Task) -> Iterator[Figure]:
     from gpu_prompts import prompts
 
@@ -312,6 +318,7 @@ STAGES: dict[str, Callable[[Task], Iterator[Figure]]] = {
     "planted": planted,
     "race": race,
     "dependent": _dependent,
+    "carve-out": _carveouts,
     "prompts": _prompts,
     **{tool: sanitizer(tool) for tool in ("memcheck", "racecheck", "synccheck", "initcheck")},
 }

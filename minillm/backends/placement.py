@@ -106,6 +106,7 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     MINILLM_CUDA_DEPENDENT=0 those of a recorded step are not launched dependently, with 1 they must be, in steps of any
     number of sequences. With MINILLM_CUDA_PROMPTS=1 passes of prompts and of guesses to verify are recorded too, which
     no GPU has run yet; with MINILLM_CUDA_RANKS=1 decode steps of several ranks, which neither has.
+    MINILLM_CUDA_CARVEOUT=PERCENT is for measuring (`CupyLauncher`).
     """
     if placement.backend != "auto":
         raise DeviceError(f"backend {placement.backend!r} computes on a CPU: leave it out with device 'cuda'")
@@ -124,7 +125,10 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     from .cuda.dependent import MOST_ROWS, check_architecture, has_dependent_launches
     from .cuda.device import CupyDevice
 
-    launcher = CupyLauncher()  # checks first for a GPU
+    carveout = os.environ.get("MINILLM_CUDA_CARVEOUT", "")
+    if carveout and not (carveout.isdecimal() and int(carveout) <= 100):
+        raise DeviceError(f"MINILLM_CUDA_CARVEOUT should be a percentage, 0 to 100, found {carveout!r}")
+    launcher = CupyLauncher(int(carveout) if carveout else None)  # checks first for a GPU
     names = "DEBUG", "DEPENDENT", "PROMPTS", "RANKS"
     debug, dependent, prompts, ranks = (os.environ.get(f"MINILLM_CUDA_{name}", "") for name in names)
     if dependent == "1":

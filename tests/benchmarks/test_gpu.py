@@ -139,6 +139,7 @@ def test_everything_runs_emulated(part: str, tmp_path: Path, subprocess_environm
         assert notes == ["the same bits"] * 6, "of two shapes"
         steps = "decode, batch 3, on the device, {}"
         assert all(found["dependent", steps.format(how)]["median_us"] for how in ("plainly", "dependently"))
+        assert found["carve-out", steps.format("carve-out of 44 %")]["median_us"]
     else:
         assert [row["part"] for row in rows] == ["memcheck", "racecheck", "synccheck", "initcheck"]
         assert {row["note"] for row in rows} == {"3 passed, 9 deselected; ERROR SUMMARY: 2 errors"}

@@ -29,14 +29,17 @@ _MISSING = re.compile(r"failed to (load|find)|not found", re.IGNORECASE)
 class CupyLauncher:
     """Compiles with `cupy.RawModule` and launches on the current device and stream of CuPy."""
 
-    def __init__(self) -> None:
+    def __init__(self, carveout: int | None = None) -> None:
         """Check that there is a GPU.
+
+        `carveout`: percent of a multiprocessor's L1 cache that all kernels have as shared memory, so that none has it
+        divided anew; at least what they need. None: each as the driver chooses.
 
         Raises:
             DeviceError: CuPy is not installed, it finds no driver or no GPU, or one that lacks instructions of the
                 kernels.
         """
-        self._cupy = import_cupy()
+        self._cupy, self._carveout = import_cupy(), carveout
         try:
             count = self._cupy.cuda.runtime.getDeviceCount()
         except RuntimeError as error:  # CUDARuntimeError is one
@@ -56,15 +59,15 @@ class CupyLauncher:
         """The module of a `.cu` file, with options such as -DNAME=VALUE; compiled when a kernel is first requested."""
         source, options = _for_nvrtc(path, options)
         together = {"enable_cooperative_groups": True} if COOPERATIVE_OPTION in options else {}
-        return _CupyModule(path, self._cupy.RawModule(code=source, options=options, **together))
+        return _CupyModule(path, self._cupy.RawModule(code=source, options=options, **together), self._carveout)
 
 
 class _CupyModule:
     """A `cupy.RawModule` that raises `DeviceError`."""
 
-    def __init__(self, path: Path, module: Any) -> None:
+    def __init__(self, path: Path, module: Any, carveout: int | None = None) -> None:
         self._path = path
-        self._module = module
+        self._module, self._carveout = module, carveout
 
     def get_function(self, name: str) -> Kernel:
         """The kernel `name`.
@@ -73,8 +76,11 @@ class _CupyModule:
             DeviceError: the source does not compile, or a part of the toolkit is missing.
         """
         with _errors_in_one_line(self._path):
-            kernel: Kernel = self._module.get_function(name)
-        return kernel
+            kernel = self._module.get_function(name)
+        if self._carveout is not None:
+            kernel.preferred_shared_memory_carveout = self._carveout
+        made: Kernel = kernel
+        return made
 
 
 def compile_for(arch: str, path: Path, options: tuple[str, ...], kind: str = "cubin") -> tuple[bytes, str]:

@@ -17,6 +17,7 @@ from minillm.backends.cuda.device import CupyDevice
 from minillm.backends.cuda.kernels import NULL, Kernels
 from minillm.backends.cuda.rows import GluArguments
 from minillm.backends.cuda.weights import number_type
+from minillm.backends.placement import Placement, choose_backend
 from minillm.errors import DeviceError, install
 
 
@@ -144,6 +145,27 @@ def test_the_number_of_processors_is_the_devices(
     monkeypatch.setattr("minillm.backends.cuda.compiling.import_cupy", lambda: gpu_of(architecture, processors))
     launcher = CupyLauncher()
     assert (launcher.architecture, Kernels(launcher).processors) == (architecture, processors)
+
+
+def test_all_kernels_have_the_same_share_of_the_cache_as_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy.cuda.compiler", SimpleNamespace(CompileException=ZeroDivisionError))
+    kernels: list[Any] = []
+
+    def module(code: str, options: Any) -> Any:
+        return SimpleNamespace(get_function=lambda name: kernels.append(SimpleNamespace(name=name)) or kernels[-1])
+
+    cupy = gpu_of("90")
+    cupy.RawModule = module
+    monkeypatch.setattr("minillm.backends.cuda.compiling.import_cupy", lambda: cupy)
+    for carveout in (44, None):
+        source = Kernels(CupyLauncher(carveout))
+        source.get("norm", "rms_norm")
+        source.get("kv", "store_kv", HEAD_DIM=8, PAGE_SIZE=16)
+    assert [vars(kernel).get("preferred_shared_memory_carveout") for kernel in kernels] == [44, 44, None, None]
+    for wrong in ("101", "-1", "all"):
+        monkeypatch.setenv("MINILLM_CUDA_CARVEOUT", wrong)
+        with pytest.raises(DeviceError, match="MINILLM_CUDA_CARVEOUT should be a percentage, 0 to 100, found"):
+            choose_backend(Placement(device="cuda"), 1)
 
 
 class FakeStream:

@@ -284,7 +284,7 @@ def test_nan_is_named_as_on_a_cpu(on_device: Callable[..., Engine], tmp_path: Pa
 def test_builds_are_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     built: dict[str, Any] = {}
     launcher = SimpleNamespace(architecture="90")
-    monkeypatch.setattr("minillm.backends.cuda.compiling.CupyLauncher", lambda: launcher)
+    monkeypatch.setattr("minillm.backends.cuda.compiling.CupyLauncher", lambda carveout: launcher)
     monkeypatch.setattr("minillm.backends.cuda.dependent.has_dependent_launches", lambda architecture: True)
     own: list[bool] = []
     monkeypatch.setattr(devices, "CupyDevice", lambda own_library: own.append(own_library))
