@@ -95,8 +95,6 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> list[RankBackend]:
 def answers(engine: Engine) -> list[list[int]]:
     """Tokens of prompts together and alone, so that steps of several buckets run."""
     several = [engine.generate(texts, max_new_tokens=6, eos_token_id=()) for texts in (PROMPTS, PROMPTS[:1], PROMPTS)]
-        engine.generate(prompts, max_new_tokens=6, eos_token_id=()) for prompts in (PROMPTS, PROMPTS[:1], PROMPTS)
-    ]
     return [answer.token_ids for answers in several for answer in answers]
 
 
