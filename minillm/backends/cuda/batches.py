@@ -53,7 +53,7 @@ class Bucket(NamedTuple):
     rows: int = 0
     """Number of rows of logits where those of all tokens are wanted, as of guesses that are verified"""
     words: int = 0
-    """Of each row that says which nodes of a tree it sees (`Trees`); 0 without trees"""
+    """Number of words that say which nodes of a tree a row sees (`Trees`); 0 without trees"""
 
     @property
     def logits(self) -> int:
