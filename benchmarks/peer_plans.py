@@ -32,17 +32,8 @@ MXFP4 = "mxfp4"
 FILES = {MXFP4: "MXFP4", "q4_k_m": "Q4_K_M", "q6_k": "Q6_K", "iq4_xs": "IQ4_XS"}
 """Formats of which minillm and llama.cpp run one GGUF file -> what llama.cpp calls them; all but MXFP4 are written by
 llama.cpp's own tool"""
-BITS = {
-    "float32": 32,
-    "float16": 16,
-    "bfloat16": 16,
-    "int8": 8,
-    "int4": 4,
-    MXFP4: 4,
-    "q4_k_m": 4,
-    "q6_k": 8,
-    "iq4_xs": 4,
-}
+BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}
+BITS |= {MXFP4: 4, "q4_k_m": 4, "q6_k": 8, "iq4_xs": 4}
 USUAL = tuple(form for form in BITS if form not in FILES)
 """Formats that are measured unless others are named"""
 STAND_INS = {"opt": "GPT-2's architecture with the same matrices: GELU for ReLU"}

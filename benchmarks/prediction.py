@@ -10,6 +10,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness import (
@@ -59,6 +60,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = new_parser("Measure how far off the roofline's prediction is.", "CSV and the table")
     parser.add_argument("--shapes", default="opt-125m,opt-1.3b", metavar="A,B", help="default: opt-125m,opt-1.3b")
+    parser.add_argument("--model", type=Path, metavar="FILE", help="a GGUF file as it is, in place of shapes")
     parser.add_argument("--prompt-length", type=positive, default=256, metavar="N", help="prompt tokens (default: 256)")
     parser.add_argument("--new-tokens", type=positive, default=16, metavar="N", help="generated (default: 16)")
     parser.add_argument("--repeat", type=positive, default=5, metavar="N", help="rounds (default: 5)")
@@ -121,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     from minillm import Engine
     from minillm.models import published, published_config
 
-    shapes = list(dict.fromkeys(part.strip() for part in args.shapes.split(",")))
+    shapes = [] if args.model else list(dict.fromkeys(part.strip() for part in args.shapes.split(",")))
     for shape in shapes:
         if shape not in published():
             raise BenchmarkError(f"shape {shape!r} is not known: expected one of {', '.join(published())}")
@@ -135,7 +137,12 @@ def run(args: argparse.Namespace) -> int:
         with Engine.random(shape, max_batch_size=1, **options) as engine:
             trials += measure(engine, shape, args)
             name = engine.runner.backend.name
-    facts = {"question": f"the roofline's prediction beside the clock, batch 1, {args.dtype} on {name}"}
+    if args.model:
+        with Engine(args.model, max_batch_size=1, backend=args.backend, threads=args.threads) as engine:
+            trials += measure(engine, args.model.stem, args)
+            name = engine.runner.backend.name
+    dtype = "as the file has them" if args.model else args.dtype
+    facts = {"question": f"the roofline's prediction beside the clock, batch 1, weights {dtype}, on {name}"}
     facts |= {"work": f"prompt of {args.prompt_length} tokens, {args.new_tokens} new", "rounds": str(args.repeat)}
     facts |= describe(args.threads)
     lines = [*headed(facts), *table(trials), "", conclusion(trials)]
@@ -146,9 +153,10 @@ def run(args: argparse.Namespace) -> int:
         ]
         for t in trials
     ]
-    write_csv(args.out / "prediction.csv", facts, HEADER, rows)
-    write_result(args.out / "prediction.txt", "\n".join(lines) + "\n")
-    print("\n".join([*lines, f"written: {args.out / 'prediction.csv'}, {args.out / 'prediction.txt'}"]))
+    stem = args.out / (f"prediction_{args.model.stem}" if args.model else "prediction")
+    write_csv(Path(f"{stem}.csv"), facts, HEADER, rows)
+    write_result(Path(f"{stem}.txt"), "\n".join(lines) + "\n")
+    print("\n".join([*lines, f"written: {stem}.csv, {stem}.txt"]))
     return 0
 
 

@@ -108,7 +108,7 @@ def test_missing_engines_are_named(script: Any, monkeypatch: pytest.MonkeyPatch)
     absent = "minillm-cpu (without a C compiler); ctranslate2 (without ctranslate2)"
     assert line.startswith("onnxruntime (its model builder has no opt); openvino (")
     assert line.endswith(f"; {absent}: {install('fast', 'peers')}")
-    assert script.sort_out(["ik_llama.cpp"], "opt", None)[1].startswith("ik_llama.cpp (its GPT-2 needs a head of its own")
+    assert script.sort_out(["ik_llama.cpp"], "opt", None)[1].startswith("ik_llama.cpp (its GPT-2 needs a head of its")
     engines, line = script.sort_out(asked, "llama", Path("model.gguf"))
     assert engines == ["minillm-numpy", "transformers", "openvino"]
     assert line.startswith("ctranslate2 (it reads no GGUF files); onnxruntime (it reads no GGUF files); ")
