@@ -171,7 +171,7 @@ def plans_of(gguf: Path | None) -> tuple[Plan, ...]:
         sizes[tensor.type.name] += math.prod(tensor.shape)
     bits = 8 * gguf.stat().st_size / sizes.total()
     form = next((form for form, most in (("int4", 6.5), ("int8", 10), ("float16", 20)) if bits < most), "float32")
-    name = FILE_TYPES.get(file.metadata.get("general.file_type"), sizes.most_common(1)[0][0])
+    name = FILE_TYPES.get(file.metadata.get("general.file_type", -1), sizes.most_common(1)[0][0])
     label = f"{name}, the file"
     converted = [plan for plan in PLANS if plan.form in USUAL and (plan.ours or plan.engine == "transformers")]
     as_it_is = [Plan(engine, form, label) for engine in ("minillm-cpu", *LLAMA_CPPS, "openvino")]
