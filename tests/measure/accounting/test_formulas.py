@@ -156,9 +156,7 @@ EACH_SIZE = [
 
 @pytest.fixture
 def shape_of_few_layers(shape: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A published size with five layers where it has experts in each: all kinds are there, and the others are more of the
-    same.
-    """
+    """A published size with five layers where it has experts in each: all kinds are among them."""
     raw = dict(published()[shape])
     if has_experts(raw) and "num_hidden_layers" in raw and "layer_types" not in raw:
         raw["num_hidden_layers"] = 5
