@@ -316,25 +316,21 @@ __device__ __forceinline__ void merge_splits(storage_t* out, const float* partia
 // q: [N, H, D], out: [N, H, V], rows q_stride and out_stride apart. keys, values: [pages, K, P, D], or V numbers of each
 // row of the keys. context_lens: [N].
 // block_table: [N, table_width]. partials: [N, H, max_splits, V + 2]. arrived: [N, H / GROUP], zeros before and after.
-// slopes, sinks: [H], or null where there are none; bias: [H, 2 most + 1], likewise.
-extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_decode(
-    storage_t* out, float* partials, int* arrived, const storage_t* q, const storage_t* keys, const storage_t* values,
-    const int* context_lens, const int* block_table, const float* slopes, const float* sinks, const float* bias,
-    int H, int K, int pages, int table_width, int max_splits, int q_stride, int out_stride, int window, int most,
-    float scale, float cap) {
-    __shared__ Shared shared;
-    extern __shared__ __align__(16) unsigned char dynamic_shared[];
-    Staged& staged = *reinterpret_cast<Staged*>(dynamic_shared);
-    int n = blockIdx.z, first_head = blockIdx.y * GROUP;
-    follow();
+// slopes, sinks: [H], or null where there are none; bias: [H, 2 most + 1], likewise. The block `at` of the grid `blocks`.
+__device__ __forceinline__ void attend_block(
+    Shared& shared, Staged& staged, dim3 at, dim3 blocks, storage_t* out, float* partials, int* arrived,
+    const storage_t* q, const storage_t* keys, const storage_t* values, const int* context_lens, const int* block_table,
+    const float* slopes, const float* sinks, const float* bias, int H, int K, int pages, int table_width, int max_splits,
+    int q_stride, int out_stride, int window, int most, float scale, float cap) {
+    int n = at.z, first_head = at.y * GROUP;
     Piece queries[GROUP];  // under way while the length is read, and the pages
 #pragma unroll
     for (int g = 0; g < GROUP; g++) queries[g].load(q + (long long)n * q_stride + (first_head + g) * HEAD_DIM);
     int S = context_lens[n], begin = first_seen(S - 1, window), splits = (S - begin + SPLIT - 1) / SPLIT;
     storage_t* result = out + (long long)n * out_stride + first_head * VALUE_DIM;
-    if (S == 0 && blockIdx.x == 0)
+    if (S == 0 && at.x == 0)
         for (int i = threadIdx.x; i < GROUP * VALUE_DIM; i += THREADS) result[i] = from_float(0.0f);
-    if (blockIdx.x >= splits) return;
+    if (at.x >= splits) return;
 
     float query[GROUP][WIDTH], scaled_slopes[GROUP], scaled_sinks[GROUP];
 #pragma unroll
@@ -349,14 +345,31 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_decode
     Split split{block_table + (long long)n * table_width, 0, 0, first_head / (H / K), K, pages};
     DistanceBias distances{BY_DISTANCE ? bias + (long long)first_head * (2 * most + 1) + most : nullptr, most};
     bool alone = splits == 1;  // nothing to merge, and nobody to wait for
-    for (int i = blockIdx.x; i < splits; i += gridDim.x) {
+    for (int i = at.x; i < splits; i += blocks.x) {
         split.first = begin + i * SPLIT;
         split.count = min(SPLIT, S - split.first);
         float* partial = alone ? nullptr : partials + i * PARTIAL;
-        if (i != blockIdx.x) __syncthreads();  // the sums of the split before are read, where keys are to lie
+        if (i != at.x) __syncthreads();  // the sums of the split before are read, where keys are to lie
         attend_split(shared, staged, result, partial, head_stride, query, scaled_slopes, scaled_sinks, distances,
                      keys, values, split, S, cap * LOG2_E);
     }
-    if (!alone && arrives_last(arrived + n * gridDim.y + blockIdx.y, min((int)gridDim.x, splits)))
+    if (!alone && arrives_last(arrived + n * blocks.y + at.y, min((int)blocks.x, splits)))
         merge_splits(result, partials, head_stride, splits, scaled_sinks);
 }
+
+#ifndef DECODE_STEP  // step.cu takes what is above
+
+extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_decode(
+    storage_t* out, float* partials, int* arrived, const storage_t* q, const storage_t* keys, const storage_t* values,
+    const int* context_lens, const int* block_table, const float* slopes, const float* sinks, const float* bias,
+    int H, int K, int pages, int table_width, int max_splits, int q_stride, int out_stride, int window, int most,
+    float scale, float cap) {
+    __shared__ Shared shared;
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    follow();
+    attend_block(shared, *reinterpret_cast<Staged*>(dynamic_shared), blockIdx, gridDim, out, partials, arrived, q, keys,
+                 values, context_lens, block_table, slopes, sinks, bias, H, K, pages, table_width, max_splits, q_stride,
+                 out_stride, window, most, scale, cap);
+}
+
+#endif

@@ -60,6 +60,7 @@ class CudaBackend(Recordable, Backend):
         dependent_rows: int | None = None,
         prompt_tokens: int = 0,
         records_ranks: bool = False,
+        persistent: bool = False,
     ) -> None:
         """Set the device and the launcher of its kernels.
 
@@ -75,6 +76,7 @@ class CudaBackend(Recordable, Backend):
             prompt_tokens: passes of prompts of up to so many tokens are recorded too; the library's products, if the
                 device has one, must be such that a graph can hold them
             records_ranks: decode steps of several ranks are recorded with their sums, if the group can do that
+            persistent: the layers of a recorded step of few sequences are one kernel, if they can (`persistent.py`)
         """
         self.device, self._records_ranks = device, records_ranks
         self.kernels = Kernels(launcher, debug=debug, dependent=dependent)
@@ -86,6 +88,7 @@ class CudaBackend(Recordable, Backend):
         sampler = CudaSampler(device, self.kernels)
         memory = CudaMemory(device, self.kernels, loader.uploader, sampler, self.products, max_batch_size)
         memory.dependent_rows, memory.prompt_tokens = dependent_rows, prompt_tokens
+        memory.persistent = persistent
         super().__init__(loader, memory, sampler)
         form = loader.formats.projection
         if form is not None and not form.scale_bits:

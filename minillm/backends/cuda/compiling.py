@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DeviceError, install
-from .kernels import COOPERATIVE_OPTION, Kernel, Module
+from .kernels import Kernel, Module
 
 OPTIONS = ("--std=c++17", "-lineinfo")
 """With line numbers, which cost nothing when a kernel runs, and which profilers and sanitizers name"""
@@ -58,8 +58,7 @@ class CupyLauncher:
     def module(self, path: Path, options: tuple[str, ...]) -> Module:
         """The module of a `.cu` file, with options such as -DNAME=VALUE; compiled when a kernel is first requested."""
         source, options = _for_nvrtc(path, options)
-        together = {"enable_cooperative_groups": True} if COOPERATIVE_OPTION in options else {}
-        return _CupyModule(path, self._cupy.RawModule(code=source, options=options, **together), self._carveout)
+        return _CupyModule(path, self._cupy.RawModule(code=source, options=options), self._carveout)
 
 
 class _CupyModule:

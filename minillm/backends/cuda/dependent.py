@@ -28,8 +28,8 @@ LIBRARY = "libcuda.so.1"
 LEAST_ARCHITECTURE = 90
 LEAST_DRIVER = 12030
 """CUDA 12.3, whose graphs keep such launches as they are"""
-PROGRAMMATIC = 6
-"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION of cuda.h"""
+PROGRAMMATIC, COOPERATIVE = 6, 2
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION and CU_LAUNCH_ATTRIBUTE_COOPERATIVE of cuda.h"""
 
 WAITING = frozenset({
     "embed", "expand", "layer_norm", "rms_norm", "rotary", "glu", "gate", "multiply", "store_kv", "scale_logits",
@@ -123,19 +123,23 @@ class Driver:
             self._launch = (library or ctypes.CDLL(LIBRARY)).cuLaunchKernelEx
         except (OSError, AttributeError) as error:
             raise DeviceError(
-                f"MINILLM_CUDA_DEPENDENT=1 needs a driver with cuLaunchKernelEx ({error}): leave it unset"
+                "MINILLM_CUDA_DEPENDENT=1 and MINILLM_CUDA_PERSISTENT=1 need a driver with cuLaunchKernelEx "
+                f"({error}): leave them unset"
             ) from None
         self._address = address
 
-    def launch(self, launch: Launch, stream: int) -> None:
+    def launch(self, launch: Launch, stream: int, attribute_id: int = PROGRAMMATIC) -> None:
         """Launch a kernel of CuPy's in a stream, such that it may begin before what is before it there has ended.
+
+        With COOPERATIVE it begins when that has ended, and all its blocks are on the device at once, or it is refused.
+        CuPy's own cooperative launch compiles and links for what our kernels do not use.
 
         Raises:
             DeviceError: the driver refuses it.
         """
         values = [self._value(argument) for argument in launch.args]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        attribute = Attribute(PROGRAMMATIC)
+        attribute = Attribute(attribute_id)
         attribute.value[0] = 1
         config = Config(
             _three(launch.grid),
@@ -147,8 +151,9 @@ class Driver:
         )
         function = ctypes.c_void_p(launch.kernel.kernel.ptr)  # type: ignore[attr-defined]  # of a RawKernel
         if code := self._launch(ctypes.byref(config), function, pointers, None):
+            how, switch = ("early", "DEPENDENT") if attribute_id == PROGRAMMATIC else ("cooperatively", "PERSISTENT")
             raise DeviceError(
-                f"the driver refuses to launch {launch.name} early (CUresult {code}): set MINILLM_CUDA_DEPENDENT=0"
+                f"the driver refuses to launch {launch.name} {how} (CUresult {code}): set MINILLM_CUDA_{switch}=0"
             )
 
     def _value(self, argument: Any) -> Any:

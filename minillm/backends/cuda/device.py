@@ -18,8 +18,8 @@ from ..clock import Clock, HostClock
 from ..memory_use import free_memory
 from . import library
 from .compiling import import_cupy
-from .dependent import Driver, begins_early
-from .kernels import Launch, type_name
+from .dependent import COOPERATIVE, Driver, begins_early
+from .kernels import COOPERATIVE_KERNELS, Launch, type_name
 from .library import SUMS_IN_32_BITS
 
 Wait = Callable[[], None]
@@ -240,11 +240,14 @@ class CupyDevice(Device):
         """As `Device.launch_all`.
 
         Raises:
-            DeviceError: the driver has no dependent launches, or refuses one.
+            DeviceError: the driver has no such launches, or refuses one.
         """
-        driver = Driver(self.address) if dependent else None
+        together = [launch.name in COOPERATIVE_KERNELS for launch in launches]
+        driver = Driver(self.address) if dependent or any(together) else None
         for i, launch in enumerate(launches):
-            if driver is not None and begins_early(launches, i):
+            if driver is not None and together[i]:
+                driver.launch(launch, self.stream.ptr, COOPERATIVE)
+            elif driver is not None and dependent and begins_early(launches, i) and not together[i - 1]:
                 driver.launch(launch, self.stream.ptr)
             else:
                 launch()

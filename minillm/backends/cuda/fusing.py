@@ -59,7 +59,7 @@ def fuse(kernels: Kernels, launches: Sequence[Launch], results: Iterable[Any], a
         results: arrays that are read when the step has ended, or None
         address: of an array's first element, on the device
     """
-    reads = _Reads(launches, [array for array in results if array is not None], address)
+    reads = Reads(launches, [array for array in results if array is not None], address)
     fused, i = [], 0
     while i < len(launches):
         launch, count = _product(kernels, launches, i, reads)
@@ -68,7 +68,7 @@ def fuse(kernels: Kernels, launches: Sequence[Launch], results: Iterable[Any], a
     return fused
 
 
-def _product(kernels: Kernels, launches: Sequence[Launch], i: int, reads: "_Reads") -> tuple[Launch, int]:
+def _product(kernels: Kernels, launches: Sequence[Launch], i: int, reads: "Reads") -> tuple[Launch, int]:
     """The launch number i, with as many after it as one kernel does; and how many these are."""
     launch = launches[i]
     most = MOST_ROWS if kernels.architecture < SPILLING else SPILLING_ROWS
@@ -92,7 +92,7 @@ def _product(kernels: Kernels, launches: Sequence[Launch], i: int, reads: "_Read
 
 
 def _ending(
-    product: ProductArguments, launches: Sequence[Launch], at: int, reads: "_Reads"
+    product: ProductArguments, launches: Sequence[Launch], at: int, reads: "Reads"
 ) -> tuple[Ending, dict[str, int], Any, int]:
     """The launches after product `at` as its ending: arguments, constants, the array of the result, their number."""
     nothing: tuple[Ending, dict[str, int], Any, int] = Ending(), {}, product.out, 0
@@ -141,7 +141,7 @@ def _all_but(arguments: NamedTuple, *names: str) -> dict[str, Any]:
     return {name: value for name, value in arguments._asdict().items() if name not in names}
 
 
-class _Reads:
+class Reads:
     """The arrays that each launch reads and writes, by address."""
 
     def __init__(self, launches: Sequence[Launch], results: list[Any], address: Address) -> None:

@@ -21,10 +21,10 @@ STORAGE = {"float32": 32, "float16": 16, "bfloat16": 17}
 ARCHITECTURES = {"gemm_wgmma": "90a", "attention_wgmma": "90a"}
 """Modules with instructions of one architecture only, which has no successor that runs them."""
 
-COOPERATIVE = frozenset({"step"})
-"""Modules whose blocks wait for each other, so that all of a launch must be on the device at once"""
+COOPERATIVE_KERNELS = frozenset({"step"})
+"""Modules of one kernel of that name, whose blocks wait for each other: they must all be on the device at once"""
 COOPERATIVE_OPTION = "-DCOOPERATIVE=1"
-"""Tells launcher and source of such a module"""
+"""Tells the launcher of such a module"""
 
 NULL = np.uintp(0)
 """Passed to a kernel for an absent array."""
@@ -155,7 +155,7 @@ class Kernels:
                     storage = f"-DMINILLM_STORAGE={STORAGE[self.storage]}"
                     # First, since the compiler takes the first of several, and CuPy adds the one of the device.
                     own = (f"-arch=sm_{ARCHITECTURES[module]}",) if module in ARCHITECTURES else ()
-                    if module in COOPERATIVE:
+                    if module in COOPERATIVE_KERNELS:
                         own = (*own, COOPERATIVE_OPTION)
                     options = (*own, storage, *self._switches, *defines, f"-DMINILLM_SOURCES={sources_digest()}")
                     self._modules[module, defines] = self._launcher.module(kernel_folder() / f"{module}.cu", options)

@@ -33,6 +33,7 @@ from .device import CACHE, WORKSPACE, Device
 from .fusing import fuse
 from .kernels import ALL_REDUCE, Kernels
 from .linear import Products
+from .persistent import persist
 from .weights import Uploader, number_type
 
 MOST_PROMPTS = 32
@@ -150,10 +151,19 @@ class RecordedStep(Generic[Result]):
     """One bucket's step for one owner."""
 
     def __init__(
-        self, device: Device, kernels: Kernels, scratch: StepScratch, *, dependent: bool, prompts: bool = False
+        self,
+        device: Device,
+        kernels: Kernels,
+        scratch: StepScratch,
+        *,
+        dependent: bool,
+        prompts: bool = False,
+        persistent: bool = False,
     ) -> None:
-        """`dependent`: whether its kernels may begin early; `prompts`: whether it is a pass of prompts."""
-        self._dependent, self.prompts = dependent, prompts
+        """`dependent`: whether its kernels may begin early; `prompts`: whether it is a pass of prompts; `persistent`:
+        whether its layers may be one kernel.
+        """
+        self._dependent, self.prompts, self._persistent = dependent, prompts, persistent
         self.workspace = StepWorkspace(device, scratch)
         self.sums: list[int] = []
         """Bytes of each sum over ranks in it"""
@@ -191,7 +201,10 @@ class RecordedStep(Generic[Result]):
             launches = self._kernels.collect(lambda: self._run_sealed(launch_sealed))
             if not self.plain:
                 assert self._result is not None
-                launches = fuse(self._kernels, launches, (*self._result, self.states), self._device.address)
+                results = *self._result, self.states
+                launches = fuse(self._kernels, launches, results, self._device.address)
+                if self._persistent:
+                    launches = persist(self._kernels, self._device, launches, results)
                 self.sums = [launch.args[0].nbytes for launch in launches if launch.name == ALL_REDUCE]
                 run_all = partial(self._device.launch_all, launches, dependent=self._dependent)
                 self._replay = self._device.record(run_all)
@@ -257,6 +270,8 @@ class CudaMemory(Memory):
         """Sequences of a step up to which its kernels may begin early; None: any number"""
         self.group: Group | None = None
         """The ranks whose decode steps are recorded with this one's"""
+        self.persistent = False
+        """Whether the layers of a step of few sequences are one kernel (`persistent.py`)"""
         self.adapter_numbers: dict[str, int] = {}
         self.adapter_bytes = 0
         """Bytes of the adapters' matrices as recorded steps read them"""
@@ -437,7 +452,8 @@ class CudaMemory(Memory):
             few = self.dependent_rows is None or bucket.sequences <= self.dependent_rows
             early = self._kernels.dependent and few and not prompts
             scratch = self._scratch[owner][prompts]
-            step = RecordedStep(self._device, self._kernels, scratch, dependent=early, prompts=prompts)
+            switches = {"dependent": early, "prompts": prompts, "persistent": self.persistent and not prompts}
+            step = RecordedStep(self._device, self._kernels, scratch, **switches)
         steps[bucket] = step  # the last of a dictionary is the latest
         return step
 

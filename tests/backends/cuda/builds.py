@@ -78,6 +78,9 @@ def integers(name: str, rows: int, outs: int) -> dict[str, Any]:
     return {"ROWS": rows, "OUTS": outs, "SPLITS": splits, "STAGES": stages, **(INTEGERS | OF_BLOCKS)[name]}
 
 
+STEP = {"storage": SIXTEEN_BITS, "arch": ("90",)}
+"""Of the persistent kernel, which needs bulk copies and 227 KiB of shared memory"""
+
 BUILDS: dict[str, list[dict[str, Any]]] = {
     "attention_decode": ATTENTION_DECODE,
     "attention_prefill": ATTENTION_PREFILL,
@@ -150,6 +153,16 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
         {"HEAD_DIM": 576, "KEY_DIM": 64, "VALUE_DIM": 512, "PAGE_SIZE": 16},
     ],
     "norm": [*({"VECTORS": n} for n in (1, 2, 4, 8)), {"VECTORS": 16, "storage": ("float32",)}],
+    "step": [
+        {"TOKENS": tokens, "HEAD_DIM": D, "PAGE_SIZE": 16, "GROUP": group, "SPLIT": split_of(D, 2), **STEP, **mask}
+        for tokens, D, group, mask in (
+            (1, 64, 1, {}),
+            (4, 64, 4, {}),
+            (1, 128, 4, WINDOW),
+            (2, 128, 1, {}),
+            (4, 128, 8, {}),
+        )
+    ],
     "selective_scan": [{"VALUES": n} for n in (1, 4, 8)],
 }
 """Module -> list of constants, given to the compiler as macros."""

@@ -9,7 +9,7 @@ from minillm.backends.cuda.emulator import SCHEDULES, Emulator, LaunchError, mis
 from minillm.backends.cuda.kernels import COOPERATIVE_OPTION
 
 from .launchers import ON_GPU
-from .planted import NONE, kernel, line_of, plant, random
+from .planted import NONE, kernel, plant, random
 
 pytestmark = [
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
@@ -18,7 +18,9 @@ pytestmark = [
 ]
 
 
-def neighbours(emulator: Emulator, fault: Any = NONE, *options: str, blocks: int = 3, times: int = 1) -> tuple[Any, Any]:
+def neighbours(
+    emulator: Emulator, fault: Any = NONE, *options: str, blocks: int = 3, times: int = 1
+) -> tuple[Any, Any]:
     """The result of the kernel `neighbours` as it is launched, and as it should be."""
     x = random(blocks, 64)
     out, between = np.zeros_like(x), np.full_like(x, np.nan)
@@ -90,5 +92,5 @@ def test_a_slot_that_is_filled_before_it_has_been_read() -> None:
 
 
 def test_a_copy_of_odd_bytes() -> None:
-    with pytest.raises(LaunchError, match=rf":\d+: a bulk copy is of 16 bytes and multiples.*520 bytes"):
+    with pytest.raises(LaunchError, match=r":\d+: a bulk copy is of 16 bytes and multiples.*520 bytes"):
         ring(Emulator(), plant("MORE_BYTES_THAN_EXPECTED"))

@@ -13,7 +13,15 @@ from minillm.backends.cuda import device as devices
 from minillm.backends.cuda import low_rank
 from minillm.backends.cuda.attention import store_kv
 from minillm.backends.cuda.backend import CudaBackend
-from minillm.backends.cuda.dependent import WAITING, Driver, begins_early, check_architecture, has_dependent_launches
+from minillm.backends.cuda.dependent import (
+    COOPERATIVE,
+    PROGRAMMATIC,
+    WAITING,
+    Driver,
+    begins_early,
+    check_architecture,
+    has_dependent_launches,
+)
 from minillm.backends.cuda.device import CupyDevice
 from minillm.backends.cuda.emulator import Emulator
 from minillm.backends.cuda.emulator.toolkit import compiler, cuda_headers, missing
@@ -38,8 +46,10 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* c, CUfunction f, void** p, void*
     memcpy(&bits, p[2], 4);
     long long now[] = {c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
         c->sharedMemBytes, (long long)c->hStream, c->numAttrs,
-        c->attrs[0].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-        c->attrs[0].value.programmaticStreamSerializationAllowed, (long long)f,
+        c->attrs[0].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            ? 1 : c->attrs[0].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE ? 2 : 0,
+        c->attrs[0].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE ? c->attrs[0].value.cooperative
+            : c->attrs[0].value.programmaticStreamSerializationAllowed, (long long)f,
         *(long long*)p[0], *(int*)p[1], bits, *(long long*)p[3]};
     memcpy(seen, now, sizeof now);
     return (CUresult)answer;
@@ -73,13 +83,19 @@ def test_the_driver_is_given_grid_block_stream_attribute_and_arguments(driver: A
     Driver(lambda one: address if one is array else 0, driver).launch(launch_of("embed", *args, pointer=99), 0x55)
     seen = (ctypes.c_longlong * 16).in_dll(driver, "seen")
     assert list(seen) == [7, 8, 1, 128, 1, 1, 4096, 0x55, 1, 1, 1, 99, address, -5, 0x3FC00000, 0]
+    Driver(lambda one: address, driver).launch(launch_of("step", *args, pointer=99), 0x55, COOPERATIVE)
+    assert list(seen)[8:12] == [1, 2, 1, 99]
     ctypes.c_int.in_dll(driver, "answer").value = 701
     with pytest.raises(DeviceError, match=r"^the driver refuses to launch embed early \(CUresult 701\): set "):
         Driver(lambda _: 0, driver).launch(launch_of("embed", *args), 0)
+    with pytest.raises(DeviceError, match=r"^the driver refuses to launch step cooperatively .*PERSISTENT=0$"):
+        Driver(lambda _: 0, driver).launch(launch_of("step", *args), 0, COOPERATIVE)
 
 
 def test_a_driver_without_such_launches_is_one_line() -> None:
-    with pytest.raises(DeviceError, match=r"^MINILLM_CUDA_DEPENDENT=1 needs a driver with cuLaunchKernelEx [^\n]*$"):
+    with pytest.raises(
+        DeviceError, match=r"^MINILLM_CUDA_DEPENDENT=1 and [^\n]* need a driver with cuLaunchKernelEx [^\n]*$"
+    ):
         Driver(lambda _: 0, SimpleNamespace())
 
 
@@ -96,8 +112,9 @@ def test_the_first_launch_and_kernels_that_do_not_wait_begin_when_all_is_done(mo
     class Noting:
         def __init__(self, address: Any) -> None: ...
 
-        def launch(self, launch: Launch, stream: int) -> None:
-            ran.append(f"{launch.name} early, in stream {stream}")
+        def launch(self, launch: Launch, stream: int, attribute: int = PROGRAMMATIC) -> None:
+            how = {PROGRAMMATIC: "early", COOPERATIVE: "cooperatively"}[attribute]
+            ran.append(f"{launch.name} {how}, in stream {stream}")
 
     monkeypatch.setattr(devices, "Driver", Noting)
     device: Any = SimpleNamespace(stream=SimpleNamespace(ptr=5), address=None)
@@ -108,6 +125,10 @@ def test_the_first_launch_and_kernels_that_do_not_wait_begin_when_all_is_done(mo
     ran.clear()
     CupyDevice.launch_all(device, plain)
     assert ran == ["embed", "layer_norm", "draw", "embed"]
+    for dependent in False, True:
+        ran.clear()
+        CupyDevice.launch_all(device, [plain[0], plain[0]._replace(name="step"), plain[0]], dependent=dependent)
+        assert ran == ["embed", "step cooperatively, in stream 5", "embed"]
 
 
 def test_attention_what_follows_it_and_large_products_begin_when_all_is_done() -> None:

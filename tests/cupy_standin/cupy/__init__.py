@@ -79,9 +79,8 @@ def get_default_memory_pool() -> MemoryPool:
 class RawModule:
     """A module of kernels, run by the emulator."""
 
-    def __init__(self, code: str, options: tuple[str, ...] = (), *, enable_cooperative_groups: bool = False) -> None:
+    def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
         """The source's name is in its first line, and its folder among the options."""
-        assert enable_cooperative_groups == ("-DCOOPERATIVE=1" in options), "blocks that wait are launched cooperatively"
         name = re.match(r'#line 1 "([^"]+)"', code)
         (folder,) = (option[2:] for option in options if option.startswith("-I"))
         assert name is not None

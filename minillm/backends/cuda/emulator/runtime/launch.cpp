@@ -29,7 +29,8 @@ struct Segment {
 };
 Segment statics;
 size_t dynamic_bytes;
-std::vector<std::unique_ptr<Block>> blocks;  // those of a cooperative launch; else one, which serves all
+std::vector<std::unique_ptr<Block>> blocks;  // as many as the largest cooperative launch so far; the first serves all others
+size_t blocks_used;
 constexpr unsigned MOST_TOGETHER = 8;        // what tests need; each has stacks of its own
 constexpr int MOST_ROUNDS = 100000;          // of nothing but polls: a second
 
@@ -88,7 +89,7 @@ std::vector<uint64_t> block_order(uint64_t blocks) {
 void watch_memory(const Launch& launch) {
     watch_nothing();
     if (!launch.find_races) return;
-    for (const auto& each : blocks) watch(each->dynamic_memory, dynamic_bytes, true);
+    for (size_t i = 0; i < blocks_used; i++) watch(blocks[i]->dynamic_memory, dynamic_bytes, true);
     watch(statics.start, statics.bytes, true);
     for (size_t i = 0; i < launch.watched_number; i++)
         watch(launch.watched[i].start, launch.watched[i].bytes, false, launch.watched[i].is_result);
@@ -188,9 +189,9 @@ const char* run(const Launch* launch, void (*kernel)(void*), void* arguments, co
     const unsigned *grid = launch->grid, *size = launch->block;
     block_size = dim3(size[0], size[1], size[2]);
     grid_size = dim3(grid[0], grid[1], grid[2]);
-    blocks.resize(launch->cooperative ? std::max<size_t>(grid[0], 1) : 1);
-    for (size_t i = blocks.size(); i-- > 0;) {
-        if (!blocks[i]) blocks[i] = std::make_unique<Block>();
+    blocks_used = launch->cooperative ? grid[0] : 1;
+    while (blocks.size() < blocks_used) blocks.push_back(std::make_unique<Block>());
+    for (size_t i = blocks_used; i-- > 0;) {
         block = blocks[i].get();
         block->kernel = kernel;
         block->arguments = arguments;
@@ -211,7 +212,7 @@ const char* run(const Launch* launch, void (*kernel)(void*), void* arguments, co
     bool good = launch->cooperative ? run_together(order) : run_one_after_another(order);
     restore_signals();
     if (!good)
-        for (const auto& each : blocks) each->abandoned = true;
+        for (size_t i = 0; i < blocks_used; i++) blocks[i]->abandoned = true;
     if (good && launch->find_races && launch->dependent && !has_waited())
         return "no thread waits for the kernels before this one, so what comes later would not either";
     return good ? nullptr : block->error;

@@ -1,0 +1,305 @@
+"""Turns the launches of a recorded decode step into one: the persistent kernel of `kernels/cuda/step.cu`.
+
+    embed, [rms_norm, fused, attention_decode, gemv, rms_norm, fused, gemv] x L, rms_norm, gemv, argmax
+    embed, step, argmax
+
+`persist` reads the launches that `fusing.fuse` has made, and packs what the kernel needs of them into a list on the
+device: 5 operations a layer, since a norm becomes part of the product after it, and the head. What it does not
+recognise leaves the step as it is: more than `MOST_ROWS` sequences, matrices of 8 or 4 bits, norms after a sublayer or
+of single heads, layers whose attention or rotation differs.
+
+Off unless MINILLM_CUDA_PERSISTENT=1 asks for it: it has run on the emulator alone.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...errors import DeviceError
+from .attention import DECODE_THREADS, staged_bytes
+from .device import Device
+from .fusing import Ending, Reads
+from .kernels import NULL, Kernels, Launch, int32s
+from .linear import split_arguments
+
+MOST_ROWS = 4
+LEAST_ARCHITECTURE, NEXT_ARCHITECTURE = 90, 120
+"""From the first with bulk copies on, below the first whose blocks have 99 KiB of shared memory."""
+
+SHARED = 227 * 1024
+"""Bytes of shared memory of a block"""
+WARPS = DECODE_THREADS // 32
+CHUNK_BYTES = 4096
+"""A slot of a warp's ring"""
+LEAST_SLOTS, MOST_SLOTS = 2, 16
+MOST_GROUP = 4
+"""Query heads of one K/V head that a block computes together: eight, with the rest of the kernel, need more registers than
+there are. A head has the same bits in each group."""
+VECTOR = 8
+"""Numbers of 16 bits in 16 bytes: rows are read and copied in such pieces"""
+
+OPERATION = np.dtype([
+    *((name, np.uint64) for name in ("weight", "x", "out", "bias", "residual", "gain", "normed", "keys", "values")),
+    *((name, np.int32) for name in ("kind", "items", "first", "inputs", "outputs", "x_stride", "out_stride")),
+    *((name, np.int32) for name in ("residual_stride", "activation", "splits", "norm_threads")),
+    ("epsilon", np.float32), ("unused", np.int64),
+])  # fmt: skip
+"""`Operation` of step.cu"""
+
+ATTENTION, PRODUCT, LOGITS, GATE, STORE = range(5)
+"""`Kind` of step.cu"""
+
+COMPUTING = ("rms_norm", "layer_norm", "rotary", "store_kv", "glu", "gemv", "gemm", "fused", "attention", "experts")
+"""How the names of kernels begin that a step has only where the persistent kernel begins and ends"""
+
+
+class AttentionArguments(NamedTuple):
+    """The arguments of the kernel `attention_decode`."""
+
+    out: Any
+    partials: Any
+    arrived: Any
+    q: Any
+    keys: Any
+    values: Any
+    context_lens: Any
+    block_table: Any
+    slopes: Any
+    sinks: Any
+    bias: Any
+    H: np.int32
+    K: np.int32
+    pages: np.int32
+    table_width: np.int32
+    max_splits: np.int32
+    q_stride: np.int32
+    out_stride: np.int32
+    window: np.int32
+    most: np.int32
+    scale: np.float32
+    cap: np.float32
+
+
+class NormArguments(NamedTuple):
+    """The arguments of the kernel `rms_norm`."""
+
+    out: Any
+    x: Any
+    gain: Any
+    residual: Any
+    E: np.int32
+    x_stride: np.int32
+    gain_stride: np.int32
+    epsilon: np.float32
+
+
+def check_architecture(architecture: str) -> None:
+    """Refuse a GPU without what the kernel needs.
+
+    Raises:
+        DeviceError: its compute capability is not from 9.0 to below 12.0.
+    """
+    if not LEAST_ARCHITECTURE <= int(architecture) < NEXT_ARCHITECTURE:
+        raise DeviceError(
+            f"MINILLM_CUDA_PERSISTENT=1 needs a GPU of compute capability 9.0 to 11.0 (H100, H200, B200); this one has "
+            f"{architecture[:-1]}.{architecture[-1]}: leave it unset"
+        )
+
+
+def persist(kernels: Kernels, device: Device, launches: Sequence[Launch], results: Iterable[Any]) -> list[Launch]:
+    """The launches of a step with all layers and the head in one; the same ones where it cannot be.
+
+    Args:
+        kernels: where the persistent kernel is compiled
+        device: on which its list lies
+        launches: in order, as `fuse` returns them
+        results: arrays that are read when the step has ended, or None
+    """
+    names = [launch.name for launch in launches]
+    whole = list(launches)
+    if "rms_norm" not in names or not LEAST_ARCHITECTURE <= kernels.architecture < NEXT_ARCHITECTURE:
+        return whole
+    reads = Reads(launches, [array for array in results if array is not None], device.address)
+    first = i = names.index("rms_norm")
+    operations: list[_Operation] = []
+    while i < len(launches) and launches[i].name.startswith(COMPUTING):
+        operation = _operation(launches, i, reads)
+        if operation is None:
+            return whole
+        operations.append(operation)
+        i += operation.launches
+    if any(name.startswith(COMPUTING) for name in (*names[:first], *names[i:])):
+        return whole
+    step = _step(kernels, device, operations)
+    return whole if step is None else [*launches[:first], step, *launches[i:]]
+
+
+class _Operation(NamedTuple):
+    """One entry of the kernel's list, and what of its launch must be the same in all layers."""
+
+    launches: int
+    """Number of launches that it stands for"""
+    fields: dict[str, Any]
+    """By name of `OPERATION`; arrays by their address"""
+    constants: dict[str, int]
+    rows: int
+    common: dict[str, Any]
+    """Arguments of the kernel, by name"""
+
+
+def _operation(launches: Sequence[Launch], i: int, reads: Reads) -> _Operation | None:
+    """The operation that begins with launch i."""
+    launch = launches[i]
+    if launch.name == "attention_decode":
+        return _attention(launch, reads)
+    if launch.name != "rms_norm":
+        return _product(launch, reads)
+    norm = NormArguments(*launch.args)
+    if i + 1 == len(launches) or norm.gain is NULL or norm.residual is not NULL or len(launch.grid) != 1:
+        return None
+    product = _product(launches[i + 1], reads)
+    if product is None or product.fields["x"] != reads.address(norm.out):
+        return None
+    out = launches[i + 1].args[0]
+    if product.fields["inputs"] != norm.E or not _in_pieces(reads.address(norm.x), norm.x_stride):
+        return None
+    if reads.overlap(out, norm.x) or reads.overlap(norm.out, norm.x):  # while other blocks still normalise
+        return None
+    normed = {"x": reads.address(norm.x), "x_stride": norm.x_stride, "gain": reads.address(norm.gain)}
+    normed |= {"norm_threads": launch.block[0], "epsilon": norm.epsilon}
+    if reads.after(i + 1, norm.out):
+        normed["normed"] = reads.address(norm.out)
+    return product._replace(launches=2, fields=product.fields | normed)
+
+
+def _product(launch: Launch, reads: Reads) -> _Operation | None:
+    """A product of few rows of 16-bit numbers, with what is fused to it."""
+    if launch.name not in ("gemv_fma", "fused_fma"):
+        return None
+    product, more = split_arguments(launch.args)
+    ending = Ending(*more[:-1]) if launch.name == "fused_fma" else Ending()
+    constants, rows = launch.constants, int(product.rows)
+    weight, x = reads.address(product.weight), reads.address(product.x)
+    if rows != constants["ROWS"] or rows > MOST_ROWS or product.x.dtype.itemsize != 2:
+        return None
+    if not _in_pieces(weight, product.inputs) or not _in_pieces(x, product.x_stride):
+        return None
+    kind = LOGITS if "FLOAT_OUT" in constants else PRODUCT
+    kind = GATE if "GATED" in constants else STORE if "STORES" in constants else kind
+    optional = {"bias": product.bias, "residual": product.residual, "keys": ending.keys, "values": ending.values}
+    fields: dict[str, Any] = {name: 0 if array is NULL else reads.address(array) for name, array in optional.items()}
+    fields |= {"weight": weight, "x": x, "out": reads.address(product.out), "kind": kind, "splits": more[-1]}
+    same = ("inputs", "outputs", "x_stride", "out_stride", "residual_stride")
+    fields |= {name: getattr(product, name) for name in same}
+    fields["activation"] = ending.gate_activation if kind == GATE else product.activation
+    fields["items"] = int(product.outputs) // (2 if kind in (GATE, STORE) else 1)
+    common = {}
+    if kind == STORE:
+        arrays = ("slots", "positions", "frequencies", "text_lens", "query_starts", "N", "H", "K", "pages", "original")
+        common = {name: getattr(ending, name) for name in arrays}
+        common |= {"half": constants.get("ROTATED", 0), "rotary_scale": ending.scale, "factor": ending.factor}
+    heads = {name: value for name, value in constants.items() if name in ("HEAD_DIM", "PAGE_SIZE")}
+    return _Operation(1, fields, heads, rows, common)
+
+
+def _attention(launch: Launch, reads: Reads) -> _Operation | None:
+    """Attention without soft cap, slopes or sinks, of keys and values apart."""
+    arguments, constants = AttentionArguments(*launch.args), launch.constants
+    if not constants.keys() <= {"HEAD_DIM", "PAGE_SIZE", "GROUP", "SPLIT", "WINDOWED"}:
+        return None
+    arrays = {"x": arguments.q, "out": arguments.out, "keys": arguments.keys, "values": arguments.values}
+    fields = {name: reads.address(array) for name, array in arrays.items()}
+    strides = int(arguments.q_stride), int(arguments.out_stride)
+    fields |= {"kind": ATTENTION, "x_stride": strides[0], "out_stride": strides[1]}
+    same = ("partials", "arrived", "context_lens", "block_table", "H", "K", "pages", "table_width", "max_splits")
+    common = {name: getattr(arguments, name) for name in (*same, "window")}
+    blocks_x, _, rows = launch.grid
+    group = max(heads for heads in range(1, MOST_GROUP + 1) if constants["GROUP"] % heads == 0)
+    common |= {"blocks_x": np.int32(blocks_x), "blocks_y": np.int32(arguments.H // group)}
+    common["attention_scale"] = arguments.scale
+    return _Operation(1, fields, constants | {"GROUP": group}, rows, common)
+
+
+def _in_pieces(address: int, stride: Any) -> bool:
+    """Whether rows are whole numbers of 16-byte pieces, from an address that is such."""
+    return bool(address % 16 == 0 and stride % VECTOR == 0)
+
+
+ARGUMENTS = (
+    *("slots", "positions", "frequencies", "text_lens", "query_starts", "partials", "arrived", "context_lens"),
+    *("block_table", "rows", "N", "half", "original", "H", "K", "pages", "table_width", "max_splits", "window"),
+    *("blocks_x", "blocks_y", "rotary_scale", "attention_scale", "factor"),
+)
+"""The kernel's arguments after its list, counter and sizes"""
+
+
+def _step(kernels: Kernels, device: Device, operations: Sequence[_Operation]) -> Launch | None:
+    """The launch of the persistent kernel; None if the layers differ in what they have to share, or are too wide."""
+    constants: dict[str, int] = {}
+    common: dict[str, Any] = {}
+    for operation in operations:
+        for values, shared in ((constants, operation.constants), (common, operation.common)):
+            if any(not _same(device, values.setdefault(name, value), value) for name, value in shared.items()):
+                return None
+    kinds = {operation.fields["kind"] for operation in operations}
+    rows = {operation.rows for operation in operations}
+    windowed = {"WINDOWED" in operation.constants for operation in operations if not operation.fields["kind"]}
+    if not {ATTENTION, STORE} <= kinds or len(rows) != 1 or len(windowed) != 1:
+        return None
+    (tokens,) = rows
+    inputs = max(int(each.fields.get("inputs", 0)) for each in operations)
+    size = Sizes.of(inputs, tokens, len(operations), constants)
+    if size is None:
+        return None
+    kernel = kernels.get("step", "step", shared_mem=size.shared, TOKENS=tokens, **constants)
+    common |= {"rows": np.int32(tokens), "half": np.int32(common["half"])}
+    blocks = kernels.processors
+    table = device.xp.asarray(_table(operations, blocks * WARPS).view(np.uint8))
+    counter = device.xp.asarray(np.zeros(1, np.uint64))
+    sizes = int32s(len(operations), size.slots, size.room)
+    arguments = (table, counter, *sizes, *(common[name] for name in ARGUMENTS))
+    return Launch("step", constants, kernel, (blocks,), (DECODE_THREADS,), arguments, size.shared)
+
+
+def _same(device: Device, one: Any, other: Any) -> bool:
+    """Whether two arguments of kernels are the same array, or the same number."""
+    arrays = [hasattr(argument, "nbytes") and bool(argument.shape) for argument in (one, other)]
+    return device.address(one) == device.address(other) if all(arrays) else not any(arrays) and bool(one == other)
+
+
+class Sizes(NamedTuple):
+    """Shared memory of the persistent kernel."""
+
+    slots: int
+    """Of a warp's ring"""
+    room: int
+    """Bytes of x, or of attention's keys and values"""
+    shared: int
+    """All that is dynamic"""
+
+    @classmethod
+    def of(cls, inputs: int, rows: int, operations: int, constants: dict[str, int]) -> "Sizes | None":
+        """Sizes for the widest x, so many rows and operations, and the constants of attention; None if there are none.
+
+        The rings get what is left.
+        """
+        room = max(2 * rows * inputs, staged_bytes(constants["HEAD_DIM"], 2))
+        scores = 4 * constants["GROUP"] * (constants["SPLIT"] + 1)
+        static = scores + 4 * 16 * rows + 256  # those of attention, a norm's sums, and gaps between them
+        left = SHARED - static - room - operations * OPERATION.itemsize
+        slots = min(MOST_SLOTS, left // (WARPS * (CHUNK_BYTES + 8)))
+        if slots < LEAST_SLOTS:
+            return None
+        return cls(slots, room, WARPS * slots * (CHUNK_BYTES + 8) + room + operations * OPERATION.itemsize)
+
+
+def _table(operations: Sequence[_Operation], warps: int) -> Any:
+    """The kernel's list. Rows of matrices are dealt to warps in turn, on from one operation to the next."""
+    table, dealt = np.zeros(len(operations), OPERATION), 0
+    for row, operation in zip(table, operations, strict=True):
+        for name, value in operation.fields.items():
+            row[name] = value
+        row["first"] = dealt % warps
+        dealt += int(row["items"])
+    return table

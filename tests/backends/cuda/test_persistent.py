@@ -1,0 +1,265 @@
+"""The persistent kernel of a decode step: the bits of the launches that it replaces, and faults in its waiting."""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm.backends.cuda import persistent
+from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.emulator import Emulator, LaunchError
+from minillm.backends.cuda.kernels import Kernels, kernel_folder
+from minillm.batch import TokenSequence
+from minillm.errors import DeviceError, NumericalError
+from tests.families import CONFIGS
+from tests.tiny import model_of, runner_of
+
+from .launchers import exhaustive, launcher
+from .recording import Recorder, RecordingDevice
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+QWEN2 = LLAMA | {"model_type": "qwen2", "num_key_value_heads": 1, "tie_word_embeddings": True}
+LONG = LLAMA | {"num_hidden_layers": 1, "max_position_embeddings": 512}
+WIDE = LLAMA | {"num_hidden_layers": 1, "hidden_size": 16, "head_dim": 8, "intermediate_size": 2104}
+WINDOWED = LLAMA | {"model_type": "mistral", "sliding_window": 5}
+
+
+@dataclass
+class Decoded:
+    """What some decode steps leave."""
+
+    logits: list[Any]
+    pages: list[Any]
+    launches: list[Any]
+    """Those of the last recorded step"""
+
+    @property
+    def names(self) -> list[str]:
+        return [launch.name for launch in self.launches]
+
+
+def decode(
+    raw: dict[str, Any],
+    *,
+    persists: bool,
+    batch: int = 1,
+    steps: int = 4,
+    prompt: int = 4,
+    storage: str = "float16",
+    schedule: str = "forward",
+) -> Decoded:
+    """Decode steps after prompts of so many tokens, recorded from the second on."""
+    device = RecordingDevice(Recorder(launcher(schedule)))
+    backend = CudaBackend(device, device.recorder, storage, max_batch_size=4, persistent=persists)
+    runner = runner_of(model_of(raw, seed=2, backend=backend), backend=backend)
+    sequences = [TokenSequence([(5 + 7 * i + 3 * j) % 96 for j in range(prompt + i)]) for i in range(batch)]
+    for sequence in sequences:
+        runner.prefill(sequence)
+    logits = []
+    for step in range(steps):
+        for sequence in sequences:
+            sequence.token_ids.append(7 + step)
+        logits.append(runner.decode(sequences).logits.copy())
+    assert device.records, "the steps are recorded"
+    pages = [array.copy() for array in (runner.cache.storage.keys, runner.cache.storage.values)]
+    return Decoded(logits, pages, device.records[-1])
+
+
+def assert_same_bits(raw: dict[str, Any], **how: Any) -> None:
+    """Of the persistent kernel and of the launches that it replaces: logits, keys and values."""
+    plain = decode(raw, persists=False, **how | {"schedule": "forward"})
+    ours = decode(raw, persists=True, **how)
+    assert ours.names == ["embed", "step", "best_of_chunks", "take_best"]
+    np.testing.assert_array_equal(ours.logits, plain.logits)
+    for result, expected in zip(ours.pages, plain.pages, strict=True):
+        written = ~np.isnan(expected.astype(np.float32))
+        assert written.any() or not expected.size, "layers with a window have pages of their own"
+        np.testing.assert_array_equal(result[written], expected[written])
+        assert np.isnan(result[~written].astype(np.float32)).all()
+
+
+@pytest.fixture(autouse=True)
+def processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the emulated GPU, on each of which a block runs."""
+    monkeypatch.setattr(Kernels, "processors", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("raw", "batch"),
+    [(LLAMA, 1), (LLAMA, 4), (QWEN2, 2), exhaustive(QWEN2, 3), exhaustive(WINDOWED, 1)],
+    ids=["llama-1", "llama-4", "qwen2-2", "qwen2-3", "mistral-1"],
+)
+def test_steps_have_the_bits_of_their_launches(raw: dict[str, Any], batch: int) -> None:
+    assert_same_bits(raw, batch=batch)
+
+
+@pytest.mark.slow
+def test_many_steps_across_pages() -> None:
+    """The counter goes on from one replay to the next."""
+    assert_same_bits(LLAMA, steps=21, prompt=12)
+
+
+@pytest.mark.slow
+def test_a_context_of_several_splits() -> None:
+    """Which blocks take in turn, and the last of them merges."""
+    assert_same_bits(LONG, prompt=300, steps=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, exhaustive(4)])
+def test_rows_of_several_chunks_and_sums_of_several_warps(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More blocks too; and rings that are as small as they may be."""
+    monkeypatch.setattr(Kernels, "processors", 8)
+    monkeypatch.setattr(persistent, "MOST_SLOTS", 2)
+    assert_same_bits(WIDE, batch=batch, steps=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["reverse", "random", "warps", "warps-reversed"])
+def test_in_any_order_of_threads_and_blocks(schedule: str) -> None:
+    assert_same_bits(LLAMA, steps=3, schedule=schedule)
+
+
+@pytest.mark.slow
+def test_no_thread_reads_shared_memory_that_another_still_writes() -> None:
+    """The launch once more, with all accesses checked."""
+    decoded = decode(LLAMA, persists=True, steps=3)
+    (step,) = (launch for launch in decoded.launches if launch.name == "step")
+    constants = {"TOKENS": 1, "HEAD_DIM": 8, "PAGE_SIZE": 16, "GROUP": 1, "SPLIT": 256}
+    kernel = Kernels(Emulator(checks=True), "float16").get("step", "step", shared_mem=step.shared_mem, **constants)
+    kernel(step.grid, step.block, step.args, shared_mem=step.shared_mem)
+    again = decode(LLAMA, persists=True, steps=3)
+    np.testing.assert_array_equal(again.logits, decoded.logits)
+
+
+FAULTS = {
+    "no wait for the operation before": ("while (counted(counter) < target) watchdog.look();", ";"),
+    "no wait for a chunk": ("while (!mbarrier_completed(full + slot, parity)) watchdog.look();", ";"),
+    "a slot filled before all lanes have read it": ("    __syncwarp();\n        fill(slot);", "    fill(slot);"),
+    "rows of `up` one too early": ("item + side * (op.outputs / 2)", "item + side * (op.outputs / 2 - 1)"),
+    "the norm by a block's own threads": ("int threads = op.norm_threads;", "int threads = THREADS;"),
+}
+"""Lines of step.cu, and what stands there instead"""
+
+
+def with_fault(old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the persistent kernel compiled from a copy of the sources in which step.cu has a fault."""
+    folder = tmp_path / "cuda"
+    shutil.copytree(kernel_folder(), folder)
+    faulty = folder / "step.cu"
+    source = faulty.read_text()
+    assert source.count(old) == 1, old
+    faulty.write_text(source.replace(old, new))
+    module = Emulator.module
+
+    def module_with_fault(self: Emulator, path: Path, options: tuple[str, ...] = ()) -> Any:
+        return module(self, faulty if path.name == faulty.name else path, options)
+
+    monkeypatch.setattr(Emulator, "module", module_with_fault)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [name if i < 2 else exhaustive(name) for i, name in enumerate(FAULTS)])
+def test_a_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = LLAMA | {"hidden_size": 2048} if fault.startswith("the norm") else LLAMA
+    with_fault(*FAULTS[fault], tmp_path, monkeypatch)
+    with pytest.raises((AssertionError, LaunchError, NumericalError)):
+        assert_same_bits(raw, steps=3)
+
+
+@pytest.mark.slow
+def test_a_block_that_is_not_counted_in_is_an_error_and_no_endless_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_fault("if (threadIdx.x == 0) count_in(counter);", ";", tmp_path, monkeypatch)
+    with pytest.raises(LaunchError, match=r"^step: cooperative\.cuh:\d+: the kernel stopped itself by __trap"):
+        decode(LLAMA, persists=True, steps=2)
+
+
+class TestNotPersistent:
+    """Steps that stay as they are."""
+
+    @pytest.mark.parametrize(
+        ("family", "storage"),
+        [("llama", "float32"), ("qwen3", "float16"), ("olmo2", "float16"), exhaustive("gpt2", "float16")],
+    )
+    @pytest.mark.slow
+    def test_other_types_and_layers(self, family: str, storage: str) -> None:
+        raw = next(iter(CONFIGS[family].values())) | {"head_dim": 8}
+        assert "step" not in decode(raw, persists=True, steps=2, storage=storage).names
+
+    @pytest.mark.slow
+    def test_layers_that_differ(self) -> None:
+        """Of two layers one has a window."""
+        window = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+        assert "step" not in decode(QWEN2 | window, persists=True, steps=2).names
+
+    @pytest.mark.slow
+    def test_unless_asked_for(self) -> None:
+        assert "step" not in decode(LLAMA, persists=False, steps=2).names
+
+
+def test_sizes_of_known_models_fit_shared_memory() -> None:
+    """Llama-3.2-1B and 3.1-8B at one and four rows."""
+    small = {"HEAD_DIM": 64, "PAGE_SIZE": 16, "GROUP": 4, "SPLIT": 256}
+    large = {"HEAD_DIM": 128, "PAGE_SIZE": 16, "GROUP": 4, "SPLIT": 128}
+    cases = {(8192, 81, 1): small, (8192, 81, 4): small, (14336, 161, 1): large, (14336, 161, 4): large}
+    slots = []
+    for (inputs, operations, rows), constants in cases.items():
+        sizes = persistent.Sizes.of(inputs, rows, operations, constants)
+        assert sizes is not None
+        assert sizes.shared < persistent.SHARED
+        slots.append(sizes.slots)
+    assert slots == [9, 9, 8, 5]
+    assert persistent.Sizes.of(28672, 4, 161, large) is None
+
+
+def test_rows_are_dealt_to_warps_in_turn_from_one_operation_to_the_next() -> None:
+    fields: dict[str, Any] = {"kind": persistent.PRODUCT}
+    operations = [persistent._Operation(1, fields | {"items": items}, {}, 1, {}) for items in (7, 0, 10, 3)]
+    assert persistent._table(operations, 8)["first"].tolist() == [0, 7, 7, 1]
+
+
+def test_the_list_is_packed_as_the_kernel_reads_it() -> None:
+    source = (kernel_folder() / "step.cu").read_text()
+    (body,) = re.findall(r"struct Operation \{(.*?)\};", source, re.DOTALL)
+    names = re.findall(r"(\w+)(?:\[2\])?[,;]", re.sub(r"//.*", "", body))
+    assert tuple(names) == persistent.OPERATION.names
+    (size,) = re.findall(r"sizeof\(Operation\) == (\d+)", source)
+    assert persistent.OPERATION.itemsize == int(size)
+
+
+@pytest.mark.parametrize(
+    ("file", "kernel", "names"),
+    [
+        ("attention_decode", "attention_decode", persistent.AttentionArguments._fields),
+        ("norm", "rms_norm", persistent.NormArguments._fields),
+        ("step", "step", ("list", "counter", "count", "ring_size", "room", *persistent.ARGUMENTS)),
+    ],
+)
+def test_names_of_arguments_stand_in_the_order_of_the_sources(file: str, kernel: str, names: tuple[str, ...]) -> None:
+    source = (kernel_folder() / f"{file}.cu").read_text()
+    (parameters,) = re.findall(rf"void[^;{{}}]*\b{kernel}\(([^()]*)\) {{", source)
+    assert tuple(re.findall(r"(\w+)\s*(?:,|$)", parameters)) == names
+
+
+def test_a_gpu_without_the_instructions_is_refused() -> None:
+    for architecture in ("80", "89", "120"):
+        with pytest.raises(DeviceError, match=r"^MINILLM_CUDA_PERSISTENT=1 needs a GPU of compute capability 9\.0"):
+            persistent.check_architecture(architecture)
+    persistent.check_architecture("90")
