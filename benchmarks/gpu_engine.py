@@ -14,7 +14,7 @@ from minillm import Engine
 from minillm.backends.cuda import device as devices
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.device import CupyDevice
-from minillm.backends.cuda.kernels import Launch
+from minillm.backends.cuda.kernels import Kernels, Launch
 from minillm.batch import TokenSequence
 from minillm.config import ModelConfig
 from minillm.measure.accounting import Part, Step, Storage, cache_bytes_per_token, looked_up, step_flops, weights_bytes
@@ -27,6 +27,8 @@ CARVEOUTS = ("", "29", "44", "100")
 """Percentages of 228 KB: with 29 (64 KB) a block of attention fits, with 44 (100 KB) more of products"""
 BIT_STEPS = 6
 """Steps whose logits are compared"""
+PERSISTENT = ("llama", "mistral", "qwen2")
+"""Families whose steps of 1 to 4 sequences may be one kernel"""
 
 
 def engine(sizes: Sizes, shapes: list[str], dtype: str = "float16") -> Iterator[Figure]:
@@ -41,13 +43,16 @@ def engine(sizes: Sizes, shapes: list[str], dtype: str = "float16") -> Iterator[
 
 
 def dependent(sizes: Sizes, shapes: list[str], dtype: str = "float16", *, emulated: bool) -> Iterator[Figure]:
-    """Decode steps launched dependently, and plainly before and after; whether the tokens are the same."""
+    """Decode steps launched dependently, as one kernel, and plainly before and after; whether logits are the same."""
     if emulated:
         setattr(devices, "Driver", _PlainDriver)  # noqa: B010
+        setattr(Kernels, "processors", 2)  # noqa: B010  so many blocks of one kernel run together there
     for shape in shapes:
         said: list[Any] = []
-        for how in ("plainly", "dependently", "plainly again"):
+        persists = published_config(shape).model_type in PERSISTENT
+        for how in ("plainly", "dependently", *(["persistently"] * persists), "plainly again"):
             os.environ["MINILLM_CUDA_DEPENDENT"] = str(int(how == "dependently"))
+            os.environ["MINILLM_CUDA_PERSISTENT"] = str(int(how == "persistently"))
             try:
                 for figure in _dependent_steps(sizes, shape, dtype, said):
                     yield figure._replace(part="dependent", what=f"{figure.what}, {how}".lstrip(", "))
@@ -127,7 +132,7 @@ class _PlainDriver:
 
     def __init__(self, address: Callable[[Any], int]) -> None: ...
 
-    def launch(self, launch: Launch, stream: int) -> None:
+    def launch(self, launch: Launch, stream: int, attribute_id: int = 0) -> None:
         launch()
 
 

@@ -1,7 +1,7 @@
 // What a kernel needs whose blocks run together and wait for each other: counters in device memory, a clock, and copies
 // that a block begins long before it reads them.
 //
-// One of the files with PTX. The emulator's bodies (`emulated_*`) follow the sections of the PTX manual on mbarrier,
+// One of the four files with PTX. The emulator's bodies (`emulated_*`) follow the sections of the PTX manual on mbarrier,
 // cp.async.bulk, red, ld (.acquire) and %globaltimer. Of sm_90 and later.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Products of a warpgroup (four warps) on sm_90a, each instruction behind a small function: the only other file with PTX.
+// Products of a warpgroup (four warps) on sm_90a, each instruction behind a small function.
 //
 // Both operands lie in shared memory and the instruction runs by itself: the warps issue it, go on, and wait later. The
 // emulator's bodies (`emulated_*`) follow the same sections of the PTX manual, "Asynchronous Warpgroup Level Matrix

@@ -34,8 +34,8 @@ CHUNK_BYTES = 4096
 """A slot of a warp's ring"""
 LEAST_SLOTS, MOST_SLOTS = 2, 16
 MOST_GROUP = 4
-"""Query heads of one K/V head that a block computes together: eight, with the rest of the kernel, need more registers than
-there are. A head has the same bits in each group."""
+"""Query heads of one K/V head that a block computes together: eight need more registers than the rest of the kernel
+leaves. A head has the same bits in each group."""
 VECTOR = 8
 """Numbers of 16 bits in 16 bytes: rows are read and copied in such pieces"""
 
@@ -272,7 +272,7 @@ class Sizes(NamedTuple):
     """Shared memory of the persistent kernel."""
 
     slots: int
-    """Of a warp's ring"""
+    """Number in a warp's ring"""
     room: int
     """Bytes of x, or of attention's keys and values"""
     shared: int

@@ -160,7 +160,7 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
             (4, 64, 4, {}),
             (1, 128, 4, WINDOW),
             (2, 128, 1, {}),
-            (4, 128, 8, {}),
+            (4, 128, 4, {}),
         )
     ],
     "selective_scan": [{"VALUES": n} for n in (1, 4, 8)],

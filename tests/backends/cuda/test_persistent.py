@@ -18,7 +18,7 @@ from minillm.errors import DeviceError, NumericalError
 from tests.families import CONFIGS
 from tests.tiny import model_of, runner_of
 
-from .launchers import exhaustive, launcher
+from .launchers import ON_GPU, exhaustive, launcher
 from .recording import Recorder, RecordingDevice
 
 LLAMA = {
@@ -36,6 +36,10 @@ QWEN2 = LLAMA | {"model_type": "qwen2", "num_key_value_heads": 1, "tie_word_embe
 LONG = LLAMA | {"num_hidden_layers": 1, "max_position_embeddings": 512}
 WIDE = LLAMA | {"num_hidden_layers": 1, "hidden_size": 16, "head_dim": 8, "intermediate_size": 2104}
 WINDOWED = LLAMA | {"model_type": "mistral", "sliding_window": 5}
+
+pytestmark = pytest.mark.skipif(
+    ON_GPU, reason="hands the kernel addresses of host memory; gpu.py dependent runs it on a GPU"
+)
 
 
 @dataclass
