@@ -86,9 +86,9 @@ def _dependent_steps(sizes: Sizes, shape: str, dtype: str, said: list[Any]) -> I
     config, batch = published_config(shape), max(sizes.batches)
     room = batch * (sizes.prompt + sizes.new_tokens + 32) * cache_bytes_per_token(config, HALF)
     with Engine.random(shape, device="cuda", dtype=dtype, max_batch_size=batch, cache_bytes=room) as engine:
+        watch = Watch(engine)  # before the first step is recorded
         said.append([_bits(engine, sizes, each) for each in sizes.batches])
         yield Figure("", shape, "", note="the same bits" if said[-1] == said[0] else "OTHER BITS than at first")
-        watch = Watch(engine)
         for each in sizes.batches:
             yield from _decode(engine, watch, sizes, config, shape, each)
 

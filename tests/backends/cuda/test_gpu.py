@@ -87,6 +87,26 @@ def test_every_family_on_arrays_of_the_device(family: str) -> None:
     np.testing.assert_allclose(*logits, atol=1e-3)
 
 
+def test_a_step_as_one_kernel_has_the_bits_of_its_launches() -> None:
+    """Over many steps, of one sequence and of four."""
+    raw = next(iter(CONFIGS["llama"].values()))
+    for batch in 1, 4:
+        logits: list[Any] = []
+        for persistent in False, True:
+            device = CupyDevice()
+            backend = CudaBackend(device, CupyLauncher(), "float16", max_batch_size=4, persistent=persistent)
+            runner = runner_of(model_of(raw, seed=2, backend=backend), backend=backend)
+            sequences = [TokenSequence([5 + i, 9, 11, 30 + i]) for i in range(batch)]
+            runner.forward(sequences, [4] * batch)
+            steps = []
+            for step in range(40):
+                for sequence in sequences:
+                    sequence.token_ids.append(7 + step)
+                steps.append(device.copy_of(runner.decode(sequences).logits))
+            logits.append(steps)
+        np.testing.assert_array_equal(*logits)
+
+
 def test_decode_steps_are_captured_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[int] = []
     record = CupyDevice.record

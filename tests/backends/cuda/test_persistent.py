@@ -37,9 +37,7 @@ LONG = LLAMA | {"num_hidden_layers": 1, "max_position_embeddings": 512}
 WIDE = LLAMA | {"num_hidden_layers": 1, "hidden_size": 16, "head_dim": 8, "intermediate_size": 2104}
 WINDOWED = LLAMA | {"model_type": "mistral", "sliding_window": 5}
 
-pytestmark = pytest.mark.skipif(
-    ON_GPU, reason="hands the kernel addresses of host memory; gpu.py dependent runs it on a GPU"
-)
+pytestmark = pytest.mark.skipif(ON_GPU, reason="on a GPU it is test_gpu.py's: a list has addresses")
 
 
 @dataclass
