@@ -36,6 +36,7 @@ PAGES = {
         "Course": "minillm/course/README.md",
         "Backends": "minillm/backends/README.md",
         "Kernels": "kernels/README.md",
+        "CUDA kernels": "kernels/cuda/README.md",
         "Tests": "tests/README.md",
     },
     "Measure": {"Measuring": "minillm/measure/README.md", "Benchmarks": "benchmarks/README.md"},
