@@ -154,8 +154,7 @@ def test_the_graphs_of_prompts_are_bounded(device: RecordingDevice, monkeypatch:
     assert device.replays == before + 2, "the prompt, and the step after it"
 
 
-def test_a_pass_of_encoders_is_neither_recorded_nor_padded(device: RecordingDevice) -> None:
-    """Its attention has no kernel: what the pass has begun is thrown away."""
+def test_passes_of_an_encoder_whose_attention_has_a_kernel_are_recorded(device: RecordingDevice) -> None:
     raw, ids = ENCODERS["modernbert"], texts(3, seed=6, longest=20)
     expected = states(runner_over(model_of(raw), NumpyBackend()), ids)
     backend = CudaBackend(device, device.recorder, "float32", max_batch_size=4, prompt_tokens=TOKENS[-1])
@@ -163,7 +162,7 @@ def test_a_pass_of_encoders_is_neither_recorded_nor_padded(device: RecordingDevi
     for _ in range(3):
         for ours, theirs in zip(states(runner, ids), expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
-    assert not device.records
+    assert device.records
 
 
 def test_experts_of_many_rows_are_not_recorded(device: RecordingDevice, monkeypatch: pytest.MonkeyPatch) -> None:
