@@ -6,7 +6,8 @@
     python -m tests.exhaustive --unchanged PATH...  print arguments of pytest that leave out those files of tests at
                                                     these paths of which nothing that they depend on
                                                     (dependencies.py) has changed; the status is 0 if that is all
-    python -m tests.exhaustive --all-passed         note that all that CI runs passes with the files as they are
+    python -m tests.exhaustive --all-passed         note that all that CI runs passes with the files as they are, on a
+                                                    processor with this one's instruction sets
 
 The default tests run always. The other exhaustive tests, families' further configurations among them, are run by hand,
 before a release: `pytest -m exhaustive`; then all else runs too: `MINILLM_CI_ALL=1 .ci/run`.
@@ -14,6 +15,7 @@ before a release: `pytest -m exhaustive`; then all else runs too: `MINILLM_CI_AL
 
 import json
 import os
+import platform
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -23,8 +25,17 @@ PASSED = Path(__file__).with_suffix(".json")
 SUBJECTS = {"tests/backends/cpu": "kernels/cpu", "tests/backends/cuda": "kernels/cuda"}
 """Folder of tests -> folder of the files they test"""
 
-ALL = "all"
-"""Name of the digests of all units with which everything has passed"""
+LEVELS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "asimddp", "i8mm")
+"""Instruction sets, by Linux's names, that decide which kernels run"""
+
+
+def processor(text: str | None = None) -> str:
+    """The name of the digests of all units with which everything has passed on a processor of this kind."""
+    if text is None:
+        path = Path("/proc/cpuinfo")
+        text = path.read_text(encoding="ascii") if path.is_file() else ""
+    flags = set(text.split())
+    return " ".join(["all on", platform.machine(), *(level for level in LEVELS if level in flags)])
 
 
 def digest(folder: Path) -> str:
@@ -52,7 +63,7 @@ def unchanged(paths: list[str], passed: Path = PASSED) -> list[str]:
     from .dependencies import dependencies, units
     from .dependencies import digest as digest_of
 
-    known = json.loads(passed.read_text(encoding="utf-8")).get(ALL, {})
+    known = json.loads(passed.read_text(encoding="utf-8")).get(processor(), {})
     changed = {unit for unit in units() if os.environ.get("MINILLM_CI_ALL") or known.get(unit) != digest_of(unit)}
     return [file.relative_to(ROOT).as_posix() for file in files_at(paths) if not dependencies(file) & changed]
 
@@ -78,6 +89,6 @@ if __name__ == "__main__":
             from .dependencies import digest as digest_of
             from .dependencies import units
 
-            note(kernels | {ALL: {unit: digest_of(unit) for unit in units()}})
+            note(kernels | {processor(): {unit: digest_of(unit) for unit in units()}})
         case _:
             sys.exit(__doc__)
