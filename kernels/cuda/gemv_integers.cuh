@@ -48,8 +48,10 @@ constexpr int STEPS = UNIT / 16;                  // products of mma in it
 constexpr int SCALED = UNIT / GROUP;              // its groups
 constexpr int CHAINS = SCALED > 1 || TILES * COLUMNS == 1 ? 2 : 1;  // of mma, one waiting for the other: two of two groups
 constexpr int UNROLLED = COLUMNS >= 4 ? 1 : TILES > 1 ? 2 : 4;  // units that are multiplied at a time, by registers
-// Blocks on a processor, likewise.
-#ifdef EXPERTS
+// Blocks on a processor, likewise; of few rows 16 warps, of experts 12 where the compiler takes more registers.
+#if defined(EXPERTS) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int RESIDENT = ROWS <= 4 && WARPS <= 12 ? 12 / WARPS : 1;
+#elif defined(EXPERTS)
 constexpr int RESIDENT = ROWS <= 4 ? 16 / WARPS : 1;
 #else
 constexpr int RESIDENT = ROWS <= 4 ? 16 / WARPS : ROWS <= 8 && OFFSETS < 16 ? 2 : 1;
