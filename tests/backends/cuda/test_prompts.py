@@ -361,7 +361,8 @@ def test_prompts_whose_products_are_the_librarys_are_captured(own: CupyDevice, m
     if reason := missing():
         pytest.skip(reason)
     monkeypatch.setattr("minillm.backends.cuda.compiling.import_cupy", lambda: own.xp)
-    monkeypatch.setitem(sys.modules, "cupyx", import_module("tests.cupy_standin.cupyx"))
+    for name in ("cupyx", "cupy.cuda.compiler"):
+        monkeypatch.setitem(sys.modules, name, import_module(f"tests.cupy_standin.{name}"))
     backend = CudaBackend(own, CupyLauncher(), "float32", max_batch_size=4, prompt_tokens=TOKENS[-1])
     runner = runner_of(tiny_model(seed=2, backend=backend), backend=backend, pages=64)
     runner.cache.prefix_cache = True
