@@ -29,12 +29,16 @@ READ = re.compile(r"\.md\b|\.csv\b|README|CHANGELOG|Dockerfile|compose|uv\.lock|
 IMPORT = re.compile(r"^[ \t]*from (\.+|tests\b)([\w.]*) import ([\w, ]+|\([^)]*\))", re.MULTILINE)
 NAMED = re.compile(r"minillm[./](\w+)(?:[./](\w+))?")
 FROM = re.compile(r"from minillm import ([\w, ]+|\([^)]*\))")
+BY_NAME = re.compile(r"""["']tests\.([\w.]+)""")
+"""A module of the tests that is imported by its name, or run as a process; after a last dot any of a folder"""
+
 COMMAND = re.compile(r"""-m minillm\b|["']minillm["' ]|minillm[./]?["']?__main__""")
 """How a test names the command line, or the package without one of its modules"""
 
 
 def is_page(path: Path) -> bool:
-    return path.suffix == ".csv" or path.name in ("README.md", "GLOSSARY.md") or path.parent == ROOT
+    table = path.suffix == ".csv" and not path.is_relative_to(ROOT / "tests")  # tests compare with theirs
+    return table or path.name in ("README.md", "GLOSSARY.md") or path.parent == ROOT
 
 
 @cache
@@ -101,6 +105,10 @@ def helpers_of(path: Path) -> frozenset[Path]:
         ):
             if file.is_file():
                 files.add(file)
+    for name in BY_NAME.findall(text_of(path)):
+        base = ROOT.joinpath("tests", *filter(None, name.split(".")))
+        modules = base.glob("*.py") if name[-1] == "." else (base.with_suffix(".py"), base / "__init__.py")
+        files |= {file for file in modules if file.is_file()}
     return frozenset(files)
 
 
@@ -138,10 +146,12 @@ def dependencies(path: Path) -> set[str]:
     found |= {unit for unit in units() if any(file.is_relative_to(ROOT / unit) for file in files)}
     if any(file.name in ("families.py", "seq2seq.py") for file in files):
         found.add("tests/models")  # they import the tests of each family by its name
-    if any(program in text for program in PROGRAMS):
+    if any(program in text or program in path.relative_to(ROOT).parts for program in PROGRAMS):
         found |= {unit for unit in units() if not unit.startswith("tests/")}
     if "golden" in text:
         found |= {unit for unit in units() if unit.startswith("tests/golden")}
+    if '"real"' in text:
+        found.add("tests/real")
     if READ.search(text):
         found.add(PAGES)
     if "minillm/backends" in found:

@@ -55,6 +55,8 @@ def due(root: Path = ROOT, passed: Path = PASSED) -> list[str]:
 def files_at(paths: list[str]) -> list[Path]:
     """The files of tests at some paths from the root."""
     places = [ROOT / path for path in paths]
+    if missing := [path for path in places if not path.exists()]:
+        sys.exit(f"there is no {missing[0]}")
     return sorted(file for place in places for file in ([place] if place.is_file() else place.rglob("test_*.py")))
 
 

@@ -212,19 +212,23 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void attention_wgmma(
     copy_queries(queries, q + (long long)(start + first) * q_stride + head * HEAD_DIM, q_stride, rows);
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) scores[i] = 0.0f;
+    wgmma_hold(scores);
     meet_copies();
     own.score_keys(scores, queries, key_tiles);
     begin_values(0);
     if (tiles > 1) begin_keys(1);
     cp_async_commit();
     wgmma_wait<0>();
+    wgmma_hold(scores);
     own.mask_scores(scores, begin, position, mask);
     own.weigh(scores, shrink, scale);
     own.keep(scores);
+    wgmma_hold(own.weights);
 
     for (int i = 1; i < tiles; i++) {
 #pragma unroll
         for (int j = 0; j < KEYS / 2; j++) scores[j] = 0.0f;
+        wgmma_hold(scores);
         meet_copies();
         own.score_keys(scores, queries, key_tiles + i % 2 * TILE);
         own.add_values(value_tiles + (i - 1) % 2 * TILE);
@@ -232,15 +236,20 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void attention_wgmma(
         if (i + 1 < tiles) begin_keys(i + 1);
         cp_async_commit();
         wgmma_wait<1>();  // for the scores; the products with values go on
+        wgmma_hold(scores);
         own.mask_scores(scores, begin + i * KEYS, position, mask);
         own.weigh(scores, shrink, scale);
         wgmma_wait<0>();
+        wgmma_hold(own.result);
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 2; j++) own.result[j] *= shrink[j / 2 % 2];
         own.keep(scores);
+        wgmma_hold(own.result);
+        wgmma_hold(own.weights);
     }
     meet_copies();
     own.add_values(value_tiles + (tiles - 1) % 2 * TILE);
     wgmma_wait<0>();
+    wgmma_hold(own.result);
     own.store(out, out_stride, rows);
 }

@@ -63,7 +63,6 @@ __device__ __forceinline__ void count_in(unsigned long long* counter) {
 #ifdef MINILLM_EMULATED
     atomicAdd(counter, 1ull);
 #else
-    __threadfence();
     asm volatile("red.release.gpu.global.add.u64 [%0], 1;" ::"l"(counter) : "memory");
 #endif
 }

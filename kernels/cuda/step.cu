@@ -41,6 +41,7 @@
 #include "cooperative.cuh"
 #include "epilogue.cuh"
 #include "rotary.cuh"
+#include "wgmma.cuh"
 
 // One operation, as persistent.py packs it. What it has not is null or 0.
 struct Operation {
@@ -147,6 +148,7 @@ struct Ring {
 
     // All lanes have read it: on to the next.
     __device__ __forceinline__ void release() {
+        fence_proxy_async();  // the reads before, the copy after
         __syncwarp();
         fill(slot);
         if (++slot == size) slot = 0, parity ^= 1;

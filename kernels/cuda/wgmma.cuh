@@ -35,6 +35,23 @@ __device__ __forceinline__ void wgmma_fence() {
 #endif
 }
 
+// Registers of products: the compiler leaves writes to them before this, and reads after it, on their side of it.
+template <int N>
+__device__ __forceinline__ void wgmma_hold(float (&d)[N]) {
+#ifndef MINILLM_EMULATED
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+#endif
+}
+
+template <int N>
+__device__ __forceinline__ void wgmma_hold(unsigned (&a)[N][4]) {
+#ifndef MINILLM_EMULATED
+#pragma unroll
+    for (int i = 0; i < 4 * N; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
+#endif
+}
+
 // Close the group of products issued since the last commit.
 __device__ __forceinline__ void wgmma_commit() {
 #ifdef MINILLM_EMULATED

@@ -34,7 +34,8 @@ from ..config import KVGroup
 from ..errors import CacheFullError
 
 MARGIN = 64
-"""Positions before a window whose parts a sequence keeps. A GPU's kernel may read so many there, in its first tile"""
+"""Positions before a window whose parts a sequence keeps. A GPU's kernel may read so many there, in its first tile; for
+one that reads more the table repeats a part, whose numbers weigh nothing"""
 KEPT_TIMES = 1
 """Parts without users that a frugal cache keeps for each that sequences have used at most"""
 

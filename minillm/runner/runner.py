@@ -209,6 +209,7 @@ class Runner:
                 return self._logits(head, hidden)
 
         other_head = self._backends(backend, batch, others, views)[1] if others else head
+        backend.sampler.states_finite()  # forgets those of a pass that has failed
         if self.replays and body.replays and exits is None:
             output = backend.memory.run(self, batch, rows, compute, draws)
         else:

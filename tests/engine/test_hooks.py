@@ -351,6 +351,22 @@ def test_without_hooks_no_code_of_theirs_runs(engine: Engine) -> None:
     assert calls() == set()
 
 
+def test_a_pass_that_a_hook_ends_says_nothing_of_the_next(engine: Engine) -> None:
+    """Its hidden states were not finite, and nobody has asked."""
+
+    def overflow(array: Any, place: Any) -> Any:
+        return np.full_like(array, 3.3e38)
+
+    def failing(array: Any, place: Any) -> Any:
+        raise ValueError("not here")
+
+    expected = engine.generate([5], max_new_tokens=2).text
+    hooks = {"blocks.*.mlp.out": overflow, "logits": failing}
+    with engine.hooks(hooks), pytest.raises(ValueError, match="not here"):
+        engine.generate(PROMPT, max_new_tokens=1)
+    assert engine.generate([5], max_new_tokens=2).text == expected
+
+
 def test_a_step_is_not_launched_ahead_of_a_hook() -> None:
     with Engine(backend="numpy") as engine:
         memory = engine.runner.backend.memory

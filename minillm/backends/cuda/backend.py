@@ -136,13 +136,17 @@ class CudaBackend(Recordable, Backend):
 
         3 x [T] -> [T, E]
         """
-        if self.ranks > 1 and isinstance(table.data, Quantized):
-            self._not_recorded()
-            return super().embed(ids, table, positions, position_table, scale, types, type_table)
         out = self.memory.arena.take((len(ids), table.shape[1]))
         learned = None if position_table is None else position_table.data
         if isinstance(table.data, Quantized):
+            others = None
+            if self.ranks > 1:
+                self._not_recorded()
+                others = (ids < table.first) | (ids >= table.stop)
+                ids = self.xp.where(others, 0, ids - table.first).astype(np.int32)
             expand(self.kernels, table.data, out, ids=ids, position_table=learned, positions=positions, scale=scale)
+            if others is not None:
+                out[others] = 0 if learned is None else learned[positions[others]]
         else:
             added: dict[str, Any] = {"position_table": learned, "positions": positions, "scale": scale}
             rows.embed(self.kernels, table.data, ids, out, **added, first=table.first if self.ranks > 1 else None)

@@ -31,7 +31,7 @@ from .batches import BatchBuffers, Bucket, Layout, bucket_of, bucket_of_prompts,
 from .choosing import Choice, CudaSampler
 from .device import CACHE, WORKSPACE, Device
 from .fusing import fuse
-from .kernels import ALL_REDUCE, Kernels
+from .kernels import ALL_REDUCE, Kernels, Launch
 from .linear import Products
 from .persistent import persist
 from .weights import Uploader, number_type
@@ -173,6 +173,8 @@ class RecordedStep(Generic[Result]):
         """Hidden states of all its rows, whose numbers are checked after each pass; None if none are"""
         self._device, self._kernels = device, kernels
         self._replay: Callable[[], object] | None = None
+        self._launches: list[Launch] = []
+        """Those of `_replay`: a graph has addresses alone, and the arrays of some of its launches are nobody else's"""
         self._reservations = 0  # when it was recorded
         self._result: Result | None = None
 
@@ -205,6 +207,7 @@ class RecordedStep(Generic[Result]):
                 launches = fuse(self._kernels, launches, results, self._device.address)
                 if self._persistent:
                     launches = persist(self._kernels, self._device, launches, results)
+                self._launches = launches
                 self.sums = [launch.args[0].nbytes for launch in launches if launch.name == ALL_REDUCE]
                 run_all = partial(self._device.launch_all, launches, dependent=self._dependent)
                 self._replay = self._device.record(run_all)

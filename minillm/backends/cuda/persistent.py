@@ -166,6 +166,9 @@ def _operation(launches: Sequence[Launch], i: int, reads: Reads) -> _Operation |
         return None
     if reads.overlap(out, norm.x) or reads.overlap(norm.out, norm.x):  # while other blocks still normalise
         return None
+    residual = launches[i + 1].args[4]
+    if residual is not NULL and reads.overlap(residual, norm.out):  # which may not be there yet
+        return None
     normed = {"x": reads.address(norm.x), "x_stride": norm.x_stride, "gain": reads.address(norm.gain)}
     normed |= {"norm_threads": launch.block[0], "epsilon": norm.epsilon}
     if reads.after(i + 1, norm.out):

@@ -1,10 +1,13 @@
 """The persistent kernel of a decode step: the bits of the launches that it replaces, and faults in its waiting."""
 
+import gc
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -98,6 +101,41 @@ def assert_same_bits(raw: dict[str, Any], **how: Any) -> None:
 def processors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the emulated GPU, on each of which a block runs."""
     monkeypatch.setattr(Kernels, "processors", 3)
+
+
+class Graphs(RecordingDevice):
+    """Graphs as a GPU has them: addresses, which keep no array. Nothing runs when they are replayed."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self.owners: list[tuple[str, Callable[[], Any]]] = []
+        """Name of a launch, and the memory that one of its arguments has"""
+
+    def record(self, launch: Callable[[], object]) -> Callable[[], object]:
+        super().record(launch)
+        for recorded in self.records.pop():
+            for argument in recorded.args:
+                if isinstance(argument, np.ndarray) and argument.shape:
+                    owner = argument if argument.base is None else argument.base
+                    self.owners.append((recorded.name, ref(owner)))
+        return lambda: None
+
+
+def test_a_recorded_step_keeps_what_its_kernels_read() -> None:
+    device = Graphs(Recorder(launcher()))
+    backend = CudaBackend(device, device.recorder, "float16", max_batch_size=4, persistent=True)
+    runner = runner_of(model_of(LLAMA, seed=2, backend=backend), backend=backend)
+    for batch in (1, 2):
+        sequences = [TokenSequence([5, 6, 7 + i]) for i in range(batch)]
+        for sequence in sequences:
+            runner.prefill(sequence)
+        for _ in range(2):  # launched, then recorded
+            for sequence in sequences:
+                sequence.token_ids.append(7)
+            runner.decode(sequences)
+    gc.collect()
+    assert [name for name, _ in device.owners].count("step") == 18, "two steps, each with nine arrays"
+    assert not {name for name, owner in device.owners if owner() is None}
 
 
 @pytest.mark.slow

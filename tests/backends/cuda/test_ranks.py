@@ -1,6 +1,8 @@
 """Ranks that share each layer on emulated GPUs: their decode steps are recorded with the sums between them."""
 
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,17 +12,19 @@ from minillm import Engine
 from minillm.backends.cuda import rows
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.dependent import begins_early
+from minillm.backends.cuda.device import Device
 from minillm.backends.cuda.emulator import Emulator
 from minillm.backends.cuda.kernels import ALL_REDUCE, Call, Kernels
 from minillm.backends.cuda.kernels import Launch as Collected
 from minillm.backends.cuda.linear import LIBRARY_PRODUCT
 from minillm.backends.cuda.memory import CudaMemory, RecordedStep
+from minillm.backends.loader import RandomTensor
 from minillm.distributed.threads import ThreadCommunicator, run_ranks
 from minillm.engine import assembly
 from minillm.parallel import Parallel
 from tests.distributed.ranks import on_ranks
 
-from .launchers import missing
+from .launchers import launcher, missing
 from .recording import Launch, Recorder, RecordingDevice
 
 PROMPTS = ["A list of colors: red,", "Count from 3 to 9:", "The"]
@@ -205,3 +209,21 @@ def test_a_shared_table_has_zeros_for_other_ranks_tokens(storage: str, emulator:
     np.testing.assert_array_equal(parts[1], np.where(own[:, None], expected, 0))
     both = (2 * whole[ids].astype("f") + places[positions].astype("f")).astype(storage).astype("f")
     np.testing.assert_array_equal(parts[0], np.where(own[:, None], places[positions].astype("f"), both))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_shared_table_of_few_bits_is_the_whole_ones_rows(dtype: str, learned: bool) -> None:
+    """Those of other ranks' tokens are zeros, or what is added to them."""
+    backend = CudaBackend(Device(), launcher(), dtype)
+    table = backend.loader.prepare("w", [RandomTensor("w", (12, 128), 1, 1.0)], role="vocabulary")
+    places = backend.loader.prepare("p", [RandomTensor("p", (4, 128), 2, 1.0)], role="positions")
+    ids, positions = np.array([8, 0, 11, 2, 5], np.int32), np.array([0, 1, 2, 3, 0], np.int32)
+    added: dict[str, Any] = {"positions": positions, "position_table": places} if learned else {}
+    backend.memory.arena = backend.memory.workspace.scratch.arena  # as in a pass
+    whole = backend.embed(ids, table, **added).copy()
+    backend.join(SimpleNamespace(rank=0, size=2, captures=False))
+    shared = backend.embed(np.array([108, 100, 3, 102, 205], np.int32), replace(table, first=100), **added)
+    own = np.array([True, True, False, True, False])
+    np.testing.assert_array_equal(shared[own], whole[own])
+    np.testing.assert_array_equal(shared[~own], places.data[positions[~own]] if learned else np.zeros((2, 128)))
