@@ -46,11 +46,11 @@ class Figures(NamedTuple):
     form: str
     rows: int
     nbytes: int
-    """Of the weights, as stored"""
+    """Bytes of the weights, as stored"""
     flops: int
     seconds: float
     numpy_seconds: float
-    """Of NumPy's float32 product"""
+    """The time of NumPy's float32 product"""
     bandwidth: float
     """GB/s of reading, the best of those probed meanwhile"""
 

@@ -105,7 +105,7 @@ def their_tokens(engine: str, path: Path, cache: str, prompt: list[int], new_tok
 
 
 def peers() -> list[str]:
-    """Those of llama.cpp and its fork that are installed."""
+    """Names of llama.cpp and its fork, as far as they are installed."""
     from peer_plans import PACKAGES
 
     present = [engine for engine in THEIRS if all(importlib.util.find_spec(name) for name in PACKAGES[engine])]

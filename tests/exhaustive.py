@@ -10,7 +10,8 @@
                                                     processor with this one's instruction sets
 
 The default tests run always. The other exhaustive tests, those of CUDA's kernels and families' further configurations
-among them, are run by hand, before a release: `pytest -m exhaustive`; then all else runs too: `MINILLM_CI_ALL=1 .ci/run`.
+among them, are run by hand, before a release: `pytest -m exhaustive`; then all else runs too: `MINILLM_CI_ALL=1
+.ci/run`.
 """
 
 import json

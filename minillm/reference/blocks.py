@@ -341,4 +341,4 @@ BLOCK_FORMATS = {
 }
 """By their names, in the order of their numbers in `kernels/cpu/simd.h`"""
 CODE_BOOKS = ("NF4", "FP4")
-"""Those of floats: others are multiplied as integers"""
+"""Code books of floats: others are multiplied as integers"""

@@ -72,7 +72,7 @@ class Trees(NamedTuple):
     """[N] int32, nodes of each sequence's tree; 0 for none"""
 
     def after(self, sequences: int) -> "Trees":
-        """Those of the sequences after the first ones; rows stay those of the whole batch."""
+        """The trees of the sequences after the first ones; rows stay those of the whole batch."""
         return self._replace(sizes=self.sizes[sequences:])
 
 

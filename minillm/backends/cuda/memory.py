@@ -174,7 +174,7 @@ class RecordedStep(Generic[Result]):
         self._device, self._kernels = device, kernels
         self._replay: Callable[[], object] | None = None
         self._launches: list[Launch] = []
-        """Those of `_replay`: a graph has addresses alone, and the arrays of some of its launches are nobody else's"""
+        """The launches of `_replay`: a graph has addresses alone, and some arrays of them are nobody else's"""
         self._reservations = 0  # when it was recorded
         self._result: Result | None = None
 

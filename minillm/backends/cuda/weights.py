@@ -65,13 +65,13 @@ class CudaLoader(Loader):
     def _format(self, tensors: Sequence[Tensor], role: Role) -> Format:
         """The format of a matrix: the storage type, or one of 8 or 4 bits."""
         assert self.storage is not None
-        wanted = self.formats.of(role)
-        if wanted is None and role in ("projection", "vocabulary") and self.storage != FLOAT32:
-            wanted = kept_format(tensors, tuple(INTEGERS))
+        form = self.formats.of(role)
+        if form is None and role in ("projection", "vocabulary") and self.storage != FLOAT32:
+            form = kept_format(tensors, tuple(INTEGERS))
             stored = {STORED_FORMATS.get(tensor.dtype) for tensor in tensors}
-            if not wanted.scale_bits and len(stored) == 1:
-                wanted = BLOCKS_IN_8_BITS.get(stored.pop(), wanted)  # type: ignore[arg-type]  # None is no key
-        return wanted if wanted is not None and wanted.scale_bits else self.storage
+            if not form.scale_bits and len(stored) == 1:
+                form = BLOCKS_IN_8_BITS.get(stored.pop(), form)  # type: ignore[arg-type]  # None is no key
+        return form if form is not None and form.scale_bits else self.storage
 
     def prepare_experts(
         self, name: str, experts: Sequence[Sequence[Tensor]], biases: Sequence[Sequence[Tensor]] = ()

@@ -79,7 +79,7 @@ def integers(name: str, rows: int, outs: int) -> dict[str, Any]:
 
 
 STEP = {"storage": SIXTEEN_BITS, "arch": ("90",)}
-"""Of the persistent kernel, which needs bulk copies and 227 KiB of shared memory"""
+"""Builds of the persistent kernel, which needs bulk copies and 227 KiB of shared memory"""
 
 BUILDS: dict[str, list[dict[str, Any]]] = {
     "attention_decode": ATTENTION_DECODE,

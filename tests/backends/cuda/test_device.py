@@ -322,7 +322,7 @@ def test_builds_are_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch
 
 
 def test_shared_memory_is_asked_for_where_a_launch_has_48_kib_beside_what_its_kernel_has() -> None:
-    """Of latents of 576 numbers the decode kernel has exactly so much, and a KiB statically: together too much unless
+    """The decode kernel of latents of 576 numbers has exactly so much, and a KiB statically: together too much unless
     the driver was asked, which says of such a kernel that it allows 48 KiB.
     """
     asked: list[int] = []

@@ -283,7 +283,7 @@ def test_a_tree_of_guesses_is_seen_branch_by_branch(runner: Runner, monkeypatch:
 
 
 def test_a_pass_after_one_with_a_tree_finds_its_pages(device: RecordingDevice) -> None:
-    """Of the same shape and pages, so that the table is the one of before, which may lie elsewhere now."""
+    """The second has the same shape and pages, so that the table is the one of before, which may lie elsewhere now."""
     buffers = batches.BatchBuffers(device)
     for tree in ((), (-1, 0, -1), ()):
         sequence = TokenSequence([5, 6, 7, 8, 9], pages=[3, 1], tree=tree)
