@@ -2,6 +2,7 @@
 
 import re
 import sys
+from itertools import pairwise
 
 import gguf
 import numpy as np
@@ -99,6 +100,23 @@ def test_q4_1_is_taken_bit_for_bit(tmp_path):
     assert np.array_equal(ours.dequantize(stored), exact) and np.array_equal(tensor.load(), exact)
     for part, expected in ((tensor.part(0, 2, 5), exact[2:5]), (tensor.part(1, 32, 96), exact[:, 32:])):
         assert np.array_equal(ours.dequantize(part.stored()), expected)
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_1])
+def test_blocks_are_copied_some_rows_at_a_time_whose_pages_are_given_back(tmp_path, kind, monkeypatch):
+    """A matrix of 170 MB would else be in memory twice while it is copied."""
+    values = np.random.default_rng(1).normal(size=(11, 96)).astype(np.float32)
+    write(tmp_path / "m.gguf", quantize(values, kind), kind)
+    tensor = open_tensors(read_gguf(tmp_path / "m.gguf"))["a"]
+    whole, row = tensor.stored(), quantize(values, kind).shape[1]
+    released = []
+    monkeypatch.setattr("minillm.formats.gguf.tensors.COPIED", 3 * row)
+    monkeypatch.setattr(type(tensor.file), "release", lambda file, start, stop: released.append((start, stop)))
+    parts = tensor.stored()
+    for name in ("values", "scales", "offsets"):
+        assert np.array_equal(getattr(parts, name), getattr(whole, name))
+    ends = [tensor.data.offset + row * rows for rows in (0, 3, 6, 9, 11)]
+    assert released == list(pairwise(ends))
 
 
 def random_q4_k(rows, blocks):

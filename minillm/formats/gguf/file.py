@@ -86,6 +86,8 @@ class Array:
     start: int
     """Its first byte in the file"""
     stop: int
+    starts: NDArray[np.uint32] | None = None
+    """Where its strings begin, and the last one ends, after `start`, if each has less than 256 bytes. [count + 1]"""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class GGUF:
         if located is None:
             return None
         array, data = located
-        quick = _split(data, array.count)
+        quick = None if array.starts is None else _split(data, array.starts)
         if quick is not None:
             return quick
         texts: list[str] = []
@@ -164,13 +166,12 @@ class GGUF:
         if located is None:
             return {}
         array, data = located
-        count = min(array.count, max(indices, default=-1) + 1)
-        starts = _short_strings(data, 0, len(data), count)
+        starts = array.starts
         if starts is None:
             texts = self.strings(key) or []
-            return {i: texts[i] for i in indices if i < count}
+            return {i: texts[i] for i in indices if i < array.count}
         try:
-            return {i: data[starts[i] + 8 : starts[i + 1]].decode() for i in indices if i < count}
+            return {i: data[starts[i] + 8 : starts[i + 1]].decode() for i in indices if i < array.count}
         except UnicodeDecodeError:
             raise CheckpointError(f"{self.path}: {key:.80} should be UTF-8") from None
 
@@ -207,39 +208,38 @@ class GGUF:
         return array, WeightFile(self.path).read(array.start, array.stop - array.start)
 
 
-def _short_strings(data: Any, at: int, limit: int, count: int) -> NDArray[np.intp] | None:
-    """Where strings begin, and where the last one ends, if all have less than 256 bytes; else None. [count + 1]
+def _short_strings(data: Any, start: int, limit: int, count: int) -> NDArray[np.uint32] | None:
+    """`Array.starts` of strings, None if one has 256 bytes or more.
 
     Args:
-        data: bytes, or a map of them; strings begin at byte `at` and end before `limit`
-        at: the first string
+        data: bytes, or a map of them
+        start: the first string
         limit: the end of what may be read
         count: number of strings
     """
-    if count > limit - at:
+    if count > limit - start:
         return None
-    starts = [at] * (count + 1)
+    at, places = start, np.zeros(count + 1, np.uint32)
+    starts = places.data
     try:
         for i in range(1, count + 1):
             at += 8 + data[at]
-            starts[i] = at
+            starts[i] = at - start
     except IndexError:
         return None
     if at > limit:
         return None
-    places = np.array(starts)
-    numbers = np.frombuffer(data, np.uint8, limit)
+    numbers = np.frombuffer(data, np.uint8, limit)[start:]
     return None if any(numbers[places[:-1] + i].any() for i in range(1, 8)) else places  # other bytes of the lengths
 
 
-def _split(data: bytes, count: int) -> list[str] | None:
-    """The strings of an array, all at once; None if one is long, has a NUL, or is not UTF-8.
+def _split(data: bytes, starts: NDArray[np.uint32]) -> list[str] | None:
+    """The strings of an array by their `starts`, all at once; None if one has a NUL, or is not UTF-8.
 
     All lengths become NULs, so that one call decodes and another splits.
     """
-    starts = _short_strings(data, 0, len(data), count)
-    if starts is None or not count:
-        return None
+    if len(starts) == 1:
+        return []
     text, inside = np.frombuffer(data, np.uint8).copy(), np.ones(len(data), bool)
     text[starts[:-1]] = 0
     for i in range(1, 8):
@@ -248,7 +248,7 @@ def _split(data: bytes, count: int) -> list[str] | None:
         texts = text[inside].tobytes().decode().split("\0")[1:]
     except UnicodeDecodeError:
         return None
-    return texts if len(texts) == count else None
+    return texts if len(texts) == len(starts) - 1 else None
 
 
 def is_gguf(path: Path) -> bool:
@@ -427,12 +427,12 @@ class _Header:
             raise CheckpointError(
                 f"{self._path}: {key!r:.80} is an array of type {inside}; expected scalars or strings"
             )
-        start = self.at
+        start, starts = self.at, None
         if inside == _STRING:
-            self._skip_strings(count)
+            starts = self._skip_strings(count)
         else:
             self._take(count * np.dtype(_SCALARS[inside]).itemsize)
-        return Array(inside, count, start, self.at)
+        return Array(inside, count, start, self.at, starts)
 
     def tensor(self) -> Located:
         """A tensor's entry, with its offset from the start of the data.
@@ -460,11 +460,12 @@ class _Header:
             )
         return Located(name, shape, TYPES[code], offset)
 
-    def _skip_strings(self, count: int) -> None:
+    def _skip_strings(self, count: int) -> NDArray[np.uint32] | None:
+        """Go on behind `count` strings. -> `Array.starts`"""
         end = min(self._size, HEADER_LIMIT)
         if (starts := _short_strings(self._data, self.at, end, count)) is not None:
-            self.at = int(starts[-1])
-            return
+            self.at += int(starts[-1])
+            return starts
         at, limit, length = self.at, min(self._size, HEADER_LIMIT), struct.Struct("<Q").unpack_from
         for _ in range(count):
             if at + 8 > limit:
@@ -472,6 +473,7 @@ class _Header:
             at += 8 + length(self._data, at)[0]
         self._check_end(at)
         self.at = at
+        return None
 
     def _take(self, count: int) -> bytes:
         start, self.at = self.at, self.at + count

@@ -42,6 +42,8 @@ from .file import GGUF, Located, Type, read_shards
 
 CHUNK = 1 << 20
 """Numbers that are dequantised at a time"""
+COPIED = 1 << 20
+"""Bytes of blocks that are copied at a time"""
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types that are mapped -> their names in minillm"""
 GROUPS = {"Q8_0": INT8.name, "Q4_0": INT4.name, "Q4_1": INT4_OFFSETS.name}
@@ -87,19 +89,32 @@ class BlockTensor(ComputedTensor):
             return self._matrix(self._rows())
         if self.type.name not in GROUPS:
             return super().stored()
-        apart = self._apart(self._rows())
-        self.data.release()
-        return apart
+        return self._copied()
 
     def _matrix(self, rows: NDArray[np.uint8]) -> BlockMatrix:
         return BlockMatrix(rows, BLOCK_FORMATS[self.type.name])
 
+    def _copied(self) -> Quantized:
+        """All blocks, `_apart`. They are copied some rows at a time, and the mapped pages of these given back."""
+        rows, data = self._rows(), self.data
+        step = max(1, COPIED // max(1, rows.shape[1]))
+        whole = self._apart(rows[:0]).each(lambda none: np.empty((len(rows), none.shape[1]), none.dtype))
+        for first in range(0, len(rows), step):
+            stop = min(first + step, len(rows))
+            part = self._apart(rows[first:stop])
+            whole.values[first:stop], whole.scales[first:stop] = part.values, part.scales
+            if whole.offsets is not None:
+                whole.offsets[first:stop] = part.offsets
+            data.file.release(*(data.offset + row * rows.shape[1] for row in (first, stop)))
+        return whole
+
     def _apart(self, rows: NDArray[np.uint8]) -> Quantized:
         """Blocks as integers, scales and offsets. [n, bytes] -> [n, in] or [n, in / 2], and [n, in / 32] twice"""
-        blocks = rows.reshape(len(rows), -1, self.type.bytes)  # [n, bytes] -> [n, blocks, bytes of a block]
+        count = rows.shape[1] // self.type.bytes
+        blocks = rows.reshape(len(rows), count, self.type.bytes)  # [n, bytes] -> [n, blocks, bytes of a block]
         head = 4 if self.type.name == "Q4_1" else 2  # bytes of scale and offset
         floats = np.ascontiguousarray(blocks[..., :head]).view("<f2")
-        values = np.ascontiguousarray(blocks[..., head:]).reshape(len(rows), -1)
+        values = np.ascontiguousarray(blocks[..., head:]).reshape(len(rows), count * (self.type.bytes - head))
         scales, *offsets = (np.ascontiguousarray(floats[..., i]) for i in range(head // 2))
         return Quantized(values.view(np.int8) if self.type.name == "Q8_0" else values, scales, self.shape[-1], *offsets)
 
