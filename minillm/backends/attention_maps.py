@@ -29,7 +29,7 @@ class AttentionRecorder(WrappedBackend):
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
         """Recompute the map from the layer's queries and keys."""
         if operation == "attend" and self.layer is not None and self.layer in self.wanted:
-            keys, _ = arguments["cache"].layer(arguments["layer"])
+            keys, _ = arguments["cache"].layers[arguments["layer"]]
             host = self.sampler.to_host
             spec: AttentionSpec = arguments["spec"].with_arrays(lambda weight: host(weight.data))
             q, batch = host(arguments["q"]), arguments["batch"]

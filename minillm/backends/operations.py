@@ -179,7 +179,7 @@ class Backend(RecurrentOperations):
 
         Where values are the last numbers of the keys, k has those before them. [T, K, D - V], [T, K, V]
         """
-        keys, values = cache.layer(layer)
+        keys, values = cache.layers[layer]
         if cache.value_dim:
             reference.store_joined(k, v, keys, batch, self.xp)
         else:
@@ -189,7 +189,7 @@ class Backend(RecurrentOperations):
         """Attention over the cache, or over each sequence's source: `reference.attend`. [T, H, D] -> [T, H, V]"""
         batch = batch.over_sources if spec.cross else batch
         spec = spec.with_arrays(attrgetter("data")) if spec.has_weights else spec
-        keys, values = cache.layer(layer)
+        keys, values = cache.layers[layer]
         out = self.memory.arena.take((*q.shape[:2], values.shape[3]))
         return reference.attend(q, keys, values, batch, spec, self.xp, out)
 

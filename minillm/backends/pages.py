@@ -1,6 +1,7 @@
 """The memory of a K/V cache: the layout of its pages. Which sequence owns which page is decided in `cache/`."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -69,12 +70,13 @@ class Pages:
         values = 0 if self.value_dim else self.values.nbytes
         return int(self.keys.nbytes + values) + (0 if self.states is None else self.states.nbytes)
 
-    def layer(self, layer: int) -> tuple[Any, Any]:
-        """One layer's keys and values, in a form that kernels and the reference take. 2 x [pages, K, P, D]"""
-        index = layer if self.places is None else self.places[layer]
+    @cached_property
+    def layers(self) -> Mapping[int, tuple[Any, Any]]:
+        """Each layer's keys and values by its number, as kernels and the reference take them. 2 x [pages, K, P, D]"""
+        places = {i: i for i in range(self.keys.shape[0])} if self.places is None else self.places
         if isinstance(self.keys, StoredVectors):
-            return self.keys.layer(index), self.values.layer(index)
-        return self.keys[index], self.values[index]
+            return {layer: (self.keys.layer(at), self.values.layer(at)) for layer, at in places.items()}
+        return {layer: (self.keys[at], self.values[at]) for layer, at in places.items()}
 
     def states_of(self, layer: int) -> tuple[Any, ...]:
         """The states of one layer without keys and values, for operations. [slots, ...] each"""

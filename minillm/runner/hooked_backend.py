@@ -350,7 +350,7 @@ class HookedBackend(WrappedBackend):
             self.look(f"{kind}.q", q)
         z = self.inner.attend(q, cache, layer, batch, spec)
         if self.looks_at(f"{kind}.pattern"):
-            self._look_at_patterns(f"{kind}.pattern", q, z, cache.layer(layer), batch, spec)
+            self._look_at_patterns(f"{kind}.pattern", q, z, cache.layers[layer], batch, spec)
         if not cache.value_dim:
             self.look(f"{kind}.z", z)
         return z

@@ -87,7 +87,7 @@ def test_values_are_the_last_numbers_of_the_keys(dtype: str) -> None:
         assert list(cache.arrays) == (["keys", "keys.scales"] if dtype == "int8" else ["keys"])
         assert cache.nbytes == pages * P * backend.memory.position_bytes(1, R + C, C)
         backend.store_kv(k, c, cache, 0, whole)
-        keys, values = cache.layer(0)
+        keys, values = cache.layers[0]
         stored = np.concatenate([keys[i] for i in range(pages)], axis=1)[0]  # [pages P, R + C]
         np.testing.assert_array_equal(values[0], keys[0][..., R:])
         results.append((stored, backend.attend(q, cache, 0, batch, AttentionSpec(0.3)).copy()))

@@ -80,5 +80,5 @@ def test_copying_positions_copies_all_layers(dtype: str) -> None:
         np.testing.assert_array_equal(stored[:, [4, 0]], array[:, [2, 1]])
     assert pages.heads == 2
     assert pages.nbytes == 2 * 3 * 4 * 2 * 2 * {"float32": 24, "bfloat16": 12, "int8": 6 + 4, "int4": 16 + 2}[dtype]
-    for part, whole in zip(pages.layer(1), (pages.keys, pages.values), strict=True):
+    for part, whole in zip(pages.layers[1], (pages.keys, pages.values), strict=True):
         np.testing.assert_array_equal(part[2], whole[1, 2])

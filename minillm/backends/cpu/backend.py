@@ -460,7 +460,7 @@ class CpuBackend(Recordable, Backend):
         """Round the new tokens' keys and values to the cache's dtype and write them to their slots. k, v: [T, K, D]"""
         T, K, _ = k.shape
         (k, k_stride), (v, v_stride) = _rows(k), _rows(v)
-        keys, values = cache.layer(layer)
+        keys, values = cache.layers[layer]
         D = keys.shape[3]
         joined = self.memory.workspace.scratch.take("joined", shares_of(T) * D) if cache.value_dim else None
         arguments = filled(
@@ -480,7 +480,7 @@ class CpuBackend(Recordable, Backend):
         if spec.relative is not None or (not spec.causal and batch.has_tree):  # no kernel; no model has the latter
             not_recorded()
             return super().attend(q, cache, layer, batch, spec)
-        (T, H, D), (keys, values) = q.shape, cache.layer(layer)
+        (T, H, D), (keys, values) = q.shape, cache.layers[layer]
         V = values.shape[3]
         out = self.memory.arena.take((T, H, V))
         q, stride = _rows(q)

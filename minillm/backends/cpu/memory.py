@@ -8,7 +8,7 @@ steps of as many sequences are of one kind; so are verifications of as many gues
 import ctypes
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic
 from weakref import WeakKeyDictionary
@@ -262,10 +262,11 @@ class RecordedStep(Generic[Result]):
 class CpuPages(Pages):
     """One model's keys and values; a pass in which anything but a kernel reads them is not recorded."""
 
-    def layer(self, layer: int) -> tuple[Any, Any]:
-        """One layer's keys and values, for operations. 2 x [pages, K, P, D]"""
+    @property
+    def layers(self) -> Mapping[int, tuple[Any, Any]]:
+        """Each layer's keys and values, for operations. 2 x [pages, K, P, D]"""
         touch()
-        return super().layer(layer)
+        return super().layers
 
 
 class CpuMemory(Memory):

@@ -147,7 +147,7 @@ def _attention_of(rng: np.random.Generator, D: int) -> Iterator[Case]:
     yield "rotary", lambda on: np.concatenate(on.rotary(q, k, batch, rotation), axis=1)
     for name, form in CACHE_FORMATS.items():
         pages = Pages(np, (1, 13, K, P, D), form)
-        for stored in pages.layer(0):
+        for stored in pages.layers[0]:
             stored[:] = rng.standard_normal(stored.shape, np.float32)
         yield f"store_kv, {name}", partial(_store, k=k, v=v, pages=pages, batch=batch)
         for variant in variants:
@@ -165,7 +165,7 @@ def _latents(rng: np.random.Generator) -> Iterator[Case]:
         if form.group:  # which such vectors are not stored in
             continue
         pages = Pages(np, (1, 12, 1, P, r + C), form, C)
-        pages.layer(0)[0][:] = rng.standard_normal((12, 1, P, r + C), np.float32)
+        pages.layers[0][0][:] = rng.standard_normal((12, 1, P, r + C), np.float32)
         yield f"store_kv of latents, {name}", partial(_store, k=k, v=c, pages=pages, batch=batch)
         yield f"attend, values in keys, {name}", methodcaller("attend", q, pages, 0, batch, AttentionSpec(0.2))
     weight = Weight("", rng.standard_normal((H * 12, C), np.float32))
@@ -174,10 +174,10 @@ def _latents(rng: np.random.Generator) -> Iterator[Case]:
 
 def _store(on: Backend, k: Any, v: Any, pages: Pages, batch: Batch) -> Any:
     """Store keys and values. -> those that are read then, in one row"""
-    for stored in pages.layer(0):
+    for stored in pages.layers[0]:
         stored[batch.slot_pages, :, batch.slot_offsets] = np.zeros((len(k), k.shape[1], stored.shape[3]), np.float32)
     on.store_kv(k, v, pages, 0, batch)
-    return np.concatenate([stored[:].ravel() for stored in pages.layer(0)])
+    return np.concatenate([stored[:].ravel() for stored in pages.layers[0]])
 
 
 def _convolutions(rng: np.random.Generator) -> Iterator[Case]:

@@ -397,7 +397,7 @@ class CudaBackend(Recordable, Backend):
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """One launch. k, v: [T, K, D]"""
         assert isinstance(batch, DeviceBatch)
-        attention.store_kv(self.kernels, k, v, *cache.layer(layer), batch.slots)
+        attention.store_kv(self.kernels, k, v, *cache.layers[layer], batch.slots)
 
     @recorded
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, spec: AttentionSpec) -> Any:
@@ -406,7 +406,7 @@ class CudaBackend(Recordable, Backend):
         [T, H, D] -> [T, H, V]
         """
         assert isinstance(batch, DeviceBatch)
-        keys, values = cache.layer(layer)
+        keys, values = cache.layers[layer]
         (T, H, D), V = q.shape, values.shape[3]
         out = self.memory.arena.take((T, H, V))
         spec = spec.with_arrays(attrgetter("data")) if spec.has_weights else spec

@@ -54,12 +54,12 @@ class CudaPages(Pages):
         self.keys = device.empty(shape, dtype, CACHE)  # [L, pages, K, P, D]
         self.values = self._values_in_keys(value_dim) if value_dim else device.empty(shape, dtype, CACHE)
         self._device, self._kernels = device, kernels
-        self._layers = [(self.keys[i], self.values[i]) for i in range(shape[0])]  # a view costs as much as a launch
 
-    def layer(self, layer: int) -> tuple[Any, Any]:
-        """One layer's keys and values, for operations. 2 x [pages, K, P, D]"""
+    @property
+    def layers(self) -> Mapping[int, tuple[Any, Any]]:
+        """Each layer's keys and values, for operations. 2 x [pages, K, P, D]"""
         touch()
-        return self._layers[layer if self.places is None else self.places[layer]]
+        return super().layers
 
     def copy(self, source: int, target: int, part: slice) -> None:
         """Copy some positions of a page to the same places of another, in all layers, in one launch."""

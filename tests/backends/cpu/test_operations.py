@@ -111,7 +111,7 @@ def test_the_cache_rounds_to_the_nearest_bfloat16_and_ties_to_even() -> None:
     batch = batch_of([(0, len(k))])
     cache = backend.memory.new_pages((1, len(batch.spans[0].pages), 1, P, 64))
     backend.store_kv(k, k, cache, 0, batch)
-    for stored in cache.layer(0):
+    for stored in cache.layers[0]:
         np.testing.assert_array_equal(stored[:].reshape(-1, 1, 64)[: len(k)], expected)
 
 
@@ -123,7 +123,7 @@ def test_what_is_stored_is_what_the_reference_stores(cache_dtype: str) -> None:
     for backend in (CpuBackend(cache=cache_dtype), NumpyBackend(cache=cache_dtype)):
         cache = backend.memory.new_pages((1, 2, 3, P, 19))
         backend.store_kv(k, v, cache, 0, batch)
-        stored.append(np.stack([each[:] for each in cache.layer(0)]))
+        stored.append(np.stack([each[:] for each in cache.layers[0]]))
     np.testing.assert_array_equal(*stored)
 
 

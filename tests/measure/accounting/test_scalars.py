@@ -55,6 +55,7 @@ def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> M
     runner.backend = backend
     pages = runner.cache.storage
     pages.keys, pages.values = numbers(pages.keys), numbers(pages.values)
+    vars(pages).pop("layers", None)  # views of what they were
     if pages.states is not None:
         pages.states._layers = {i: tuple(map(numbers, arrays)) for i, arrays in pages.states._layers.items()}
     backend.sampler.finite = lambda logits: True  # type: ignore[method-assign]
