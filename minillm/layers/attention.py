@@ -27,13 +27,13 @@ def project_qkv(backend: Backend, x: Any, weight: Weight, H: int, K: int, factor
         factors: of the columns, [(H + 2 K) D], or None
 
     Returns:
-        q [T, H D], k [T, K D], v [T, K D]: views of one array.
+        q [T, H, D], k [T, K, D], v [T, K, D]: views of one array.
     """
     qkv = backend.linear(x, weight)  # [T, E] -> [T, (H + 2 K) D]
     if factors is not None:
         qkv = backend.multiply(qkv, factor=factors)
-    D = qkv.shape[1] // (H + 2 * K)
-    return qkv[:, : H * D], qkv[:, H * D : (H + K) * D], qkv[:, (H + K) * D :]
+    heads = partition_heads(qkv, H + 2 * K)  # [T, (H + 2 K) D] -> [T, H + 2 K, D]
+    return heads[:, :H], heads[:, H : H + K], heads[:, H + K :]
 
 
 def partition_heads(x: Any, heads: int) -> Any:
@@ -75,11 +75,12 @@ class ProjectionNorms:
     epsilon: float
     heads: tuple[int, int]
     own: tuple[slice, slice]
-    """H and K of all ranks, and the columns of q, and of k and v, that are this rank's"""
+    """H and K of all ranks, and the heads of q, and of k and v, that are this rank's"""
 
     def __call__(self, backend: Backend, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
-        """[T, H D], 2 x [T, K D] -> this rank's columns of each"""
-        q, k = backend.rms_norm(q, self.q, self.epsilon), backend.rms_norm(k, self.k, self.epsilon)
+        """[T, H, D], 2 x [T, K, D] -> this rank's heads of each"""
+        q = backend.rms_norm(merge_heads(q), self.q, self.epsilon).reshape(q.shape)  # -> [T, H D] -> [T, H, D]
+        k = backend.rms_norm(merge_heads(k), self.k, self.epsilon).reshape(k.shape)  # -> [T, K D] -> [T, K, D]
         return q[:, self.own[0]], k[:, self.own[1]], v[:, self.own[1]]
 
 
@@ -115,15 +116,11 @@ class Attention:
         projected = (
             (self.num_heads, self.num_kv_heads) if self.projection_norms is None else self.projection_norms.heads
         )
-        queries = 2 * projected[0] if self.gated else projected[0]
-        heads = queries, projected[1]
-        q, k, v = project_qkv(backend, x, self.qkv, *heads, self.factors)  # [T, E] -> [T, H D], 2 x [T, K D]
-        q, gate = (q[:, : q.shape[1] // 2], q[:, q.shape[1] // 2 :]) if self.gated else (q, None)
+        H, K = projected
+        q, k, v = project_qkv(backend, x, self.qkv, 2 * H if self.gated else H, K, self.factors)  # -> [T, heads, D]
+        q, gate = (q[:, :H], q[:, H:]) if self.gated else (q, None)  # [T, 2 H, D] -> 2 x [T, H, D]
         if self.projection_norms is not None:
             q, k, v = self.projection_norms(backend, q, k, v)
-        q = partition_heads(q, self.num_heads)  # [T, H D] -> [T, H, D]
-        k = partition_heads(k, self.num_kv_heads)  # [T, K D] -> [T, K, D]
-        v = partition_heads(v, self.num_kv_heads)  # [T, K D] -> [T, K, D]
         if self.head_norms is not None and not self.norms_follow_rotation:
             q, k = self.head_norms(backend, q, k)
         if self.rotation is not None:
@@ -136,5 +133,5 @@ class Attention:
         z = backend.attend(q, cache, self.layer, batch, self.spec)
         z = merge_heads(z)  # [T, H, D] -> [T, H D]
         if gate is not None:
-            z = backend.gate(z, gate)
+            z = backend.gate(z, merge_heads(gate))
         return backend.linear_reduced(z, self.out, residual)  # [T, H D] -> [T, E]

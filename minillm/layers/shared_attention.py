@@ -51,8 +51,7 @@ class SharedAttention(Attention):
             heads = partition_heads(backend.linear(x, self.qkv), H + K)  # [T, E] -> [T, H + K, D]
             q, k, v = heads[:, :H], heads[:, H:], heads[:, H:]
         else:
-            q, k, v = project_qkv(backend, x, self.qkv, H, K)  # [T, E] -> [T, H D], 2 x [T, K D]
-            q, k, v = partition_heads(q, H), partition_heads(k, K), partition_heads(v, K)  # -> [T, H, D], [T, K, D]
+            q, k, v = project_qkv(backend, x, self.qkv, H, K)  # [T, E] -> [T, H, D], 2 x [T, K, D]
         if self.value_norm is not None:
             v = backend.rms_norm(v, self.value_norm, norms.epsilon)
         q, k = norms(backend, q, k)

@@ -103,8 +103,8 @@ def build(config: DebertaV2Config, weights: Weights, backend: Backend) -> TextEn
         def project(x: Any) -> dict[str, Any]:
             if not config.shared:
                 return {term: backend.linear(x, weight) for term, weight in own.items()}  # [R, E] -> [R, H D]
-            q, k, _ = project_qkv(backend, x, qkv, 1, 1)  # [R, E] -> 3 x [R, H D]
-            return {term: {"c2p": k, "p2c": q}[term] for term in config.terms}
+            q, k, _ = project_qkv(backend, x, qkv, 1, 1)  # [R, E] -> 3 x [R, 1, H D]
+            return {term: {"c2p": k, "p2c": q}[term][:, 0] for term in config.terms}  # -> [R, H D]
 
         parts = table, norm, project, qkv.name, tuple(own.values())
         return qkv, replace(spec, relative=relative_positions(config, *parts, backend))

@@ -476,10 +476,11 @@ class Weights:
 
     def projection_norms(self, config: ModelConfig, epsilon: float) -> ProjectionNorms:
         """RMS norms of all of a token's queries together, and of its keys, of which a rank keeps its share."""
-        heads = config.num_heads, config.num_kv_heads
-        widths = [count * config.head_dim for count in heads]
+        heads, D = (config.num_heads, config.num_kv_heads), config.head_dim
+        widths = [count * D for count in heads]
         q, k = (self.norm(f"self_attn.{name}_norm", width) for name, width in zip("qk", widths, strict=True))
-        own_q, own_k = (self.share(width, count) for width, count in zip(widths, heads, strict=True))
+        columns = [self.share(width, count) for width, count in zip(widths, heads, strict=True)]
+        own_q, own_k = (slice(part.start // D, part.stop // D) for part in columns)
         return ProjectionNorms(q, k, epsilon, heads, (own_q, own_k))
 
     def gated_mlp(
