@@ -33,15 +33,12 @@ class MirostatState(TokenState):
 class Mirostat(Sampling):
     """Draw each token from those with a surprise of at most mu bits, then update mu."""
 
+    on_device = False  # it computes the surprise of the drawn token
+
     @property
     def batch_key(self) -> object:
         """Itself: only requests with equal settings share a call."""
         return self
-
-    @property
-    def on_device(self) -> bool:
-        """False: it computes the surprise of the drawn token."""
-        return False
 
     def begin(self, request: Request) -> tuple[MirostatState, list[Feed]]:
         """As greedy search, with every mu at its initial value."""

@@ -40,7 +40,7 @@ class PluggedIn(Strategy):
             raise
         except Exception as error:
             raise ParameterError(f"strategy_options: the strategy {self.name!r} refuses {options}: {error}") from error
-        self.extra_positions = self.inner.extra_positions
+        self.on_device, self.extra_positions = self.inner.on_device, self.inner.extra_positions
         idle = [name for name in FIELDS if name in settings.explicit - APART - kind.obeys]
         idle = [name for name in idle if getattr(settings, name) != FIELDS[name].default]
         if idle and not (kind.guided and idle[0] in GUIDES):
@@ -50,11 +50,6 @@ class PluggedIn(Strategy):
     def max_sequences(self) -> int:
         """As the strategy says."""
         return self.inner.max_sequences
-
-    @property
-    def on_device(self) -> bool:
-        """As the strategy says."""
-        return self.inner.on_device
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
         """The strategy's beginning."""

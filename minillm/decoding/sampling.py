@@ -38,6 +38,7 @@ class Sampling(Strategy):
     guided = True
     shared = True
     independent = True
+    on_device = True  # it copies the rows to the host that are changed there
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -48,11 +49,6 @@ class Sampling(Strategy):
         """One for all requests, except those with a user's function, which may fail."""
         apart = self.settings.logits_processor or self.settings.prefix_allowed_tokens_fn
         return self if apart else Sampling
-
-    @property
-    def on_device(self) -> bool:
-        """True: it copies the rows to the host that are changed there."""
-        return True
 
     def begin(self, request: Request) -> tuple[TokenState, list[Feed]]:
         """Feed the prompt once; continuations fork from it after the first step."""

@@ -11,11 +11,7 @@ class Scoring(Strategy):
 
     guided = True  # a guide, as every field about new tokens, has none to act on
     shared = True
-
-    @property
-    def on_device(self) -> bool:
-        """True: it does not look at logits."""
-        return True
+    on_device = True  # it does not look at logits
 
     @property
     def max_sequences(self) -> int:
