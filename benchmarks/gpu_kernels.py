@@ -25,7 +25,7 @@ from minillm.config import ModelConfig
 from minillm.layers.block import Sublayer
 from minillm.layers.convolution import ConvolutionBlock
 from minillm.layers.delta_net import DeltaNetBlock
-from minillm.layers.head import LMHead
+from minillm.layers.embedding import LMHead
 from minillm.layers.mamba import MambaBlock
 from minillm.layers.mlp import MLP
 from minillm.measure.accounting import Part

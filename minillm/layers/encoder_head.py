@@ -5,7 +5,7 @@ from typing import Any
 
 from ..backends.operations import Backend
 from ..backends.weights import Weight
-from .head import LMHead
+from .embedding import LMHead
 from .norm import Norm
 
 

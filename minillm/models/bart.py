@@ -25,8 +25,7 @@ from ..errors import UnsupportedModelError
 from ..layers.attention import Attention
 from ..layers.block import PostNorm, PreNorm
 from ..layers.cross_attention import CrossAttention, PostNormCross, PreNormCross
-from ..layers.embedding import Embedding
-from ..layers.head import LMHead
+from ..layers.embedding import Embedding, LMHead
 from ..reference.attention import AttentionSpec
 from .encoder_decoder import Encoder, EncoderDecoder
 from .parameters import Weights

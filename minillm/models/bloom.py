@@ -21,8 +21,7 @@ from ..backends.weights import Weight
 from ..config import Fields, ModelConfig
 from ..errors import UnsupportedModelError
 from ..layers.block import PreNorm
-from ..layers.embedding import Embedding
-from ..layers.head import LMHead
+from ..layers.embedding import Embedding, LMHead
 from ..reference.attention import AttentionSpec
 from .decoder import Decoder
 from .parameters import Weights

@@ -17,8 +17,7 @@ from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
 from ..errors import UnsupportedModelError
 from ..layers.block import ParallelOneNorm
-from ..layers.embedding import Embedding
-from ..layers.head import LMHead
+from ..layers.embedding import Embedding, LMHead
 from ..layers.norm import LayerNorm
 from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation

@@ -12,8 +12,7 @@ from ..backends.operations import Backend
 from ..config import Fields
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.block import PreNorm
-from ..layers.embedding import Embedding
-from ..layers.head import LMHead
+from ..layers.embedding import Embedding, LMHead
 from ..layers.latent_attention import LatentAttention
 from ..layers.norm import RMSNorm
 from ..reference.attention import AttentionSpec

@@ -21,8 +21,7 @@ from ..backends.operations import Backend
 from ..backends.weights import Weight
 from ..config import Fields
 from ..errors import CheckpointError, UnsupportedModelError
-from ..layers.embedding import Embedding
-from ..layers.head import LMHead
+from ..layers.embedding import Embedding, LMHead
 from ..layers.mamba import ParallelMamba
 from .bamba import NAMES
 from .decoder import Decoder

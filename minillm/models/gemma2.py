@@ -21,8 +21,7 @@ from ..backends.storage import expand, narrow
 from ..config import Fields, ModelConfig
 from ..errors import UnsupportedModelError
 from ..layers.block import PreNorm, Sandwich
-from ..layers.embedding import Embedding
-from ..layers.head import LMHead
+from ..layers.embedding import Embedding, LMHead
 from ..layers.norm import RMSNorm
 from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation

@@ -23,9 +23,8 @@ from ..batch import Batch
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.attention import HeadNorms
-from ..layers.embedding import Embedding
+from ..layers.embedding import Embedding, LMHead
 from ..layers.experts import ExpertMLP, SideExperts
-from ..layers.head import LMHead
 from ..layers.norm import RMSNorm
 from ..layers.per_layer import PerLayerEmbedding, PerLayerInput, ScaledSandwich
 from ..layers.shared_attention import SharedAttention

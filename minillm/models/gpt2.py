@@ -17,8 +17,7 @@ from ..backends.weights import Weight
 from ..config import Fields, ModelConfig
 from ..errors import UnsupportedModelError
 from ..layers.block import PreNorm
-from ..layers.embedding import Embedding
-from ..layers.head import LMHead
+from ..layers.embedding import Embedding, LMHead
 from ..layers.mlp import MLP
 from ..reference.attention import AttentionSpec
 from .decoder import Decoder

@@ -17,8 +17,7 @@ from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError
 from ..layers.block import Parallel, PreNorm
-from ..layers.embedding import Embedding
-from ..layers.head import LMHead
+from ..layers.embedding import Embedding, LMHead
 from ..reference.rotary import Rotation
 from .decoder import Decoder
 from .parameters import Weights

@@ -15,8 +15,8 @@ from typing import Any
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig, Output, ScoreFunction, read_score_function
 from ..errors import CheckpointError, UnsupportedModelError
+from ..layers.embedding import LMHead
 from ..layers.encoder_head import ClassificationHead, Head, NoHead
-from ..layers.head import LMHead
 from .base import Model
 from .decoder import Decoder
 from .parameters import Build, Weights

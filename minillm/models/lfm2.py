@@ -18,9 +18,8 @@ from ..errors import CheckpointError, ParameterError
 from ..layers.attention import HeadNorms
 from ..layers.block import PreNorm
 from ..layers.convolution import ConvolutionBlock, ShortConvolution
-from ..layers.embedding import Embedding
+from ..layers.embedding import Embedding, LMHead
 from ..layers.experts import ExpertMLP
-from ..layers.head import LMHead
 from ..layers.mlp import GatedMLP
 from ..reference.rotary import Rotation
 from .decoder import Decoder

@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
 from ..layers.block import PreNorm, Sandwich
-from ..layers.embedding import Embedding
+from ..layers.embedding import Embedding, LMHead
 from ..layers.experts import ExpertMLP
-from ..layers.head import LMHead
 from ..layers.mamba import Mamba2, MambaBlock
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm

@@ -17,9 +17,8 @@ from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.block import Sublayer
-from ..layers.embedding import Embedding
+from ..layers.embedding import Embedding, LMHead
 from ..layers.experts import ExpertMLP
-from ..layers.head import LMHead
 from ..reference.experts import SOFTMAX, RouterSpec
 from ..reference.selective_scan import UNLIMITED
 from .decoder import Decoder

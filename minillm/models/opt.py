@@ -15,8 +15,7 @@ from typing import Any
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
 from ..layers.block import PostNorm, PreNorm
-from ..layers.embedding import Embedding
-from ..layers.head import LMHead
+from ..layers.embedding import Embedding, LMHead
 from ..layers.norm import LayerNorm
 from .decoder import Decoder
 from .parameters import Weights

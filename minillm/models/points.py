@@ -45,8 +45,8 @@ from ..layers.block import OutputNorm, Parallel, PostNorm, Sublayer
 from ..layers.convolution import ConvolutionBlock, ShortConvolution
 from ..layers.cross_attention import PostNormCross
 from ..layers.delta_net import DeltaNetBlock, GatedDeltaNet
+from ..layers.embedding import LMHead
 from ..layers.experts import ExpertMLP
-from ..layers.head import LMHead
 from ..layers.latent_attention import LatentAttention
 from ..layers.mamba import Mamba2, MambaBlock, ParallelMamba
 from ..layers.mlp import MLP

@@ -19,9 +19,8 @@ from ..errors import CheckpointError, ParameterError, UnsupportedModelError
 from ..layers.attention import Attention
 from ..layers.block import PreNorm
 from ..layers.delta_net import DeltaNetBlock, GatedDeltaNet
-from ..layers.embedding import Embedding
+from ..layers.embedding import Embedding, LMHead
 from ..layers.experts import ExpertMLP
-from ..layers.head import LMHead
 from ..layers.mlp import GatedMLP
 from ..reference.rotary import Rotation
 from .decoder import Decoder

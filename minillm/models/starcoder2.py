@@ -15,8 +15,7 @@ from typing import Any
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
 from ..layers.block import PreNorm
-from ..layers.embedding import Embedding
-from ..layers.head import LMHead
+from ..layers.embedding import Embedding, LMHead
 from ..reference.attention import AttentionSpec
 from ..reference.rotary import Rotation
 from .decoder import Decoder

@@ -20,8 +20,7 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.attention import Attention
 from ..layers.block import PreNorm
 from ..layers.cross_attention import CrossAttention, PreNormCross
-from ..layers.embedding import Embedding
-from ..layers.head import LMHead
+from ..layers.embedding import Embedding, LMHead
 from ..layers.mlp import MLP, GatedMLP
 from ..reference.attention import AttentionSpec
 from .distance_bias import bias_by_distance

@@ -18,8 +18,7 @@ from ..backends.operations import Backend
 from ..config import Fields
 from ..errors import UnsupportedModelError
 from ..layers.audio import WIDTH, AudioEmbedding
-from ..layers.embedding import Embedding
-from ..layers.head import LMHead
+from ..layers.embedding import Embedding, LMHead
 from .bart import NORM_EPSILON, BartConfig, decoder_layer, encoder_layer, read
 from .encoder_decoder import Encoder, EncoderDecoder
 from .parameters import Weights

@@ -16,7 +16,7 @@ from minillm.decoding.constraints import DisjunctiveConstraint, Progress
 from minillm.decoding.dola import premature_layers
 from minillm.decoding.field_values import exit_layers
 from minillm.formats.load_model import load_model
-from minillm.layers.head import LMHead
+from minillm.layers.embedding import LMHead
 from minillm.runner.runner import Runner
 
 from ..tiny import Result, loop_of, request_for, run, runner_of

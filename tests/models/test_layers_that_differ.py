@@ -18,8 +18,7 @@ from minillm.batch import TokenSequence
 from minillm.cache import Concurrency
 from minillm.layers.attention import HeadNorms
 from minillm.layers.block import Sandwich
-from minillm.layers.embedding import Embedding
-from minillm.layers.head import LMHead
+from minillm.layers.embedding import Embedding, LMHead
 from minillm.layers.shared_attention import SharedAttention
 from minillm.models import gemma3_text
 from minillm.models.base import Model

@@ -395,7 +395,7 @@ def head(
     width: int | None = None,
     scaled: bool = False,
 ) -> tuple[Component, ...]:
-    """Selection of rows, and the components of `layers.head.LMHead`.
+    """Selection of rows, and the components of `layers.embedding.LMHead`.
 
     Args:
         config: the model's sizes
