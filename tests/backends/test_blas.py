@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from threadpoolctl import ThreadpoolController
 
-from minillm.backends import blas
-from minillm.backends.blas import BlasLimit, Watch
-from minillm.backends.numpy import NumpyBackend
+from minillm.backends import numpy as numpy_backend
+from minillm.backends.numpy import BlasLimit, NumpyBackend, Watch
 from minillm.backends.operations import Backend
 
 
@@ -33,7 +32,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clocks]:
     clocks = Clocks()
     for name, value in (("monotonic", "passed"), ("perf_counter", "passed"), ("thread_time", "given")):
         monkeypatch.setattr(time, name, lambda value=value: getattr(clocks, value))
-    monkeypatch.setattr(blas.sys, "platform", "linux")
+    monkeypatch.setattr(numpy_backend.sys, "platform", "linux")
     yield clocks
 
 
