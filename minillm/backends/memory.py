@@ -3,19 +3,17 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..batch import Batch, IntArray
+from ..batch import Batch
 from ..reference.sampling import Draw
 from .clock import Clock, HostClock
 from .formats import ACTIVATION_FORMATS, CACHE_FORMATS, Format, chosen
 from .memory_use import MemoryUse, free_memory
 from .pages import Pages, Shape
-from .recording import Result
+from .recording import DecodeStep, Result, TokensRead
 from .states import States, StateShapes
 from .stored_vectors import reserve
 
@@ -95,28 +93,6 @@ class Arena:
     def nbytes(self) -> int:
         """Bytes held."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
-
-
-@dataclass(frozen=True, eq=False)
-class DecodeStep:
-    """A step of N sequences with one new token each; the host need not know the tokens."""
-
-    token_ids: IntArray
-    """[N]; -1 - r stands for the token chosen from row r of the pass before, which is read on the device"""
-    positions: IntArray
-    """[N], positions of these tokens"""
-    pages: IntArray
-    """[N, B]: each sequence's pages, in order; what follows them is not read"""
-    draws: NDArray[Any]
-    """[N] of type `DRAWS`: how each row's token is chosen"""
-    adapters: tuple[str | None, ...] = ()
-    """[N], each sequence's LoRA adapter; empty if none has one"""
-    tables: Mapping[int, IntArray] = field(default_factory=dict)
-    """By its number, the pages of each other group of layers that has others, [N, B]"""
-
-
-TokensRead = Callable[[], IntArray | None]
-"""Waits for a step's tokens, [N]; None: some row's logits are no distribution, and nothing can be chosen from them"""
 
 
 class Memory:

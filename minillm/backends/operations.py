@@ -2,7 +2,7 @@
 
 A backend overrides those it has a faster implementation of, so a missing kernel never blocks a feature. The rest is
 done by the objects it carries: `loader` (weights), `memory` (results, cache, recording), `sampler` (tokens).
-Convolutions and recurrences are in `recurrent_operations.py`.
+What a plain decoder does not ask for is in `further_operations.py`.
 """
 
 from operator import attrgetter
@@ -11,20 +11,20 @@ from typing import Any
 from .. import reference
 from ..batch import Batch
 from ..reference.attention import AttentionSpec
-from ..reference.experts import SOFTMAX, RouterSpec, Routing
+from ..reference.experts import Routing
 from ..reference.rotary import Rotation
+from .further_operations import FurtherOperations
 from .group import Group
 from .loader import Loader
 from .memory import Memory
 from .pages import Pages
 from .recording import composed
-from .recurrent_operations import RecurrentOperations
 from .storage import expand
 from .token_sampler import TokenSampler
 from .weights import Weight
 
 
-class Backend(RecurrentOperations):
+class Backend(FurtherOperations):
     """Runs every operation as `reference/` defines it, on the array module of its memory.
 
     Results are allocated from the memory's arena: each is valid until the next layer begins, a layer's last one until
@@ -86,26 +86,6 @@ class Backend(RecurrentOperations):
         matrix = weight.data if weight.in_float32 else expand(weight.data)
         return reference.linear(x, matrix, weight.bias, self.xp, out, activation=activation, residual=residual)
 
-    def linear_heads(self, x: Any, weight: Weight) -> Any:
-        """The last numbers of each head times its own matrix, as `reference.linear_heads` has it.
-
-        [T, H, r + in] -> [T, H, r + out]
-
-        The weight has the heads' matrices below one another, [H out, in].
-        """
-        (T, H, D), (rows, inputs) = x.shape, weight.shape
-        out = self.memory.arena.take((T, H, D - inputs + rows // H))
-        return reference.linear_heads(x, expand(weight.data), self.xp, out)
-
-    def add_low_rank(self, y: Any, x: Any, parts: Any, *, activation: str | None = None, residual: Any = None) -> Any:
-        """activation(y + (x A^T) B^T) + residual, in y or not; `parts`: rows and `LowRankWeight`s. [T, out], [T, in]
-
-        With a memory that numbers adapters, a pass that may be recorded has all of them in `parts`, by number, and None
-        for those that do not change the projection.
-        """
-        arrays = [(rows, change.down.data, change.up.data) for rows, change in parts]
-        return reference.add_low_rank(y, x, arrays, self.xp, activation=activation, residual=residual)
-
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """Normalise rows to mean 0 and variance 1, then apply gain and bias. [T, E] -> [T, E]"""
         return reference.layer_norm(x, weight.data, weight.bias, epsilon, self.xp, self.memory.arena.take(x.shape))
@@ -137,43 +117,6 @@ class Backend(RecurrentOperations):
         F = x.shape[1] if alone else x.shape[1] // 2
         return reference.glu(x, activation, self.xp, self.memory.arena.take((len(x), F)))
 
-    def gate(self, x: Any, logits: Any, *, silu: bool = False) -> Any:
-        """x * sigmoid(logits), each of n parts of a row by a logit of its own. [T, F], [T, n] -> [T, F]
-
-        With `silu` the factor is logits * sigmoid(logits).
-        """
-        return reference.gate(x, logits, self.xp, self.memory.arena.take(x.shape), silu=silu)
-
-    def multiply(self, x: Any, others: Any = None, *, factor: Weight | None = None) -> Any:
-        """x * others, or times a weight of one number or of one a column, or both. [T, F], [T, F] -> [T, F]"""
-        numbers = None if factor is None else factor.data
-        return reference.multiply(x, others, numbers, self.xp, self.memory.arena.take(x.shape))
-
-    def route(
-        self,
-        logits: Any,
-        k: int,
-        *,
-        normalised: bool,
-        bias: Weight | None = None,
-        spec: RouterSpec = SOFTMAX,
-        factors: Weight | None = None,
-    ) -> Routing:
-        """The k experts of each token, and its rows sorted by expert: see `reference.route`. [T, X] -> [T, k]"""
-        added, times = (None if weight is None else weight.data for weight in (bias, factors))
-        return reference.route(logits, k, self.xp, normalised=normalised, bias=added, spec=spec, factors=times)
-
-    def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
-        """Each row's product with its expert's matrix, + its bias; the others are not read. [T k, in] -> [T k, out]"""
-        matrices, starts = weight.data.matrices, routing.starts.tolist()
-        out = self.memory.arena.take((len(x), weight.shape[1]))
-        return reference.linear_experts(x, lambda expert: expand(matrices[expert]), starts, self.xp, out, weight.bias)
-
-    def combine(self, y: Any, routing: Routing, residual: Any | None = None) -> Any:
-        """Each token's weighted sum of its experts' results, + residual. [T k, E] -> [T, E]"""
-        out = self.memory.arena.take((len(routing.weights), y.shape[1]))
-        return reference.combine(y, routing, residual, self.xp, out)
-
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """Write the new tokens' keys and values to their slots of the cache. k, v: [T, K, D]
 
@@ -196,10 +139,6 @@ class Backend(RecurrentOperations):
     def take_rows(self, x: Any, rows: Any) -> Any:
         """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""
         return self.xp.take(x, rows, axis=0, out=self.memory.arena.take((len(rows), x.shape[1])), mode="clip")
-
-    def scale_logits(self, logits: Any, scale: float, cap: float | None) -> Any:
-        """cap * tanh(scale * logits / cap), or scale * logits without a soft cap, in place. [R, V] -> [R, V]"""
-        return reference.scale_logits(logits, scale, cap, self.xp)
 
     def reduce(self, x: Any) -> Any:
         """The sum of x over all ranks, on each of them; on one rank x itself. [T, E] -> [T, E]"""

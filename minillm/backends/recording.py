@@ -10,14 +10,16 @@ What only Python sees, such as a counter in a layer, cannot be noticed.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import wraps
 from inspect import isfunction
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..batch import Batch
+from ..batch import Batch, IntArray
 
 Result = TypeVar("Result", bound=tuple[Any, ...])
 Operation = TypeVar("Operation", bound=Callable[..., Any])
@@ -216,3 +218,25 @@ class SealedBatch:
         if name not in _SAME and not (value is None or _is_array(value)):
             touch()
         return sealed(value)
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeStep:
+    """A step of N sequences with one new token each; the host need not know the tokens."""
+
+    token_ids: IntArray
+    """[N]; -1 - r stands for the token chosen from row r of the pass before, which is read on the device"""
+    positions: IntArray
+    """[N], positions of these tokens"""
+    pages: IntArray
+    """[N, B]: each sequence's pages, in order; what follows them is not read"""
+    draws: NDArray[Any]
+    """[N] of type `DRAWS`: how each row's token is chosen"""
+    adapters: tuple[str | None, ...] = ()
+    """[N], each sequence's LoRA adapter; empty if none has one"""
+    tables: Mapping[int, IntArray] = field(default_factory=dict)
+    """By its number, the pages of each other group of layers that has others, [N, B]"""
+
+
+TokensRead = Callable[[], IntArray | None]
+"""Waits for a step's tokens, [N]; None: some row's logits are no distribution, and nothing can be chosen from them"""

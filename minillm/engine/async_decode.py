@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..backends.memory import DecodeStep, TokensRead
+from ..backends.recording import DecodeStep, TokensRead
 from ..batch import IntArray, TokenSequence
 from ..cache import PagedCache
 from ..decoding.continuation import Continuation

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.memory import DecodeStep, Memory, TokensRead
+from minillm.backends.memory import Memory
 from minillm.backends.numpy import NumpyBackend
+from minillm.backends.recording import DecodeStep, TokensRead
 from minillm.batch import Batch, Span
 from minillm.decoding.continuation import TextStream
 from minillm.decoding.event import Event

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...batch import BEGINNING, NO_SLOT, Batch, Span
-from ..memory import DecodeStep
+from ..recording import DecodeStep
 from .attention import Trees, count_singles
 from .device import Device, StagingBuffer
 from .kernels import Kernels

@@ -14,8 +14,7 @@ from ...batch import IntArray
 from ...errors import NumericalError
 from ...reference.philox import Keys
 from ...reference.sampling import DRAWS, Draw
-from ..memory import TokensRead
-from ..recording import Sealed
+from ..recording import Sealed, TokensRead
 from ..token_sampler import LogProbs, TokenSampler
 from .device import WORKSPACE, Device, StagingBuffer
 from .kernels import Kernels, type_name

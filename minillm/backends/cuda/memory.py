@@ -21,10 +21,10 @@ from ...batch import Batch
 from ...reference.sampling import Draw
 from ..formats import Format
 from ..group import Group
-from ..memory import Arena, DecodeStep, Memory, TokensRead
+from ..memory import Arena, Memory
 from ..memory_use import MemoryUse
 from ..pages import Pages, Shape
-from ..recording import Result, Sealed, attempt, touch
+from ..recording import DecodeStep, Result, Sealed, TokensRead, attempt, touch
 from ..states import States, StateShapes
 from . import attention
 from .batches import BatchBuffers, Bucket, Layout, bucket_of, bucket_of_prompts, bucket_of_step, known_ids
