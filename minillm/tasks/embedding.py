@@ -1,14 +1,8 @@
-"""Texts to vectors and to labels: whole texts go through the model once, several in a pass, and nothing is generated.
-
-Texts are encoded, sorted by length and packed into passes of a bounded number of tokens. A pass is ragged: texts are
-never padded, so a text has the same result in any company. All layers of an encoder take turns in the memory of one
-(`Pages.shared`); a decoder's text may take several passes.
-"""
+"""Texts to vectors and to labels: how a text is encoded, and what its rows become (`packed_texts.py` computes them)."""
 
 import logging
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,33 +10,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch import TokenSequence
 from ..config import ModelConfig, ScoreFunction
 from ..decoding.prompts import Prompt, encode_prompt, is_prompt, need_tokenizer
-from ..encoder_input import AudioFeatures, EncoderInput
+from ..encoder_input import AudioFeatures
 from ..errors import ParameterError, PromptError, TaskError, shown
-from ..progress import work
 from ..reference.softmax import softmax
-from ..runner.layer_mean import LayerMean
 from ..runner.runner import Runner
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import EncodedText, Tokenizer, encode_texts
 from .late_interaction import Role
+from .packed_texts import PackedTexts, Turn, every_position
 from .pooling import POOLINGS, EmbeddingSettings, Pooling, pooled
 from .sparse_vectors import SparsePooling, SparseVector
 from .text_messages import TextMessages
 
 logger = logging.getLogger("minillm")
 
-Turn = Callable[[], AbstractContextManager[None]]
-"""Makes a `with` block with exclusive use of the backend; between an engine's blocks other calls may step."""
 Text = Prompt | EncodedText
 """A text to embed: text, its token ids, or what `Engine.encode` made of it"""
 Pair = tuple[str, str]
 """Two texts that are judged together, as rerankers do: a query and a document"""
-
-MOST_SEQUENCES = 64
-"""Texts of a pass at most"""
 
 
 @dataclass(frozen=True)
@@ -84,7 +71,7 @@ class Classification:
         return self.labels[0].score
 
 
-class TextPasses:
+class TextPasses(PackedTexts):
     """Runs whole texts through a model."""
 
     def __init__(
@@ -106,13 +93,9 @@ class TextPasses:
             turn: in which each pass is computed
             template: for texts that are messages
         """
-        self.config: ModelConfig = runner.model.config
+        super().__init__(runner, budget, turn)
         self.settings = settings
-        self._tokenizer, self._budget, self._turn, self._template = tokenizer, budget, turn, template
-        self._runner = runner
-        self._runners: dict[bool, Runner] = {}
-        """Runners with the model's head and without; each gets a cache of its own when it is first needed"""
-        self._lock = threading.Lock()
+        self._tokenizer, self._template = tokenizer, template
         self._told = False
 
     @property
@@ -286,7 +269,7 @@ class TextPasses:
 
     def _sparse(self, texts: Sequence[EncodedText], pooling: SparsePooling, lora: str | None) -> list[Any]:
         """The weights of all tokens. [V] each"""
-        return self._run(texts, True, _every_position, lambda i, logits: pooling(logits), "embedding", lora)
+        return self._run(texts, True, every_position, lambda i, logits: pooling(logits), "embedding", lora)
 
     def _of_tokens(self, weights: NDArray[np.float32]) -> SparseVector:
         """[V] -> the tokens with a weight"""
@@ -306,7 +289,7 @@ class TextPasses:
         Raises:
             NumericalError: they contain NaN or infinity.
         """
-        return self._run(texts, False, _every_position, lambda i, rows: rows, "embedding", lora)
+        return self._run(texts, False, every_position, lambda i, rows: rows, "embedding", lora)
 
     def embed_tokens(
         self, texts: Sequence[EncodedText], role: Role, *, lora: str | None = None
@@ -322,7 +305,7 @@ class TextPasses:
             raise TaskError(
                 "embed_tokens needs a late-interaction checkpoint (ColBERT); hidden_states gives the states of tokens"
             )
-        states = self._run(texts, False, _every_position, lambda i, rows: rows, "embedding", lora)
+        states = self._run(texts, False, every_position, lambda i, rows: rows, "embedding", lora)
         return [late.vectors(rows, text, role, self._tokenizer) for rows, text in zip(states, texts, strict=True)]
 
     def classify(
@@ -369,7 +352,7 @@ class TextPasses:
         def mean(i: int, rows: NDArray[np.float32]) -> NDArray[np.float32]:
             return np.asarray(rows.mean(axis=0))  # [T, E] -> [E]
 
-        means = self._run(texts, False, _every_position, mean, "classifying", lora)
+        means = self._run(texts, False, every_position, mean, "classifying", lora)
         if not means:
             return []
         with self._turn():
@@ -387,7 +370,7 @@ class TextPasses:
             raise PromptError("the text is empty: give at least one token")
 
         def positions_of(text: EncodedText) -> range:
-            return _every_position(text) if places is None else places
+            return every_position(text) if places is None else places
 
         return self._run(texts, True, positions_of, lambda i, rows: rows, "reading", lora)
 
@@ -425,133 +408,6 @@ class TextPasses:
         last = (real[-1] if real else 0) if padding is not None else len(text.token_ids) - 1
         return range(last, last + 1)
 
-    # --- passes -------------------------------------------------------------------------------------------------------
-
-    def _run(
-        self,
-        texts: Sequence[EncodedText],
-        head: bool,
-        positions_of: Callable[[EncodedText], range],
-        finish: Callable[[int, NDArray[np.float32]], NDArray[np.float32]],
-        title: str,
-        lora: str | None,
-        layer_weights: Sequence[float] = (),
-    ) -> list[Any]:
-        """Compute all texts, in passes of texts of about the same length.
-
-        Args:
-            texts: N of them
-            head: run the model's head; else the results are hidden states
-            positions_of: a text's positions whose results are wanted
-            finish: makes a text's result from its number and these rows [k, W], which are a copy
-            title: for the report of progress
-            lora: the adapter that computes them
-            layer_weights: as in `EmbeddingSettings`
-
-        Raises:
-            TaskError: several processes share the model, and the states of all layers are wanted.
-        """
-        if layer_weights and not self._runner.has_exits:
-            raise TaskError("a mean over layers is not offered where several processes share a model: use one")
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i].token_ids))
-        results: list[Any] = [None] * len(texts)
-        with work(title, len(texts), "texts") as progress:
-            for pack in self._packs(texts, order):
-                sequences = [self._sequence(texts[i], lora) for i in pack]
-                with self._lock:
-                    positions = [positions_of(texts[i]) for i in pack]
-                    rows = self._pass(self._runner_for(sequences, head), sequences, positions, layer_weights)
-                for i, result_rows in zip(pack, rows, strict=True):
-                    results[i] = finish(i, result_rows)
-                progress.advance(len(pack))
-        return results
-
-    def trim(self) -> None:
-        """In a turn: free the memory of texts, unless some are computed."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self._runners.clear()
-            finally:
-                self._lock.release()
-
-    def _packs(self, texts: Sequence[EncodedText], order: Sequence[int]) -> Iterator[list[int]]:
-        """Texts that share a pass: as many as fit in the budget, at least one."""
-        pack: list[int] = []
-        tokens = 0
-        for i in order:
-            count = len(texts[i].token_ids)
-            if pack and (tokens + count > self._budget or len(pack) == MOST_SEQUENCES):
-                yield pack
-                pack, tokens = [], 0
-            pack.append(i)
-            tokens += count
-        if pack:
-            yield pack
-
-    def _sequence(self, text: EncodedText, lora: str | None) -> TokenSequence:
-        if self.config.encoder_layers:
-            return self._shifted(text.token_ids, lora)
-        types: Sequence[int] = ()
-        if count := self.config.token_types:
-            types = text.types if max(text.types) < count else [0] * len(text.types)
-        return TokenSequence(list(text.token_ids), types=types, adapter=lora, unseen=text.unseen)
-
-    def _shifted(self, ids: Sequence[int], lora: str | None) -> TokenSequence:
-        """A text that both stacks of an encoder-decoder read, the decoder one token later."""
-        first = self.config.decoder_start_token_id
-        if self.config.source_wraps:
-            first = ids[sum(token != self.config.pad_token_id for token in ids) - 1]
-        assert first is not None
-        return TokenSequence([first, *ids[:-1]], adapter=lora, encoder_input=EncoderInput(list(ids)))
-
-    def _runner_for(self, sequences: Sequence[TokenSequence], head: bool) -> Runner:
-        """A runner whose cache holds these texts."""
-        text_runner = self._runners.get(head)
-        runner = self._runner
-        size = runner.backend.memory.page_size
-        pages = sum(-(-len(sequence.token_ids) // size) for sequence in sequences)
-        pages *= 2 if self.config.encoder_layers else 1  # of the source too
-        if text_runner is None or text_runner.cache.num_pages < pages:
-            pages = max(pages, -(-self._budget // size), 0 if text_runner is None else 2 * text_runner.cache.num_pages)
-            with self._turn():
-                text_runner = self._runners[head] = runner.over_texts(pages, head=head)
-        text_runner.backend = runner.backend  # another one may have been put in its place since
-        return text_runner
-
-    def _pass(
-        self,
-        runner: Runner,
-        sequences: Sequence[TokenSequence],
-        positions: Sequence[range],
-        layer_weights: Sequence[float] = (),
-    ) -> list[NDArray[np.float32]]:
-        """The results at some positions of texts that share a pass, or of one in chunks. [k, W] each"""
-        chunks_of_texts: list[list[NDArray[np.float32]]] = [[] for _ in sequences]
-        try:
-            while any(sequence.pending for sequence in sequences):
-                counts = [sequence.pending for sequence in sequences]
-                if not self.config.bidirectional and sum(counts) > self._budget:
-                    counts = [min(self._budget, counts[0])]  # one long text
-                spans, rows, start = [], list[int](), 0
-                for sequence, count, places in zip(sequences, counts, positions, strict=True):
-                    first = max(places.start, sequence.cached)
-                    here = range(first, max(first, min(places.stop, sequence.cached + count)))
-                    spans.append(len(here))
-                    rows += range(start + here.start - sequence.cached, start + here.stop - sequence.cached)
-                    start += count
-                mean = LayerMean(layer_weights) if layer_weights else None
-                with self._turn():
-                    output = runner.forward(sequences, counts, rows=rows, exits=mean)
-                    results = np.array(runner.backend.sampler.to_host(output.logits), np.float32)  # [R, W], a copy
-                if mean is not None:
-                    results = mean.of(results)
-                stops = np.cumsum(spans).tolist()
-                for chunks, stop, count in zip(chunks_of_texts, stops, spans, strict=True):
-                    chunks.append(results[stop - count : stop])
-        finally:
-            runner.cache.clear()
-        return [chunks[0] if len(chunks) == 1 else np.concatenate(chunks) for chunks in chunks_of_texts]
-
 
 def _sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))), np.float32)
@@ -563,10 +419,6 @@ SCORES: Mapping[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
     "none": lambda logits: logits,
 }
 """Functions of logits by their names in `Engine.classify`. [labels] -> [labels]"""
-
-
-def _every_position(text: EncodedText) -> range:
-    return range(len(text.token_ids))
 
 
 def _is_count(value: object) -> bool:
