@@ -11,9 +11,10 @@ from minillm.backends.cuda.emulator import Emulator, LaunchError
 from minillm.backends.cuda.kernels import Kernels
 from minillm.reference.attention import AttentionSpec
 
+from .attention_cases import PADDED, Case, Lengths
 from .launchers import ON_GPU, exhaustive, launcher
 from .recording import Recorder
-from .test_attention import MASKS, PADDED, Case, Lengths
+from .test_attention import MASKS
 
 LENGTHS: dict[str, Lengths] = {
     "one tile": [(0, 128)],
