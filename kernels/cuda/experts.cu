@@ -1,5 +1,5 @@
 // A mixture of experts: the choice of experts, the order of rows, and the sum of results (reference/experts.py). The
-// products between them are experts_fma and experts_mma in gemv.cu.
+// products between them are experts_fma and experts_mma in gemv_experts.cu.
 //
 //     scores = softmax(logits), or sigmoid(logits)                  # route, [T, X] -> [T, k]
 //     experts = top_k(scores + bias, k), of the groups whose best two have the largest sums, or whose best one is

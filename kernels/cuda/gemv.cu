@@ -7,7 +7,6 @@
 //            STAGES, see gemv_integers.cuh (OUTS 16 to 128).
 //            OUTS, the outputs of one warp: 1, 2, 4 for gemv_fma, 8, 16, 32 for gemv_mma.
 //            FLOAT_OUT, see epilogue.cuh.
-//            EXPERTS: in place of gemv_fma and gemv_mma the kernels experts_fma and experts_mma, below.
 //
 // Bytes and floor. Each weight is read once from device memory, whatever the rows: out * in * sizeof(storage_t) bytes,
 // while x and y are negligible. 4096 x 4096 in 16 bits: 34 MB, 7.8 us at 4.3 TB/s; 768 x 768: 1.2 MB, 0.3 us,
@@ -33,19 +32,15 @@
 //             Of 32 and 64 rows each block reads x from L2: ROWS / OUTS as many bytes as of W. The products above in 11.2,
 //             5.7, 13.9, 15.3 us with 8 rows, 12.6, 6.7, 15.5, 19.7 with 32, 21.7, 9.0, 23.9, 26.2 with 64; gemm_mma with
 //             several blocks for a tile takes 19, 9.5, 25, 24 with 32 and 24, 11, 29, 29 with 64.
-//   experts_fma, experts_mma  The same products for a mixture of experts, all experts in one launch: blocks of the second
-//             dimension of the grid are the experts that have rows, as sort_rows has listed them on the device, so that
-//             nobody waits for the host (experts.cu). An expert with more than ROWS rows goes on to the next of them.
 //
 // What limits it: bandwidth for large matrices; for small ones (OPT-125m) latency of launch, first load and reduction.
 //
 // The sums of each kind are in a file of their own: gemv_fma.cuh, gemv_mma.cuh, gemv_integers.cuh; what they end with is in
-// epilogue.cuh, or in gemv_fused.cu.
+// epilogue.cuh, or in gemv_fused.cu. Of a mixture of experts gemv_experts.cu has the same products.
 
 #include "gemv.cuh"
 
 #if OUTS < 8
-#ifndef EXPERTS
 
 // Grid: ceil(outputs / (OUTS * WARPS / splits)); block: WARPS warps; splits (1, 2, 4): the warps that share a row of W.
 extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_fma(
@@ -63,30 +58,7 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_fma(
     fma_product(e, x, weight, rows, inputs, x_stride, splits);
 }
 
-#else
-
-// weight: [X, outputs, inputs]; starts: [X + 1], expert e has the rows starts[e] : starts[e + 1] of x and out; present:
-// the experts that have rows, then -1; biases: [X, outputs], or null.
-// Grid: (as of gemv_fma, length of `present`); block: WARPS warps.
-extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void experts_fma(
-    out_t* out, const storage_t* x, const storage_t* weight, const int* starts, const int* present, const float* biases,
-    int inputs, int outputs, int x_stride, int out_stride, int splits) {
-    follow();
-    int expert = present[blockIdx.y];
-    if (expert < 0) return;
-    weight += (size_t)expert * outputs * inputs;
-    const float* bias = biases ? biases + (size_t)expert * outputs : nullptr;
-    int stop = starts[expert + 1];
-    for (int row = starts[expert]; row < stop; row += ROWS) {
-        Epilogue e{out + (size_t)row * out_stride, bias, nullptr, outputs, out_stride, 0, 0};
-        fma_product(e, x + (size_t)row * x_stride, weight, min(ROWS, stop - row), inputs, x_stride, splits);
-        __syncthreads();  // until then sums of these rows are read
-    }
-}
-
-#endif
 #elif MINILLM_STORAGE != 32
-#ifndef EXPERTS
 
 // Grid: ceil(outputs / OUTS), with BITS (that, ceil(rows / ROWS)); block: WARPS warps, which split `in`.
 extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_mma(
@@ -106,27 +78,4 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_mma(
     mma_product(e, x, w, rows, inputs, x_stride);
 }
 
-#else
-
-// Arguments as of experts_fma. Grid: (ceil(outputs / OUTS), length of `present`); block: WARPS warps.
-extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void experts_mma(
-    out_t* out, const storage_t* x, WEIGHT, const int* starts, const int* present, const float* biases, int inputs,
-    int outputs, int x_stride, int out_stride MORE_WEIGHT) {
-    follow();
-    int expert = present[blockIdx.y];
-    if (expert < 0) return;
-    size_t skipped = (size_t)expert * outputs;  // rows of the experts before
-    const float* bias = biases ? biases + skipped : nullptr;
-    Weight w = MATRIX;
-    w.skip(skipped);
-    int stop = starts[expert + 1];
-    for (int row = starts[expert]; row < stop; row += ROWS) {
-        Epilogue e{out + (size_t)row * out_stride, bias, nullptr, outputs, out_stride, 0, 0};
-        begin_weights(w, blockIdx.x * OUTS, inputs, outputs);
-        mma_product(e, x + (size_t)row * x_stride, w, min(ROWS, stop - row), inputs, x_stride);
-        __syncthreads();  // until then sums of these rows are read
-    }
-}
-
-#endif
 #endif

@@ -49,13 +49,12 @@ constexpr int SCALED = UNIT / GROUP;              // its groups
 constexpr int CHAINS = SCALED > 1 || TILES * COLUMNS == 1 ? 2 : 1;  // of mma, one waiting for the other: two of two groups
 constexpr int UNROLLED = COLUMNS >= 4 ? 1 : TILES > 1 ? 2 : 4;  // units that are multiplied at a time, by registers
 // Blocks on a processor, likewise; of few rows 16 warps, of experts 12 where the compiler takes more registers.
-#if defined(EXPERTS) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-constexpr int RESIDENT = ROWS <= 4 && WARPS <= 12 ? 12 / WARPS : 1;
-#elif defined(EXPERTS)
-constexpr int RESIDENT = ROWS <= 4 ? 16 / WARPS : 1;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int RESIDENT_EXPERTS = ROWS <= 4 && WARPS <= 12 ? 12 / WARPS : 1;
 #else
-constexpr int RESIDENT = ROWS <= 4 ? 16 / WARPS : ROWS <= 8 && OFFSETS < 16 ? 2 : 1;
+constexpr int RESIDENT_EXPERTS = ROWS <= 4 ? 16 / WARPS : 1;
 #endif
+constexpr int RESIDENT = ROWS <= 4 ? 16 / WARPS : ROWS <= 8 && OFFSETS < 16 ? 2 : 1;
 
 constexpr int X_STRIDE = CHUNK + VECTOR;          // padded: neighbours are in other banks
 constexpr int X_BYTES = ROWS * X_STRIDE * 2, W_BYTES = OUTS * 64, STAGE = SPLITS * (X_BYTES + W_BYTES);

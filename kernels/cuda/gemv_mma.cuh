@@ -7,7 +7,7 @@ constexpr int WARPS = 8;
 constexpr int TILES = OUTS / 8;              // tiles of mma side by side
 constexpr int ROW_TILES = (ROWS + 15) / 16;  // and one below the other
 // Blocks on a processor, by the registers that they need.
-constexpr int RESIDENT = ROWS > 32 ? 1 : 2;
+constexpr int RESIDENT = ROWS > 32 ? 1 : 2, RESIDENT_EXPERTS = RESIDENT;
 
 using Sums = float[ROW_TILES][TILES][4];
 

@@ -2,7 +2,7 @@
 //
 //     out[t, h, :width] = x[t, h, :width]                     # both with any strides
 //
-// Between two copies the matrices of all heads multiply their rows as experts do (experts_fma, experts_mma of gemv.cu).
+// Between two copies the matrices of all heads multiply their rows as experts do (experts_fma, experts_mma of gemv_experts.cu).
 //
 // Grid: (T, H); block: up to 256 threads, a number each.
 // Moved: 2 T H width numbers. Floor: a launch; of DeepSeek-V2-Lite (16 heads of 128 and 512 numbers) in 16 bits, a prompt

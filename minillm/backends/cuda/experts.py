@@ -1,4 +1,4 @@
-"""Launches the kernels of a mixture of experts: `kernels/cuda/experts.cu`, and the products of `gemv.cu`.
+"""Launches the kernels of a mixture of experts: `kernels/cuda/experts.cu`, and products by `gemv_experts.cu`.
 
 No launch depends on which experts were chosen, so the host need not know, and a decode step is recorded.
 """
@@ -99,7 +99,7 @@ def multiply(kernels: Kernels, x: Any, experts: Experts, routing: Routing, out: 
     if isinstance(matrix, Quantized):
         shape = integer_shape(kernels, matrix, min(T, MOST_EXPERT_ROWS), outputs)
         constants, shared = {**shape._asdict(), **integer_constants(matrix)}, shape.shared(matrix)
-        kernel = kernels.get("gemv", "experts_mma", shared_mem=shared, EXPERTS=1, **constants)
+        kernel = kernels.get("gemv_experts", "experts_mma", shared_mem=shared, **constants)
         grid = -(-outputs // shape.OUTS), len(routing.present)
         values = matrix.values.view(np.uint8)
         args = (out, x, values, *arrays, *numbers, matrix.scales, or_null(matrix.offsets))
@@ -108,7 +108,7 @@ def multiply(kernels: Kernels, x: Any, experts: Experts, routing: Routing, out: 
     name, constants, splits, blocks = expert_shape(kernels, T, outputs)
     last = () if splits is None else (np.int32(splits),)
     grid = blocks, len(routing.present)
-    kernel = kernels.get("gemv", name, EXPERTS=1, **constants)
+    kernel = kernels.get("gemv_experts", name, **constants)
     kernel(grid, (128 if name == "experts_fma" else 256,), (out, x, matrix, *arrays, *numbers, *last))
 
 

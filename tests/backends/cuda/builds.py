@@ -119,17 +119,19 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
         *({**integers(name, *shape), "storage": ("float16",)} for name in OF_BLOCKS for shape in ((4, 16), (32, 128))),
         {**integers("int8", 4, 16), "SPLITS": 16, "STAGES": 2, "storage": ("float16",)},
         {**integers("int8", 4, 16), "FLOAT_OUT": 1, "storage": SIXTEEN_BITS},
-        *({"ROWS": rows, "OUTS": outs, "EXPERTS": 1} for rows, outs in ((1, 2), (4, 4))),
-        *({"ROWS": rows, "OUTS": outs, "EXPERTS": 1, "storage": SIXTEEN_BITS} for rows, outs in ((8, 16), (16, 16))),
-        *(
-            {**integers(name, rows, outs), "EXPERTS": 1, "storage": ("float16",)}
-            for name in INTEGERS
-            for rows, outs in ((4, 16), (8, 32), (16, 64))
-        ),
     ],
     "low_rank": [{}, {"FLOAT_OUT": 1, "storage": SIXTEEN_BITS}],
     "experts": [{}, *({"VALUES": values, "storage": ("float32",)} for values in (1, 4))],
     "expand": [{"storage": SIXTEEN_BITS, **INTEGERS[name]} for name in ("int8", "offsets")],
+    "gemv_experts": [
+        *({"ROWS": rows, "OUTS": outs} for rows, outs in ((1, 2), (4, 4))),
+        *({"ROWS": rows, "OUTS": outs, "storage": SIXTEEN_BITS} for rows, outs in ((8, 16), (16, 16))),
+        *(
+            {**integers(name, rows, outs), "storage": ("float16",)}
+            for name in INTEGERS
+            for rows, outs in ((4, 16), (8, 32), (16, 64))
+        ),
+    ],
     "gemv_fused": [
         {"ROWS": rows, "OUTS": outs, "storage": storages, **more}
         for rows, outs, storages in ((1, 2, STORAGES), (4, 4, STORAGES), (16, 32, SIXTEEN_BITS))
@@ -171,5 +173,6 @@ TENSOR_CORE: dict[str, tuple[str, ...]] = {
     "attention_prefill": (),
     "gemm": (),
     "gemv": tuple(f"ROWS={rows}" for rows in (8, 16, 32, 64)),
+    "gemv_experts": ("ROWS=8", "ROWS=16"),
 }
 """Modules whose 16-bit builds must use the tensor cores; of gemv those for more than four rows."""

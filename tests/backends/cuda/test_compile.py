@@ -161,7 +161,6 @@ PREFETCHING = [
     if (build.storage, build.arch) == ("float16", "90")
     and build.module in ("gemv", "norm")
     and build.constants not in ("VECTORS=4", "VECTORS=8")
-    and "EXPERTS" not in build.constants  # which have no addends, and take several tiles of rows
     and "BITS" not in build.constants  # with a barrier for each stage
 ]
 
