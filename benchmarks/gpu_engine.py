@@ -12,6 +12,7 @@ from harness import token_ids
 
 from minillm import Engine
 from minillm.backends.cuda import device as devices
+from minillm.backends.cuda import fusing
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.device import CupyDevice
 from minillm.backends.cuda.kernels import Kernels, Launch
@@ -29,6 +30,8 @@ BIT_STEPS = 6
 """Steps whose logits are compared"""
 PERSISTENT = ("llama", "mistral", "qwen2")
 """Families whose steps of 1 to 4 sequences may be one kernel"""
+NORMS_HEADS = ("qwen3", "gemma3_text")
+"""Families with norms of query and key heads, which are one launch with rotation and store"""
 
 
 def engine(sizes: Sizes, shapes: list[str], dtype: str = "float16") -> Iterator[Figure]:
@@ -43,14 +46,18 @@ def engine(sizes: Sizes, shapes: list[str], dtype: str = "float16") -> Iterator[
 
 
 def dependent(sizes: Sizes, shapes: list[str], dtype: str = "float16", *, emulated: bool) -> Iterator[Figure]:
-    """Decode steps launched dependently, as one kernel, and plainly before and after; whether logits are the same."""
+    """Decode steps launched dependently, as one kernel, with norms of heads, rotation and store in four launches, and
+    plainly before and after; whether logits are the same.
+    """
     if emulated:
         setattr(devices, "Driver", _PlainDriver)  # noqa: B010
         setattr(Kernels, "processors", 2)  # noqa: B010  so many blocks of one kernel run together there
     for shape in shapes:
         said: list[Any] = []
-        persists = published_config(shape).model_type in PERSISTENT
-        for how in ("plainly", "dependently", *(["persistently"] * persists), "plainly again"):
+        family = published_config(shape).model_type
+        more = ["persistently"] * (family in PERSISTENT) + ["norms of heads apart"] * (family in NORMS_HEADS)
+        for how in ("plainly", "dependently", *more, "plainly again"):
+            setattr(fusing, "HEADS_ROWS", 0 if how == "norms of heads apart" else fusing.MOST_ROWS)  # noqa: B010
             os.environ["MINILLM_CUDA_DEPENDENT"] = str(int(how == "dependently"))
             os.environ["MINILLM_CUDA_PERSISTENT"] = str(int(how == "persistently"))
             try:

@@ -13,6 +13,7 @@ from minillm.backends.cuda.attention import Trees
 from minillm.backends.cuda.batches import fill_tree, tree_words
 from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.device import CupyDevice
+from minillm.backends.cuda.fusing import HEADS_ROWS, fuse
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.memory import StepScratch
 from minillm.backends.cuda.random import fill_bits, fill_normal
@@ -128,8 +129,8 @@ def kernels(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
     for shape in shapes:
         bench = Bench(clock, published_config(shape))
         for measure in (
-            bench.products, bench.attention, bench.masks, bench.caches, bench.norms, bench.turning, bench.gates,
-            bench.looking_up, bench.choosing,
+            bench.products, bench.attention, bench.masks, bench.caches, bench.norms, bench.turning, bench.normed_heads,
+            bench.gates, bench.looking_up, bench.choosing,
         ):  # fmt: skip
             try:
                 for figure in measure():
@@ -401,6 +402,15 @@ class Bench:
             moved = 2 * NUMBER * T * (H + K) * D + 4 * T
             yield self.figure(f"rotary, {T} tokens", [turn] * 8, bytes=moved)
 
+    def normed_heads(self) -> Iterator[Figure]:
+        """Norms of query and key heads, rotation and store, by four launches and by one, even if the shape has none."""
+        H, K, D = self.heads
+        for T in (batch for batch in self.sizes.batches if batch <= HEADS_ROWS):
+            heads = NormedHeads(self, T)
+            moved = 2 * NUMBER * T * (H + 2 * K) * D
+            for how, call in (("four launches", heads.run), ("one launch", heads.fused())):
+                yield self.figure(f"norms of heads, rotary, store, {T} tokens, {how}", [call] * 8, bytes=moved)
+
     def gates(self) -> Iterator[Figure]:
         """The gate of a gated MLP of the shape's width, even if its own has none."""
         F = self.config.intermediate_size
@@ -455,3 +465,34 @@ class Bench:
     def integers(self, values: Any) -> Any:
         """int32 on the device."""
         return self.xp.asarray(np.asarray(values, np.int32))
+
+
+class NormedHeads:
+    """Queries and keys of a decode step's tokens, normed, rotated and stored with the values."""
+
+    def __init__(self, bench: Bench, T: int) -> None:
+        """T tokens, far on in their texts; all memory for results is zero."""
+        (self.H, self.K, D), xp = bench.heads, bench.xp
+        self.bench, self.qkv = bench, bench.normal(T, self.H + 2 * self.K, D, std=1.0)
+        self.gain = xp.asarray(np.linspace(0.5, 1.5, D, dtype=np.float32))
+        frequencies = (10_000.0 ** (-np.arange(0, D, 2) / D)).astype(np.float32)
+        self.rotation = Rotation(frequencies=Weight("", xp.asarray(frequencies)))
+        self.positions, self.query_starts = bench.integers(np.arange(T) + 5000), bench.integers(np.arange(T + 1))
+        self.text_lens, self.slots = self.positions + 1, bench.integers(np.arange(T)[::-1])
+        normed = [xp.zeros((T, heads, D), bench.dtype) for heads in (self.H, self.K) * 2]
+        self.q_normed, self.k_normed, self.q, self.k = normed
+        self.keys, self.values = (xp.zeros((-(-T // PAGE), self.K, PAGE, D), bench.dtype) for _ in "kv")
+
+    def run(self) -> None:
+        """Four launches."""
+        kernels, stored = self.bench.kernels, self.H + self.K
+        rows.rms_norm(kernels, self.qkv[:, : self.H], self.gain, NORM_EPSILON, self.q_normed)
+        rows.rms_norm(kernels, self.qkv[:, self.H : stored], self.gain, NORM_EPSILON, self.k_normed)
+        rows.rotary(kernels, self.q_normed, self.k_normed, self, self.rotation, self.q, self.k)
+        attention.store_kv(kernels, self.k, self.qkv[:, stored:], self.keys, self.values, self.slots)
+
+    def fused(self) -> Call:
+        """A call that does the same by one launch."""
+        kernels = self.bench.kernels
+        (launch,) = fuse(kernels, kernels.collect(self.run), [self.q], self.bench.clock.device.address)
+        return launch.__call__

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 from gpu_figures import Figure, Sizes
-from gpu_kernels import LOGITS_STD, PAGE, Bench, Clock
+from gpu_kernels import LOGITS_STD, PAGE, Bench, Clock, NormedHeads
 
 from minillm.backends.cuda import attention, linear, rows, sampling
 from minillm.backends.cuda.attention import Trees
 from minillm.backends.cuda.batches import fill_tree, tree_words
+from minillm.backends.cuda.fusing import HEADS_ROWS
 from minillm.backends.cuda.integers import interleave
 from minillm.backends.cuda.linear import Product, Products
 from minillm.backends.cuda.memory import StepScratch
@@ -22,6 +23,7 @@ from minillm.backends.formats import INT4, INT8
 from minillm.backends.weights import Weight
 from minillm.batch import Span, ancestors
 from minillm.models import published_config
+from minillm.models.opt import NORM_EPSILON
 from minillm.reference.attention import AttentionSpec
 from minillm.reference.quantize import dequantize
 from minillm.reference.rotary import Rotation
@@ -43,7 +45,8 @@ def verify(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
             integers = (
                 [check.integers] if storage == "float16" else []
             )  # whose numbers the host expands, which takes long
-            for compare in (check.products, check.attention, check.masks, check.rows, check.choosing, *integers):
+            compared = check.products, check.attention, check.masks, check.rows, check.heads, check.choosing
+            for compare in (*compared, *integers):
                 try:
                     for figure in compare():
                         yield figure._replace(part="verify", shape=shape, what=f"{figure.what}, {storage}")
@@ -206,10 +209,30 @@ class Check:
             rotation = Rotation(frequencies=Weight("", self.xp.asarray(frequencies)))
             rows.rotary(self.kernels, q, k, batch, rotation, *outs)
             angles = self.xp.asarray(positions[:, None] * frequencies[None].astype(np.float64))
-            cosines, sines = (f(angles).astype(np.float32)[:, None] for f in (self.xp.cos, self.xp.sin))
-            low, high = q[..., : D // 2].astype(np.float32), q[..., D // 2 :].astype(np.float32)
-            turned = self.xp.concatenate([low * cosines - high * sines, high * cosines + low * sines], axis=-1)
-            yield self._figure(f"rotary, {T} tokens", outs[0], turned)
+            yield self._figure(f"rotary, {T} tokens", outs[0], self._turned(q.astype(np.float32), angles))
+
+    def heads(self) -> Iterator[Figure]:
+        """Norms of heads, rotation and store in one launch, whose bits are to be those of four."""
+        for T in (1, HEADS_ROWS):
+            heads, what = NormedHeads(self.bench, T), f"norms of heads, rotary, store, {T} tokens"
+            heads.fused()()
+            fused = [array.copy() for array in (heads.q, heads.keys, heads.values)]
+            x = heads.qkv[:, : heads.H].astype(np.float32)
+            norm = self.xp.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(NORM_EPSILON))
+            angles = heads.positions[:, None].astype(np.float64) * heads.rotation.frequencies.data[None]
+            yield self._figure(what, fused[0], self._turned(x / norm * heads.gain, angles))
+            heads.run()
+            plain = heads.q, heads.keys, heads.values
+            other = sum(int((a.view(np.uint16) != b.view(np.uint16)).sum()) for a, b in zip(fused, plain, strict=True))
+            note = f"{WRONG}: {other} numbers have other bits" if other else f"{RIGHT}: the bits of four launches"
+            yield Figure("", "", f"{what}, bits", note=note)
+
+    def _turned(self, x: Any, angles: Any) -> Any:
+        """Rotation of all numbers of each head. [T, heads, D], [T, D / 2] -> [T, heads, D]"""
+        cosines, sines = (f(angles).astype(np.float32)[:, None] for f in (self.xp.cos, self.xp.sin))
+        half = x.shape[-1] // 2
+        low, high = x[..., :half], x[..., half:]
+        return self.xp.concatenate([low * cosines - high * sines, high * cosines + low * sines], axis=-1)
 
     def choosing(self) -> Iterator[Figure]:
         """The likeliest token of rows of logits."""

@@ -1,15 +1,20 @@
 """Fuses the launches of a decode step before it is recorded: what follows a product, into the product.
 
-    gemv, store_kv                 -> fused      an OPT layer: 8 launches -> 7
-    gemv, rotary, store_kv         -> fused      a Llama layer: 10 -> 7
-    gemv, glu                      -> fused
+    gemv, store_kv                          -> fused                an OPT layer: 8 launches -> 7
+    gemv, rotary, store_kv                  -> fused                a Llama layer: 10 -> 7
+    gemv, glu                               -> fused
+    rms_norm, rms_norm, rotary, store_kv    -> norm_rotate_store    a Qwen3 layer: 12 -> 8, a Gemma 3 layer: 14 -> 10
 
 The layers launch one kernel for each operation, as the specification has it. `fuse` looks for neighbours of which one
 reads what the other writes, and for nobody else who reads it, by the addresses of their arguments. What it does not
-recognise stays as it is. The results are the same bits (`kernels/cuda/gemv_fused.cu`).
+recognise stays as it is. The results are the same bits (`kernels/cuda/gemv_fused.cu`, `norm_rotate_store.cu`).
+
+The last, of norms of query and key heads, needs no rotation (EXAONE 4's layers without a window), or has it before
+(Hunyuan), and may have norms of values (Gemma 4). Norms of all heads as one row stay as they are (OLMo 2).
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +22,7 @@ import numpy as np
 from .attention import StoreArguments
 from .kernels import ALL_REDUCE, NULL, Kernels, Launch
 from .linear import ProductArguments, split_arguments
-from .rows import GluArguments, RotaryArguments
+from .rows import WARP, GluArguments, NormArguments, RotaryArguments
 
 PRODUCTS = {"gemv_fma": "fused_fma", "gemv_mma": "fused_mma"}
 MOST_ROWS = 32
@@ -26,6 +31,14 @@ SPILLING_ROWS, SPILLING = 16, 120
 """Beyond so many rows, fused kernels of this architecture and later keep numbers in memory: there they are left out"""
 OUTPUTS = {"rotary": 2, "scale_logits": 0, ALL_REDUCE: 0, "route": 2, "sort_rows": 4}
 """Number of leading arguments that a kernel writes without reading them; 1 where it is not named."""
+
+HEADS_ROWS = MOST_ROWS
+"""Tokens up to which norms of heads, rotation and stores are one launch"""
+HEADS_WARPS = 4
+"""WARPS of norm_rotate_store.cu"""
+
+LAYOUT = ("q_out", "k_out", "q", "k", "H", "K", "D", "key_dim", "half", "q_stride", "k_stride")
+"""Arguments of `rotary` that say where queries and keys lie"""
 
 Address = Callable[[Any], int]
 
@@ -50,6 +63,37 @@ class Ending(NamedTuple):
     original: Any = np.int32(0)
 
 
+class HeadsArguments(NamedTuple):
+    """The arguments of the kernel `norm_rotate_store`; those of a rotation are null or 0 where nothing turns."""
+
+    q_out: Any
+    keys: Any
+    values: Any
+    q: Any
+    k: Any
+    v: Any
+    q_gain: Any
+    k_gain: Any
+    v_gain: Any
+    slots: Any
+    H: np.int32
+    K: np.int32
+    pages: np.int32
+    q_stride: np.int32
+    k_stride: np.int32
+    v_stride: np.int32
+    norms_values: np.int32
+    epsilon: np.float32
+    positions: Any = NULL
+    frequencies: Any = NULL
+    text_lens: Any = NULL
+    query_starts: Any = NULL
+    N: np.int32 = np.int32(0)
+    scale: np.float32 = np.float32(0)
+    factor: np.float64 = np.float64(0)
+    original: np.int32 = np.int32(0)
+
+
 def fuse(kernels: Kernels, launches: Sequence[Launch], results: Iterable[Any], address: Address) -> list[Launch]:
     """The launches of a step in as few as there are kernels for, in the same order.
 
@@ -62,7 +106,7 @@ def fuse(kernels: Kernels, launches: Sequence[Launch], results: Iterable[Any], a
     reads = Reads(launches, [array for array in results if array is not None], address)
     fused, i = [], 0
     while i < len(launches):
-        launch, count = _product(kernels, launches, i, reads)
+        launch, count = _heads(kernels, launches, i, reads) or _product(kernels, launches, i, reads)
         fused.append(launch)
         i += count
     return fused
@@ -128,9 +172,70 @@ def _ending(
         return nothing
     if reads.after(at + 2, product.out) or reads.after(at + 2, rotary.k_out):
         return nothing
-    layout = "q_out", "k_out", "q", "k", "H", "K", "D", "key_dim", "half", "q_stride", "k_stride"
-    ending = ending._replace(**_all_but(rotary, *layout))
+    ending = ending._replace(**_all_but(rotary, *LAYOUT))
     return ending, constants | {"ROTATED": int(rotary.half)}, rotary.q_out, 2
+
+
+def _heads(kernels: Kernels, launches: Sequence[Launch], i: int, reads: "Reads") -> tuple[Launch, int] | None:
+    """Norms of query and key heads from launch i on, with rotation and store, as one; and how many these are."""
+    of_heads = takewhile(lambda launch: launch.name == "rms_norm" and len(launch.grid) == 2, launches[i : i + 3])
+    norms = [NormArguments(*launch.args) for launch in of_heads]
+    if not norms:
+        return None
+    count = len(norms)
+    *_, last = launches[i : i + count + 1]
+    rotary = last.args if isinstance(last.args, RotaryArguments) else None
+    count += 1 if rotary is None else 2
+    *_, last = launches[i : i + count]
+    if not isinstance(last.args, StoreArguments) or last.constants.keys() != {"HEAD_DIM", "PAGE_SIZE"}:
+        return None
+    arguments = _heads_arguments(norms, rotary, last.args, i + count - 1, reads)
+    if arguments is None:
+        return None
+    constants = dict(last.constants)
+    D, vector = constants["HEAD_DIM"], 16 // arguments.q.dtype.itemsize
+    sizes = D, arguments.q_stride, arguments.k_stride, arguments.v_stride
+    arrays = [array for array in arguments[:9] if array is not NULL]
+    if any(reads.address(array) % 16 for array in arrays) or any(int(size) % vector for size in sizes):
+        return None
+    if rotary is not None:
+        constants["ROTATED"] = int(rotary.half)
+    grid = len(arguments.q_out), -(-int(arguments.H + 2 * arguments.K) // HEADS_WARPS)
+    kernel = kernels.get("norm_rotate_store", "norm_rotate_store", **constants)
+    return Launch("norm_rotate_store", constants, kernel, grid, (HEADS_WARPS * WARP,), arguments, 0), count
+
+
+def _heads_arguments(
+    norms: list[NormArguments], rotary: RotaryArguments | None, store: StoreArguments, at: int, reads: "Reads"
+) -> HeadsArguments | None:
+    """The arguments of such launches, the store number `at`, as those of one; None if it would do something else."""
+    k_normed = store.k if rotary is None else rotary.k
+    k = next((norm for norm in norms if reads.same(norm.out, k_normed)), None)
+    v = next((norm for norm in norms if reads.same(norm.out, store.v)), None)
+    queries = [norm for norm in norms if norm is not k and norm is not v]
+    if k is None or len(queries) != 1:
+        return None
+    (q,) = queries
+    if rotary is not None and not (reads.same(rotary.q, q.out) and reads.same(rotary.k_out, store.k)):
+        return None
+    T, H, D = q.out.shape
+    alike = all((norm.E, norm.gain_stride, norm.epsilon) == (D, np.int32(0), q.epsilon) for norm in norms)
+    if T > HEADS_ROWS or not alike or any(norm.residual is not NULL for norm in norms):
+        return None
+    q_out = q.out if rotary is None else rotary.q_out
+    v_in, v_stride = (store.v, store.v_stride) if v is None else (v.x, v.x_stride)
+    inputs = q.x, k.x, v_in
+    written = [q_out, *(norm.out for norm in norms), *([] if rotary is None else [rotary.k_out])]
+    if any(reads.overlap(one, other) for one in written for other in inputs):
+        return None
+    if any(reads.after(at, one) for one in written if not reads.same(one, q_out)):
+        return None
+    turned = {} if rotary is None else _all_but(rotary, *LAYOUT)
+    return HeadsArguments(
+        q_out, store.keys, store.values, *inputs, q.gain, k.gain, NULL if v is None else v.gain, store.slots,
+        np.int32(H), store.K, store.pages, q.x_stride, k.x_stride, v_stride, np.int32(v is not None), q.epsilon,
+        **turned,
+    )  # fmt: skip
 
 
 def _all_but(arguments: NamedTuple, *names: str) -> dict[str, Any]:
@@ -162,6 +267,10 @@ class Reads:
             if any(self._covers(one, array) for one in arrays[:written]):
                 return False
         return any(self.overlap(one, array) for one in self._results)
+
+    def same(self, one: Any, other: Any) -> bool:
+        """Whether two arrays are the same numbers, in the same shape."""
+        return (self.address(one), one.shape, one.strides) == (self.address(other), other.shape, other.strides)
 
     def overlap(self, one: Any, other: Any) -> bool:
         (start, stop), (first, last) = self._extent(one), self._extent(other)

@@ -22,6 +22,7 @@ from .device import Device
 from .fusing import Ending, Reads
 from .kernels import NULL, Kernels, Launch, int32s
 from .linear import split_arguments
+from .rows import NormArguments
 
 MOST_ROWS = 4
 LEAST_ARCHITECTURE, NEXT_ARCHITECTURE = 90, 120
@@ -79,19 +80,6 @@ class AttentionArguments(NamedTuple):
     most: np.int32
     scale: np.float32
     cap: np.float32
-
-
-class NormArguments(NamedTuple):
-    """The arguments of the kernel `rms_norm`."""
-
-    out: Any
-    x: Any
-    gain: Any
-    residual: Any
-    E: np.int32
-    x_stride: np.int32
-    gain_stride: np.int32
-    epsilon: np.float32
 
 
 def check_architecture(architecture: str) -> None:

@@ -92,6 +92,19 @@ def take_rows(kernels: Kernels, x: Any, rows: Any, out: Any) -> None:
     embed(kernels, x, rows, out)
 
 
+class NormArguments(NamedTuple):
+    """The arguments of the kernel `rms_norm`."""
+
+    out: Any
+    x: Any
+    gain: Any
+    residual: Any
+    E: np.int32
+    x_stride: np.int32
+    gain_stride: np.int32
+    epsilon: np.float32
+
+
 def layer_norm(kernels: Kernels, x: Any, gain: Any | None, bias: Any | None, epsilon: float, out: Any) -> None:
     """out = layer norm of x.
 

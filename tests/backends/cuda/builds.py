@@ -155,6 +155,10 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
         {"HEAD_DIM": 576, "KEY_DIM": 64, "VALUE_DIM": 512, "PAGE_SIZE": 16},
     ],
     "norm": [*({"VECTORS": n} for n in (1, 2, 4, 8)), {"VECTORS": 16, "storage": ("float32",)}],
+    "norm_rotate_store": [
+        {"HEAD_DIM": D, "PAGE_SIZE": 16, **rotated}
+        for D, rotated in ((64, {"ROTATED": 32}), (128, {"ROTATED": 64}), (128, {}), (256, {"ROTATED": 128}))
+    ],
     "step": [
         {"TOKENS": tokens, "HEAD_DIM": D, "PAGE_SIZE": 16, "GROUP": group, "SPLIT": split_of(D, 2), **STEP, **mask}
         for tokens, D, group, mask in (

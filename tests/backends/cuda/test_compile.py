@@ -110,7 +110,7 @@ def test_kernels_that_check_their_indices_compile(build: Build) -> None:
     ptx, _ = compile_for(build.arch, build.path, (*build.options, "-DMINILLM_CUDA_DEBUG"), "ptx")
     indexed = (
         "attention_decode attention_prefill attention_wgmma convolution delta_rule embed expand experts kv low_rank "
-        "selective_scan step"
+        "norm_rotate_store selective_scan step"
     )
     checks = build.module in indexed.split() or "STORES" in build.constants
     checks &= not (build.module.startswith("attention") and "VALUES" in build.constants)

@@ -291,7 +291,7 @@ LAYERS = {
     ),
     "qwen3": (
         "rms_norm gemv_fma rms_norm rms_norm rotary store_kv attention_decode gemv_fma rms_norm gemv_fma glu gemv_fma",
-        "rms_norm gemv_fma rms_norm rms_norm rotary store_kv attention_decode gemv_fma rms_norm fused_fma gemv_fma",
+        "rms_norm gemv_fma norm_rotate_store attention_decode gemv_fma rms_norm fused_fma gemv_fma",
     ),
 }
 LAYERS |= {"opt": LAYERS["gpt2"], "qwen2": LAYERS["llama"]}
