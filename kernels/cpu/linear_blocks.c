@@ -265,12 +265,18 @@ INLINE void multiply_bytes(const int parts, const int R, const linear *a, const 
                     const int j = part * 4 + from + k;
                     ints weights[PANELS];
 #pragma GCC unroll 2
-                    for (int p = 0; p < PANELS; p++) weights[p] = load_ints(w + (j * PANELS + p) * sizeof(ints));
+                    for (int p = 0; p < PANELS; p++) {
+                        weights[p] = load_ints(w + (j * PANELS + p) * sizeof(ints));
+                        keep_ints(&weights[p]);
+                    }
 #pragma GCC unroll 6
                     for (int r = 0; r < R; r++) {
                         ints same = splat_4_bytes(numbers + r * groups * GROUP + j * 4);
 #pragma GCC unroll 2
-                        for (int p = 0; p < PANELS; p++) some[r][p] = add_products4(some[r][p], weights[p], same);
+                        for (int p = 0; p < PANELS; p++) {
+                            some[r][p] = add_products4(some[r][p], weights[p], same);
+                            keep_ints(&some[r][p]);
+                        }
                     }
                 }
 #pragma GCC unroll 6

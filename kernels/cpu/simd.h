@@ -96,6 +96,12 @@ INLINE void keep(floats *v) {
 #endif
 }
 
+INLINE void keep_ints(ints *v) {
+    floats same = (floats)*v;
+    keep(&same);
+    *v = (ints)same;
+}
+
 /* --- arithmetic --------------------------------------------------------------------------------------------------- */
 
 /* a * b + c, rounded once where the CPU can. Said explicitly: of a * b + c compilers round one copy so, another not. */
