@@ -169,9 +169,14 @@ INLINE sixteens unpack_half(const int format, const char *block, const int g, co
     return low | (high & (uint8_t)(format == Q5_K ? 16 : format == Q6_K ? 48 : 4));
 }
 
+/* Where a block of 32 has its lowest four bits; fifth ones are before them. */
+INLINE int64_t small_place(const int format) {
+    return format == Q5_0 ? 6 : format == Q5_1 || format == NVFP4 ? 8 : format == IQ4_NL ? 2 : 1;
+}
+
 /* Half `half` of AT_ONCE4 blocks of 32, which are `stride` bytes apart; a stride of 0 repeats the first. */
 INLINE sixteens unpack_small_half(const int format, const char *block, const int64_t *at, const int half) {
-    const int numbers = format == Q5_0 ? 6 : format == Q5_1 || format == NVFP4 ? 8 : 1;
+    const int64_t numbers = small_place(format);
     sixteens low = load_sixteens(block + numbers, at[0], at[1], at[2], at[3]);
     low = (half ? move(low, 4, 4, 4, 4) : low) & 15;
     if (format == MXFP4 || format == NVFP4) return look_up_16(repeat_sixteen(E2M1), low);
@@ -207,6 +212,67 @@ INLINE halves unpack_signed(const char *p, int64_t stride) {
     memcpy(&w, half, sizeof w);
 #endif
     return w;
+}
+
+/* --- integers with the lanes along the outputs -------------------------------------------------------------------- */
+
+/* Of a block of 256: how many groups have their lowest bits in the same bytes, and number `i` of those that have them in
+ * the p-th ones. */
+INLINE int groups_sharing(const int format) {
+    return format == Q3_K || format == Q2_K ? 4 : 2;
+}
+
+INLINE int sharing_group(const int format, int p, int i) {
+    return format == Q6_K ? p / 2 * 4 + p % 2 + 2 * i : p * groups_sharing(format) + i;
+}
+
+INLINE bool has_high(const int format) {
+    return format == Q5_K || format == Q6_K || format == Q3_K;
+}
+
+/* Four numbers of group g in each lane, from the bytes that have their lowest bits and the bits above. */
+INLINE ints joined_bits(const int format, int g, ints low, ints high) {
+    const int shift = high_shift_of(format, g), mask = format == Q5_K ? 16 : format == Q6_K ? 48 : 4;
+    low = low >> shift_of(format, g) & (format == Q3_K || format == Q2_K ? 3 : 15) * 0x01010101;
+    if (!has_high(format)) return low;
+    return low | ((shift > 0 ? high >> shift : high << -shift) & mask * 0x01010101);
+}
+
+INLINE ints look_up_bytes(const void *table, ints v) {
+    sixteens parts[sizeof v / sizeof(sixteens)];
+    memcpy(parts, &v, sizeof v);
+    for (size_t i = 0; i < sizeof v / sizeof(sixteens); i++) parts[i] = look_up_16(repeat_sixteen(table), parts[i]);
+    memcpy(&v, parts, sizeof v);
+    return v;
+}
+
+/* The 32 numbers of block j of 32, of those that lie `at` bytes after each of LANES rows, or of group j of IQ4_XS: vector
+ * k has numbers 4 k to 4 k + 3 of each. */
+INLINE void unpack_small_outputs(const int format, const char *const *rows, int64_t at, int64_t j, ints *numbers) {
+    at += format == IQ4_XS ? 8 + 16 * j : small_place(format);
+    gather_16_bytes(rows, at, numbers);
+    ints bits = {0};
+    if (format == Q5_0 || format == Q5_1)
+        for (int o = 0; o < LANES; o++) {
+            int32_t own;
+            memcpy(&own, rows[o] + at - 4, sizeof own);
+            bits[o] = own;
+        }
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) {
+        numbers[k + 4] = numbers[k] >> 4 & 0x0F0F0F0F;
+        numbers[k] &= 0x0F0F0F0F;
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; k++) {
+        if (has_signs(format)) {
+            numbers[k] = look_up_bytes(NONLINEAR, numbers[k]);
+        } else if (format == MXFP4 || format == NVFP4) {
+            numbers[k] = look_up_bytes(E2M1, numbers[k]);
+        } else { /* bit i of four to bit 4 of byte i: products of single bits do not meet */
+            numbers[k] |= (bits >> 4 * k & 15) * 0x02040810 & 0x10101010;
+        }
+    }
 }
 
 INLINE octets as_octets(sixteens v) {

@@ -5,7 +5,7 @@
  * Lanes along the outputs, for weights that were packed. A lane holds 4 inputs of one output in 8 bits, or 2 in 16 bits
  * (STEP8 of int8 weights; int4 always 4). Weights of 4 bits are packed as they are stored, 8 higher than they are;
  * weights of 8 bits EXCESS8 higher, since some instructions multiply numbers without sign by numbers with sign. Those
- * in 16 bits are TIMES8 as large, so that `split_bytes` needs no extension of signs: of 4 inputs it makes two pairs,
+ * in 16 bits are TIMES8 as large, so that `split_four` needs no extension of signs: of 4 inputs it makes two pairs,
  * the even and the odd ones, and x is stored in this order.
  */
 #ifndef MINILLM_DOT_H
@@ -417,14 +417,11 @@ INLINE void store_split(int16_t *p, const ints *v) {
 #endif
 }
 
-/* Of the four bytes in each lane of vector j the even ones, times 256, in vector 2 j, and the odd ones in 2 j + 1. */
-INLINE void split_bytes(const ints *bytes, ints *to) {
+/* Of the four bytes in each lane the even ones, times 256, then the odd ones. */
+INLINE void split_four(ints bytes, ints *to) {
     typedef uint16_t shorts __attribute__((vector_size(4 * LANES)));
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) {
-        to[2 * j] = (ints)((shorts)bytes[j] << 8);
-        to[2 * j + 1] = bytes[j] & (int32_t)0xFF00FF00;
-    }
+    to[0] = (ints)((shorts)bytes << 8);
+    to[1] = bytes & (int32_t)0xFF00FF00;
 }
 
 /* Eight numbers of each of LANES rows, those `at` bytes after its beginning: [LANES, 8] -> [8, LANES] */

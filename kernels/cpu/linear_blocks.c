@@ -183,45 +183,58 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, int6
 
 /* --- many rows ---------------------------------------------------------------------------------------------------- */
 
+/* Vector j of a group, four numbers of each output, to its place. */
+INLINE void put_numbers(const bool signs, char *group, int j, ints v) {
+    const int64_t next_vector = PANELS * sizeof(ints);
+    if (signs && EXCESS8 != 0) v ^= (int32_t)0x80808080;
+    if (signs && STEP8 == 2) {
+        ints pairs[2];
+        split_four(v, pairs);
+        memcpy(group + 2 * j * next_vector, &pairs[0], sizeof v);
+        memcpy(group + (2 * j + 1) * next_vector, &pairs[1], sizeof v);
+    } else {
+        memcpy(group + j * next_vector, &v, sizeof v);
+    }
+}
+
+/* The block with group g of LANES outputs is taken to pieces with the lanes along the outputs: 16 bytes of each are
+ * transposed as they are stored, and then have numbers of several groups. */
 INLINE void pack_blocks(const int format, const linear *a, int64_t first, int64_t g, int64_t count, char *panel) {
-    const bool signs = has_signs(format), two_bytes = signs && STEP8 == 2;
+    const bool signs = has_signs(format);
     const int64_t of_block = block_numbers(format) / GROUP, size = block_bytes(format);
-    const int64_t next_vector = PANELS * sizeof(ints), each = packed_group(signs ? INT8 : INT4);
-    const int64_t at_once = larger(of_block, AT_ONCE4);
-    const char *blocks[LANES], *rows[LANES];
-    char bytes[LANES][AT_ONCE4][32]; /* of the groups unpacked at once */
-    find_blocks(format, a, first, g, blocks);
-    for (int o = 0; o < LANES; o++) rows[o] = bytes[o][0];
-    for (int64_t i = 0; i < count; i += at_once) {
-        const int64_t whole = at_once / of_block * size;
-        int64_t at[4];
-        for (int j = 0; j < 4; j++) at[j] = smaller(j, count - i - 1) * size;
-        fetch_next(format, a, first, (g + i) / of_block * size, whole);
-#pragma GCC unroll 8
-        for (int j = 0; j < at_once; j += AT_ONCE4) {
+    const int64_t each = packed_group(signs ? INT8 : INT4);
+    const char *rows[LANES];
+    find_blocks(format, a, first, g, rows);
+    for (int64_t i = 0; i < count; i += of_block, panel += of_block * each) {
+        const int64_t at = i / of_block * size;
+        fetch_next(format, a, first, (g + i) / of_block * size, size);
+        if (of_block == 1 || format == IQ4_XS) {
 #pragma GCC unroll 1
-            for (int o = 0; o < LANES; o++)
-#pragma GCC unroll 2
-                for (int half = 0; half < 2; half++) {
-                    sixteens v = unpack_groups(format, blocks[o] + i / of_block * size, j, at, half);
-                    if (signs && EXCESS8 != 0) v ^= 128;
-#pragma GCC unroll 4
-                    for (int k = 0; k < AT_ONCE4; k++) memcpy(bytes[o][k] + 16 * half, (char *)&v + 16 * k, 16);
-                }
-#pragma GCC unroll 4
-            for (int k = 0; k < AT_ONCE4; k++, panel += each) {
-                if (of_block == 1 && i + k >= count) break;
+            for (int64_t j = 0; j < of_block; j++) {
                 ints numbers[8];
-                gather_16_bytes(rows, 32 * k, numbers);
-                gather_16_bytes(rows, 32 * k + 16, numbers + 4);
-                if (two_bytes) {
-                    ints pairs[16];
-                    split_bytes(numbers, pairs);
-#pragma GCC unroll 16
-                    for (int l = 0; l < 16; l++) memcpy(panel + l * next_vector, &pairs[l], sizeof(ints));
-                } else {
+                unpack_small_outputs(format, rows, at, j, numbers);
 #pragma GCC unroll 8
-                    for (int l = 0; l < 8; l++) memcpy(panel + l * next_vector, &numbers[l], sizeof(ints));
+                for (int k = 0; k < 8; k++) put_numbers(signs, panel + j * each, k, numbers[k]);
+            }
+            continue;
+        }
+        const int shared = groups_sharing(format);
+#pragma GCC unroll 1
+        for (int half = 0; half < 2; half++) {
+            ints low[4], high[4] = {{0}};
+#pragma GCC unroll 4
+            for (int p = 0; p < 8 / shared; p++) {
+                const int j = sharing_group(format, p, 0);
+                gather_16_bytes(rows, at + place_of(format, j) + 16 * half, low);
+                if (has_high(format) && (!p || high_place_of(format, j) != high_place_of(format, j - 1)))
+                    gather_16_bytes(rows, at + high_place_of(format, j) + 16 * half, high);
+#pragma GCC unroll 4
+                for (int s = 0; s < shared; s++) {
+                    const int group = sharing_group(format, p, s);
+#pragma GCC unroll 4
+                    for (int k = 0; k < 4; k++)
+                        put_numbers(signs, panel + group * each, 4 * half + k,
+                                    joined_bits(format, group, low[k], high[k]));
                 }
             }
         }

@@ -121,10 +121,13 @@ INLINE void pack_panel_as(const int format, const linear *a, int64_t first, int6
         }
         const int64_t next_vector = PANELS * sizeof(ints);
         if (format == INT8 && STEP8 == 2) {
-            ints pairs[16];
-            split_bytes(numbers, pairs);
-#pragma GCC unroll 16
-            for (int j = 0; j < 16; j++) memcpy(panel + j * next_vector, &pairs[j], sizeof(ints));
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++) {
+                ints pairs[2];
+                split_four(numbers[j], pairs);
+                memcpy(panel + 2 * j * next_vector, &pairs[0], sizeof(ints));
+                memcpy(panel + (2 * j + 1) * next_vector, &pairs[1], sizeof(ints));
+            }
         } else {
 #pragma GCC unroll 8
             for (int j = 0; j < 8; j++) memcpy(panel + j * next_vector, &numbers[j], sizeof(ints));
