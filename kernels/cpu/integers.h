@@ -13,6 +13,7 @@ enum {
     INT8_ROWS = VECTOR_REGISTERS == 32 ? 6 : 4, /* ... and its rows: of int4 fewer, since they are bound by what ... */
     INT4_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* ... follows a group, for which sums must then fit in registers */
     SCALE_ROWS = DEPTH / GROUP,                 /* groups of a panel */
+    FETCH = 128,                                /* bytes fetched early with each group of a tile */
     SETS = LANES == 8 ? 6 : 1                   /* of INTEGER_OUTPUTS packed outputs at a time, with SET_ROWS rows or
                                                    more (with vectors of 16 not measured) */
 };
@@ -49,6 +50,7 @@ typedef struct {
     const char *numbers; /* [count, 8 or 16, PANELS, LANES] lanes */
     const float *scales, *lows; /* [PANELS, SCALE_ROWS x parts, LANES], of 2^shift groups each */
     int64_t g, count, shift, first, last;
+    const char *next; /* what is multiplied later, to be fetched */
 } packed;
 
 typedef void few_tile(const linear *a, int64_t first, int64_t last, int64_t row, int64_t start, int64_t end,
@@ -70,8 +72,9 @@ typedef struct {
     int64_t packed_rows; /* rows from which on W is packed, as long as no `wide` says so */
 } integer_format;
 
-/* That of a block format. */
+/* That of a block format, and the bytes of a row of W in one. */
 const integer_format *block_format(int64_t format);
+int64_t block_row_bytes(const linear *a);
 
 /* As of plain int8 and int4 with offsets. */
 extern many_tile *const many_int8[], *const many_int4_offsets[];

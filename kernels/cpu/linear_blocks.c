@@ -207,7 +207,6 @@ INLINE void pack_blocks(const int format, const linear *a, int64_t first, int64_
     find_blocks(format, a, first, g, rows);
     for (int64_t i = 0; i < count; i += of_block, panel += of_block * each) {
         const int64_t at = i / of_block * size;
-        fetch_next(format, a, first, (g + i) / of_block * size, size);
         if (of_block == 1 || format == IQ4_XS) {
 #pragma GCC unroll 1
             for (int64_t j = 0; j < of_block; j++) {
@@ -261,6 +260,7 @@ INLINE void multiply_bytes(const int parts, const int R, const linear *a, const 
         }
     for (int64_t g = 0; g < m->count; g++) {
         const char *w = m->numbers + g * size, *numbers = x + g * GROUP;
+        fetch_lines(m->next + g * FETCH, FETCH);
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) __builtin_prefetch(numbers + (r + R) * groups * GROUP); /* of the next tile */
 #pragma GCC unroll 2
@@ -381,4 +381,8 @@ const integer_format *block_format(int64_t format) {
     case NVFP4: return &of_NVFP4;
     default: return &of_Q2_K;
     }
+}
+
+int64_t block_row_bytes(const linear *a) {
+    return row_bytes((int)a->format, a);
 }

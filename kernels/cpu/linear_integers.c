@@ -102,9 +102,7 @@ INLINE void pack_panel_as(const int format, const linear *a, int64_t first, int6
     const char *rows[LANES];
     for (int o = 0; o < LANES; o++)
         rows[o] = (const char *)a->weight + (smaller(first + o, a->outputs - 1) * groups_of(a) + g) * each;
-    const char *next = next_outputs(a, first, g);
     for (int64_t at = 0; at < count * each; at += each, panel += packed_group(format)) {
-        fetch_lines(next + at * LANES, each * LANES);
         ints numbers[8];
         if (format == INT4) {
             gather_16_bytes(rows, at, numbers);
@@ -303,6 +301,7 @@ INLINE void multiply_panels(const int format, const bool offsets, const int R, c
             for (int p = 0; p < PANELS; p++)
                 dots[r][p] = at_once ? splat_4_bytes(x_sums + r * stride + g) : (ints){0};
         const char *w = m->numbers + g * size, *numbers = x + g * x_group;
+        fetch_lines(m->next + g * FETCH, FETCH);
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) __builtin_prefetch(numbers + (r + R) * groups * x_group); /* of the next tile */
 #pragma GCC unroll 4
@@ -412,7 +411,8 @@ int64_t integers_scratch(void) {
 /* SETS * INTEGER_OUTPUTS outputs at most: sets of them meet a tile's rows, one after the other. */
 static void integers_many(const linear *a, const integer_format *form, int64_t first, int64_t last, char *scratch) {
     const int64_t groups = groups_of(a), size = packed_group(form->format), panel = form->parts * SCALE_ROWS * LANES;
-    const int64_t count = (a->rows + form->most_rows - 1) / form->most_rows;
+    const int64_t count = (a->rows + form->most_rows - 1) / form->most_rows; /* of tiles */
+    const int64_t row_bytes = a->format > INT4 ? block_row_bytes(a) : groups * group_bytes(a->format);
     int64_t g = 0;
     do {
         int64_t depth = smaller(SCALE_ROWS, groups - g), sets = 0;
@@ -420,16 +420,28 @@ static void integers_many(const linear *a, const integer_format *form, int64_t f
         for (int64_t o = first; o < last; o += INTEGER_OUTPUTS, sets++) {
             char *numbers = scratch + sets * packed_bytes();
             float *scales = (float *)(numbers + SCALE_ROWS * size), *lows = scales + PANELS * panel;
-            m[sets] = (packed){numbers, scales, lows, g, depth, a->group == 64, o, smaller(o + INTEGER_OUTPUTS, last)};
+            m[sets] = (packed){
+                numbers, scales, lows, g, depth, a->group == 64, o, smaller(o + INTEGER_OUTPUTS, last), NULL,
+            };
             for (int p = 0; p < PANELS; p++) {
                 form->pack(a, o + p * LANES, g, depth, numbers + p * sizeof(ints));
                 form->pack_scales(a, o + p * LANES, g, depth, scales + p * panel, lows + p * panel);
             }
         }
+        /* Of the outputs that follow as much is fetched, in the order in which it lies, as is multiplied of these. A core
+         * waits for few lines at once: they are spread over the groups, what these leave before them. */
+        const int64_t bytes = last < a->outputs ? row_bytes * depth / groups * (last - first) : 0;
+        const char *next = (const char *)a->weight + last * row_bytes + row_bytes * g / groups * (last - first);
+        int64_t fetched = larger(0, bytes - count * sets * depth * FETCH);
+        fetch_lines(next, fetched);
         for (int64_t i = 0; i < count; i++) {
             int64_t row = a->rows * i / count;
             many_tile *tile = form->many[a->rows * (i + 1) / count - row];
-            for (int64_t set = 0; set < sets; set++) tile(a, &m[set], row);
+            for (int64_t set = 0; set < sets; set++) {
+                m[set].next = next + smaller(fetched, bytes);
+                tile(a, &m[set], row);
+                fetched += depth * FETCH;
+            }
             if (g + SCALE_ROWS >= groups) finish(a, row, a->rows * (i + 1) / count, first, last);
         }
         g += SCALE_ROWS;
