@@ -18,7 +18,7 @@
 
 enum {
     BYTE_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* of a tile of bytes with the lanes along the outputs */
-    PACKED_BLOCK_ROWS = EXCESS8 ? 2 : 4         /* as PACKED_ROWS: unpacking takes longer */
+    PACKED_BLOCK_ROWS = EXCESS8 ? 2 : 3         /* as PACKED_ROWS: unpacking takes longer */
 };
 
 /* --- scales ------------------------------------------------------------------------------------------------------- */
