@@ -2,18 +2,17 @@
 //
 //   y = activation(x @ W.T + b) + r
 //
-// Constants: TILE_ROWS, TILE_OUTS, the part of y that one block computes: 128 x 128, 64 x 64 or 32 x 64, the largest
-//            that still makes enough blocks.  FLOAT_OUT, see epilogue.cuh.
+// Constants: TILE_ROWS, TILE_OUTS, the part of y that one block computes: 128 x 128 or 64 x 64, the larger where it still
+//            makes enough blocks.  FLOAT_OUT, see epilogue.cuh.
 //
 // Floor. 2 T in out operations against (T in + in out + T out) * sizeof(storage_t) bytes: from about 200 rows on the
 // arithmetic is the longer of the two. 2048 x 4096 x 4096 in 16 bits: 69 GFLOP, 88 us at the 780 TFLOP/s of a large
 // library product on an H200; the 67 MB take 16 us.
 //
-// Grid: (ceil(T / TILE_ROWS), ceil(out / TILE_OUTS)), tiles of 8 x 32 for gemm_naive; block: 128 (gemm_mma) or 256. Row
-// tiles are neighbours in time, so they find their part of W in the L2 cache, where all of x stays in any case.
+// Grid: (ceil(T / TILE_ROWS), ceil(out / TILE_OUTS)); block: 128 (gemm_mma) or 256. Row tiles are neighbours in time, so
+// they find their part of W in the L2 cache, where all of x stays in any case.
 //
 // Versions:
-//   gemm_naive  One thread, one output, no reuse but the caches': the specification that the others are held against.
 //   gemm_tiled  Tiles of x and W go through shared memory as floats, and a thread keeps TILE_ROWS / 16 x TILE_OUTS / 16
 //               sums in registers: 64 multiply-adds for 16 numbers read. While a tile is computed the next is loaded
 //               into registers. This is also the path of float storage, which is not rounded to tf32.
@@ -33,35 +32,6 @@
 #include "epilogue.cuh"
 #include "splits.cuh"
 #include "tensor_core.cuh"
-
-// ---- naive ------------------------------------------------------------------------------------------------------
-
-// Grid: (ceil(rows / 8), ceil(outputs / 32)); block: 256, a warp along the outputs.
-extern "C" __global__ __launch_bounds__(256) void gemm_naive(
-    out_t* out, const storage_t* x, const storage_t* weight, const float* bias, const storage_t* residual, int rows,
-    int inputs, int outputs, int x_stride, int out_stride, int residual_stride, int activation) {
-    int row = blockIdx.x * 8 + threadIdx.x / WARP, output = blockIdx.y * WARP + threadIdx.x % WARP;
-    if (row >= rows || output >= outputs) return;
-    float sum = 0.0f;
-    for (int k = 0; k < inputs; ++k) {
-        sum = fmaf(to_float(x[(size_t)row * x_stride + k]), to_float(weight[(size_t)output * inputs + k]), sum);
-    }
-    Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
-    finish(e, row, output, sum, load_addends(e, rows, row, output));
-}
-
-// ---- after the library's product --------------------------------------------------------------------------------
-
-// out = activation(out + bias) + residual in place. Grid: (rows, ceil(outputs / (VECTOR * 128))); block: 128.
-extern "C" __global__ __launch_bounds__(128) void finish_product(out_t* out, const float* bias,
-                                                                 const storage_t* residual, int outputs,
-                                                                 int out_stride, int residual_stride, int activation) {
-    int row = blockIdx.x, first = (blockIdx.y * 128 + threadIdx.x) * VECTOR;
-    if (first >= outputs) return;
-    float sums[VECTOR];
-    load_run(sums, out + (size_t)row * out_stride + first, outputs - first);
-    finish_run(Epilogue{out, bias, residual, outputs, out_stride, residual_stride, activation}, row, first, sums);
-}
 
 // ---- tiled ------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@
 // The next version after gemm_mma of gemm.cu, for 16-bit storage on sm_90a alone: wgmma reads both operands from shared
 // memory, so no warp spends issue slots or registers on fragments. -arch=sm_90a is given to the compiler first.
 //
-// Constants: TILE_OUTS, 64, 128 or 256, outputs of a block; its rows are 128.  FLOAT_OUT, see epilogue.cuh.
+// Constants: TILE_OUTS, 64 or 128, outputs of a block; its rows are 128.  FLOAT_OUT, see epilogue.cuh.
 //
 // Floor: as in gemm.cu. Grid: any number of blocks up to the steps of all tiles: each takes an equal share of them
 // (stream-K, Osama et al., arXiv 2301.03598), so that no wave of tiles leaves processors idle; a tile that several share
@@ -37,7 +37,7 @@
 constexpr int TILE_ROWS = 128;
 constexpr int THREADS = 2 * 4 * WARP;
 constexpr int DEPTH = 64;                                 // of k in a step: 128 bytes, the width of the swizzle
-constexpr int STAGES = TILE_OUTS == 256 ? 4 : TILE_OUTS == 128 ? 6 : 8;  // steps in shared memory, of 192 kB
+constexpr int STAGES = TILE_OUTS == 128 ? 6 : 8;          // steps in shared memory, of 192 kB
 constexpr int PER_ROW = DEPTH / VECTOR;                   // 16-byte pieces in a row of a tile: 8
 constexpr int STAGE = (TILE_ROWS + TILE_OUTS) * PER_ROW;  // pieces
 

@@ -54,10 +54,10 @@ of ours in all shapes but the smallest (768 x 768: 17.8 and 16.5 us), and left 4
 SPLITS = 3, 128
 """The most blocks of gemm_mma that this may make for each processor, and the least part of `in` that one takes."""
 
-TILES = ((128, 128), (64, 64), (32, 64))
+TILES = ((128, 128), (64, 64))
 """Rows and outputs of one block of gemm.cu, the most economical first."""
 
-WGMMA_TILES = ((128, 256), (128, 128), (128, 64))
+WGMMA_TILES = ((128, 128), (128, 64))
 """The same of gemm_wgmma.cu."""
 
 WGMMA_SHARED = 192 * 1024
@@ -166,7 +166,7 @@ def gemm(
 ) -> None:
     """Compute a product of any number of rows.
 
-    `version` ("naive", "tiled", "mma" or "wgmma"), `tile` (one of `TILES`) and `splits` (blocks of gemm_mma that share
+    `version` ("tiled", "mma" or "wgmma"), `tile` (one of `TILES`) and `splits` (blocks of gemm_mma that share
     a tile, which takes `room`) are chosen by type, device and shape where they are None.
     """
     (rows, outputs), inputs, room = product.out.shape, product.x.shape[1], product.room
@@ -193,7 +193,7 @@ def gemm(
     if version == "mma":
         kernel((*tiles, splits), (128,), (*args, *scratch), shared_mem=shared)
     else:
-        kernel((_ceil(rows, 8), _ceil(outputs, 32)) if version == "naive" else tiles, (256,), args)
+        kernel(tiles, (256,), args)
 
 
 def gemm_wgmma(kernels: Kernels, product: Product, shape: tuple[int, int] | None = None) -> None:
@@ -225,7 +225,7 @@ def finish_product(kernels: Kernels, product: Product) -> None:
     rows, outputs = out.shape
     stride = 0 if residual is None else row_stride(residual)
     numbers = int32s(outputs, row_stride(out), stride, ACTIVATIONS[product.activation])
-    kernel = kernels.get("gemm", "finish_product", TILE_ROWS=TILES[0][0], TILE_OUTS=TILES[0][1])
+    kernel = kernels.get("finish_product", "finish_product")
     vector = 16 // out.dtype.itemsize
     kernel((rows, _ceil(outputs, vector * 128)), (128,), (out, or_null(product.bias), or_null(residual), *numbers))
 
@@ -391,18 +391,16 @@ def _splits(tiles: int, inputs: int, blocks: int, least: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _tile(rows: int, outputs: int, few: bool, processors: int) -> tuple[int, int]:
-    """The largest tile of gemm.cu that still occupies two thirds of the processors, else the smallest; of few rows,
-    whose blocks may share a tile, the middle one.
+    """The larger tile of gemm.cu where it still occupies two thirds of the processors, else the smaller; of few rows,
+    whose blocks may share a tile, always that.
     """
-    if few:
-        return TILES[1]
-    enough = (tile for tile in TILES if _ceil(rows, tile[0]) * _ceil(outputs, tile[1]) >= processors * 2 // 3)
-    return next(enough, TILES[-1])
+    large, small = TILES
+    return large if not few and _ceil(rows, large[0]) * _ceil(outputs, large[1]) >= processors * 2 // 3 else small
 
 
 @lru_cache(maxsize=4096)
 def _whole_tiles(rows: int, outputs: int, inputs: int, processors: int) -> tuple[int, int]:
-    """The largest tile of gemm_wgmma.cu with one and a half for each processor, else the smallest; a block for each."""
+    """The larger tile of gemm_wgmma.cu with one and a half for each processor, else the smaller; a block for each."""
     for tile_rows, tile_outs in WGMMA_TILES:
         tiles = _ceil(rows, tile_rows) * _ceil(outputs, tile_outs)
         if tiles >= processors * 3 // 2:

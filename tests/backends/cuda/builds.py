@@ -94,12 +94,12 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     ],
     "embed": [{}, {"SHARED": 1}],
     "gemm": [
-        *({"TILE_ROWS": rows, "TILE_OUTS": outs} for rows, outs in ((128, 128), (64, 64), (32, 64))),
+        *({"TILE_ROWS": size, "TILE_OUTS": size} for size in (128, 64)),
         {"TILE_ROWS": 128, "TILE_OUTS": 128, "FLOAT_OUT": 1, "storage": SIXTEEN_BITS},
     ],
     "gemm_wgmma": [
         {"TILE_OUTS": outs, "storage": SIXTEEN_BITS, "arch": ("90a",), **more}
-        for outs in (64, 128, 256)
+        for outs in (64, 128)
         for more in ({}, {"FLOAT_OUT": 1})
     ],
     "gemv": [
