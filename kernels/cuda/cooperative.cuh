@@ -1,14 +1,14 @@
 // What a kernel needs whose blocks run together and wait for each other: counters in device memory, a clock, and copies
 // that a block begins long before it reads them.
 //
-// One of the four files with PTX. The emulator's bodies (`emulated_*`) follow the sections of the PTX manual on mbarrier,
+// One of the five files with PTX. The emulator's bodies (`emulated_*`) follow the sections of the PTX manual on mbarrier,
 // cp.async.bulk, red, ld (.acquire) and %globaltimer. Of sm_90 and later.
 #pragma once
 
 #include "common.cuh"
 
-// An mbarrier in shared memory: its phase ends with one arrival and all the bytes that are expected. Phases have the
-// parities 0, 1, 0 ...
+// An mbarrier in shared memory: its phase ends with so many arrivals, one unless said, and all the bytes that are
+// expected. Phases have the parities 0, 1, 0 ...
 using mbarrier_t = unsigned long long;
 
 #ifndef MINILLM_EMULATED
@@ -18,11 +18,11 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
 #endif
 
 // Before anybody uses it; a barrier of those who do must follow.
-__device__ __forceinline__ void mbarrier_init(mbarrier_t* barrier) {
+__device__ __forceinline__ void mbarrier_init(mbarrier_t* barrier, int arrivals = 1) {
 #ifdef MINILLM_EMULATED
-    emulated_mbarrier_init(barrier, 1);
+    emulated_mbarrier_init(barrier, arrivals);
 #else
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // bulk copies see it, by their own way
 #endif
 }

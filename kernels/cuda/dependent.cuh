@@ -6,7 +6,7 @@
 // waited is after all of them, and not only after the last: that one waited before it ended. Before the wait a kernel
 // may read only what no kernel of a step writes, the parameters, and may write nothing.
 //
-// Compiled in with -DDEPENDENT=1, for sm_90 and later. This file, tensor_core.cuh, wgmma.cuh and cooperative.cuh hold all
+// Compiled in with -DDEPENDENT=1, for sm_90 and later. This file, tensor_core.cuh, wgmma.cuh, cooperative.cuh and tma.cuh hold all
 // PTX there is; the emulator's body notes the wait, and its checks refuse what comes too early.
 #pragma once
 

@@ -1,6 +1,7 @@
 // The instructions of tensor cores and of asynchronous copies, each behind a small function.
 //
-// This file, wgmma.cuh, dependent.cuh and cooperative.cuh hold all PTX there is. Where there is no GPU the emulator runs a body of its own (`emulated_*`), which
+// This file, wgmma.cuh, dependent.cuh, cooperative.cuh and tma.cuh hold all PTX there is. Where there is no GPU the
+// emulator runs a body of its own (`emulated_*`), which
 // follows the same tables of the PTX manual: ldmatrix 9.7.14.5.15, mma.m16n8k16 9.7.14.5.8, cp.async 9.7.9.25.3.
 #pragma once
 

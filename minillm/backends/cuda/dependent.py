@@ -23,8 +23,8 @@ from typing import Any
 from ...errors import DeviceError
 from .kernels import ALL_REDUCE, Launch
 from .linear import LIBRARY_PRODUCT
+from .tensor_maps import DRIVER
 
-LIBRARY = "libcuda.so.1"
 LEAST_ARCHITECTURE = 90
 LEAST_DRIVER = 12030
 """CUDA 12.3, whose graphs keep such launches as they are"""
@@ -93,7 +93,7 @@ def has_dependent_launches(architecture: str) -> bool:
     """Whether GPU and driver have them, in recorded steps."""
     version = ctypes.c_int(0)
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(LIBRARY).cuDriverGetVersion(ctypes.byref(version))
+        ctypes.CDLL(DRIVER).cuDriverGetVersion(ctypes.byref(version))
     return int(architecture) >= LEAST_ARCHITECTURE and version.value >= LEAST_DRIVER
 
 
@@ -120,7 +120,7 @@ class Driver:
             DeviceError: the driver has no such launch.
         """
         try:
-            self._launch = (library or ctypes.CDLL(LIBRARY)).cuLaunchKernelEx
+            self._launch = (library or ctypes.CDLL(DRIVER)).cuLaunchKernelEx
         except (OSError, AttributeError) as error:
             raise DeviceError(
                 "MINILLM_CUDA_DEPENDENT=1 and MINILLM_CUDA_PERSISTENT=1 need a driver with cuLaunchKernelEx "

@@ -1,7 +1,7 @@
 // Kernels with a fault that the argument `plant` brings about: the tests of test_emulator.py see each fault found, and
 // the same kernel pass without it. No kernel of the engine is here.
 #include "../../../kernels/cuda/wgmma.cuh"
-#include "../../../kernels/cuda/cooperative.cuh"
+#include "../../../kernels/cuda/tma.cuh"
 
 enum Plant {
     NONE,
@@ -45,6 +45,11 @@ enum Plant {
     COPY_NEVER_AWAITED,
     SLOT_TAKEN_TOO_EARLY,
     MORE_BYTES_THAN_EXPECTED,
+    NO_BARRIER_BEFORE,
+    NO_BARRIER_AFTER,
+    BOX_TO_ONE_BLOCK,
+    FEWER_BYTES_EXPECTED,
+    BOX_AT_AN_ODD_PLACE,
 };
 
 // out [n] = x [n] reversed within each block, twice (so x again), through one shared buffer.
@@ -296,4 +301,35 @@ extern "C" __global__ void ring(float* out, const float* x, int pieces, int plan
             bulk_copy(slots[i % 2], x + (i + 2) * 128, plant == MORE_BYTES_THAN_EXPECTED ? 520 : 512, full + i % 2);
     }
     for (int j = 0; j < 4; ++j) out[threadIdx.x * 4 + j] = sums[j];
+}
+
+// out [blocks, 16, 64] = rows y ... y + 16 and columns x ... of a matrix of 16 bits, by boxes of 8 x 64: each block of a
+// cluster of two copies one of them to both.
+extern "C" __global__ void boxes(unsigned short* out, const __grid_constant__ TensorMap map, int x, int y, int plant) {
+    extern __shared__ __align__(1024) unsigned char dynamic_shared[];
+    mbarrier_t *full = reinterpret_cast<mbarrier_t*>(dynamic_shared + 4096), *done = full + 1;
+    int rank = cluster_rank();
+    if (threadIdx.x == 0) {
+        mbarrier_init(full);
+        mbarrier_init(done, 2);
+    }
+    if (plant == NO_BARRIER_BEFORE) __syncthreads();
+    else cluster_sync();
+    if (threadIdx.x == 0) {
+        mbarrier_expect(full, plant == FEWER_BYTES_EXPECTED ? 1024 : 2048);
+        tensor_copy(dynamic_shared + (plant == BOX_AT_AN_ODD_PLACE ? 512 : 1024) * rank, map, x, y + 8 * rank, full,
+                    plant == BOX_TO_ONE_BLOCK ? 1 << rank : 3);
+    }
+    while (!mbarrier_completed(full, 0)) {}
+    for (int i = threadIdx.x; i < 128; i += 32) {
+        for (int j = 0; j < 8; ++j) {
+            int piece = i ^ i / 8 % 8;  // swizzled
+            out[(blockIdx.x * 128 + i) * 8 + j] = reinterpret_cast<unsigned short*>(dynamic_shared)[piece * 8 + j];
+        }
+    }
+    if (threadIdx.x == 0) {
+        for (int block = 0; block < 2; ++block) mbarrier_arrive(done, block);
+    }
+    if (plant != NO_BARRIER_AFTER) cluster_sync();
+    else __syncwarp();
 }

@@ -141,7 +141,7 @@ def test_attention_what_follows_it_and_large_products_begin_when_all_is_done() -
 
 
 def test_where_there_is_no_driver_there_are_no_such_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minillm.backends.cuda.dependent.LIBRARY", "libcuda.so.missing")
+    monkeypatch.setattr("minillm.backends.cuda.dependent.DRIVER", "libcuda.so.missing")
     assert not has_dependent_launches("90")
 
     def driver(version: int) -> Any:

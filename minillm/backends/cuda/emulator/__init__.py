@@ -15,6 +15,7 @@ array directly, and names the lines.
     emulator.py   the launcher;  arguments.py  holds each argument to the kernel's signature
     guarding.py   arguments between guard pages;  lines.py  from an instruction to its line
     traffic.py    what warps ask of memory: requests, sectors of 32 bytes, lines of 128
+    tensor_map.py where a copy of a box of a matrix finds it
 
 It cannot show speed, bank conflicts, wrong PTX, streams, graphs, or how a GPU rounds. Blocks that wait for each other
 never end here.

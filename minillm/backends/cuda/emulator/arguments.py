@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-KINDS = {"f": "f", "i": "i", "u": "u", "b": "u"}  # NumPy's kind -> the signature's letter; bool is one unsigned byte
+KINDS = {
+    "f": "f",
+    "i": "i",
+    "u": "u",
+    "b": "u",
+    "V": "V",
+}  # NumPy's kind -> the signature's; bool is an unsigned byte
 
 
 @dataclass(frozen=True)
@@ -55,14 +61,24 @@ def check(kernel: str, parameters: Sequence[Parameter], arguments: Sequence[Any]
             raise TypeError(f"{kernel}, argument {position} ({parameter.text}): {reason}")
 
 
+def is_array(argument: Any) -> bool:
+    """Whether an argument is passed by its address; an array of no dimensions is a structure, passed by value."""
+    return isinstance(argument, np.ndarray) and argument.ndim > 0
+
+
 def pack(arguments: Sequence[Any], address: Callable[[Any], int]) -> tuple[Any, Any]:
     """The array of pointers to values that a launch takes, and the values, which must live until it has run."""
     values = (ctypes.c_uint64 * len(arguments))()
+    pointers = (ctypes.c_void_p * len(arguments))()
     for i, argument in enumerate(arguments):
-        value = address(argument) if isinstance(argument, np.ndarray) else argument.view(f"u{argument.itemsize}")
-        values[i] = int(value)
-    first = ctypes.addressof(values)
-    return (ctypes.c_void_p * len(arguments))(*range(first, first + 8 * len(arguments), 8)), values
+        pointers[i] = ctypes.addressof(values) + 8 * i
+        if is_array(argument):
+            values[i] = address(argument)
+        elif isinstance(argument, np.ndarray):
+            pointers[i] = address_of(argument)
+        else:
+            values[i] = int(argument.view(f"u{argument.itemsize}"))
+    return pointers, (values, arguments)
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
@@ -71,7 +87,7 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
 
 
 def _mismatch(parameter: Parameter, argument: Any) -> str | None:
-    if isinstance(argument, np.ndarray):
+    if is_array(argument):
         if not parameter.is_pointer:
             return "an array was given for a number"
         if parameter.element[0] != "V" and element_of(argument.dtype) != parameter.element:
@@ -79,7 +95,7 @@ def _mismatch(parameter: Parameter, argument: Any) -> str | None:
         if not parameter.is_const and not argument.flags.writeable:
             return "an array that must not be written was given"
         return None
-    if not isinstance(argument, np.generic):
+    if not isinstance(argument, np.generic | np.ndarray):
         return f"a Python {type(argument).__name__} was given; CuPy passes it as 8 bytes. Give a NumPy number"
     if parameter.is_pointer:
         is_null = argument.dtype.kind in "iu" and argument.itemsize == 8 and argument == 0

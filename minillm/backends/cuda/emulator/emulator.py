@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..kernels import COOPERATIVE_OPTION
-from .arguments import address_of, check, pack, parse_signature
+from .arguments import address_of, check, is_array, pack, parse_signature
 from .building import build_module
 from .guarding import Guarded
 from .lines import with_lines
+from .tensor_map import moved
 from .traffic import ACCESS, AccessLog
 
 SCHEDULES = ("forward", "reverse", "random", "warps", "warps-reversed")
@@ -46,6 +47,7 @@ class _Launch(ctypes.Structure):
         ("find_races", ctypes.c_int),
         ("dependent", ctypes.c_int),
         ("cooperative", ctypes.c_int),
+        ("cluster", ctypes.c_int),
         ("log", ctypes.c_void_p),
         ("log_capacity", ctypes.c_size_t),
         ("logged", ctypes.POINTER(ctypes.c_size_t)),
@@ -88,6 +90,7 @@ class EmulatedModule:
         """Compile it, or find it compiled."""
         self.emulator = emulator
         self.cooperative = COOPERATIVE_OPTION in options
+        self.cluster = next((int(text.partition("=")[2]) for text in options if text.startswith("-DCLUSTER=")), 0)
         self.path = path
         self.compiled, self.kernels = build_module(path, options, checks=emulator.checks)
 
@@ -105,7 +108,7 @@ class EmulatedKernel:
         """Read the signature that the C++ compiler saw."""
         self.name = name
         self._emulator = module.emulator
-        self._cooperative = module.cooperative
+        self._cooperative, self._cluster = module.cooperative, module.cluster
         self._launch = module.compiled[f"emulated_launch_{name}"]
         self._launch.restype = ctypes.c_char_p
         describe = module.compiled[f"emulated_signature_{name}"]
@@ -140,7 +143,7 @@ class EmulatedKernel:
             )
         check(self.name, self.parameters, args)
         launch = _Launch(_three(grid), _three(block), shared_mem, self._emulator.schedule, self._emulator.seed)
-        launch.cooperative = self._cooperative
+        launch.cooperative, launch.cluster = self._cooperative, self._cluster
         if self._emulator.checks:
             self._run_checked(launch, args)
         else:
@@ -153,6 +156,8 @@ class EmulatedKernel:
 
     def _run_checked(self, launch: _Launch, args: Sequence[Any]) -> None:
         guarded = Guarded(self.parameters, args)
+        maps = {i for i, argument in enumerate(args) if isinstance(argument, np.ndarray) and not is_array(argument)}
+        args = [moved(argument, guarded.place) if i in maps else argument for i, argument in enumerate(args)]
         launch.watched_number = len(guarded.extents)
         launch.watched = (_Extent * len(guarded.extents))(*(_Extent(e.copy, e.size) for e in guarded.extents))
         launch.find_races = 1

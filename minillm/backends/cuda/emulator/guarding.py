@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.lib.stride_tricks import as_strided
 
-from .arguments import Parameter
+from .arguments import Parameter, is_array
 
 Array = np.ndarray[Any, Any]
 
@@ -93,7 +93,7 @@ class Guarded:
         arrays = [
             (position, argument, not parameter.is_const)
             for position, (parameter, argument) in enumerate(zip(parameters, arguments, strict=True))
-            if isinstance(argument, np.ndarray)
+            if is_array(argument)
         ]
         groups: list[tuple[int, int, list[tuple[int, Array, bool]]]] = []
         for start, end, array in sorted(((*_bounds(a[1]), a) for a in arrays), key=lambda group: group[:2]):
@@ -110,6 +110,11 @@ class Guarded:
             if any(member is array for _, member, _ in extent.arrays):
                 return extent.copy + _address(array) - extent.start
         raise KeyError("not an argument of this launch")
+
+    def place(self, address: int) -> int:
+        """Where the byte at an address of the caller's is in the copies; itself where it is no argument's."""
+        inside = (extent for extent in self.extents if extent.start <= address < extent.start + extent.size)
+        return next((extent.copy + address - extent.start for extent in inside), address)
 
     def finish(self) -> str | None:
         """Write results back; return a sentence about a write that is not allowed."""

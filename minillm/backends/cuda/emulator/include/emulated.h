@@ -31,6 +31,8 @@
 #undef __forceinline__
 #undef __launch_bounds__
 #undef __align__
+#undef __grid_constant__
+#undef __cluster_dims__
 #define __shared__ thread_local
 #define __global__ __attribute__((emulated_kernel))  // not known to g++; building.py looks for it to find the kernels
 #define __device__
@@ -38,6 +40,8 @@
 #define __constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
+#define __cluster_dims__(...)  // the launcher knows it from the option CLUSTER
 #define __align__(n) __attribute__((aligned(n)))
 
 // Makes `extern __shared__ unsigned char dynamic_shared[]` the declaration of a pointer to that array, and each use of

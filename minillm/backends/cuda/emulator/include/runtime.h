@@ -71,13 +71,29 @@ EMULATED_API void pause(Place place);
 // A clock that goes on where nothing happens: 10 us each time that all threads of all blocks have paused.
 EMULATED_API uint64_t nanoseconds();
 
-// mbarriers in dynamic shared memory, for one arrival a phase and the bytes of bulk copies. A copy lands when somebody
-// has waited for it twice; until then its destination holds NaN.
+// mbarriers in dynamic shared memory, for arrivals and the bytes of bulk copies. A copy lands when somebody has waited for
+// it twice; until then its destination holds NaN.
 EMULATED_API void init_mbarrier(const void* barrier, int count, Place place);
 EMULATED_API void expect_bytes(const void* barrier, int bytes, Place place);
 EMULATED_API void copy_bulk(void* shared, const void* global, int bytes, const void* barrier, Place place);
 // Whether the phase of this parity has been completed; it pauses first.
 EMULATED_API bool phase_completed(const void* barrier, unsigned parity, Place place);
+
+// Blocks of a cluster: this one's number, all of them meeting, and an arrival at another's mbarrier.
+EMULATED_API int cluster_rank();
+EMULATED_API void cluster_barrier(Place place);
+EMULATED_API void arrive(const void* barrier, int rank, Place place);
+
+// A tensor map, as emulator/tensor_map.py makes it in place of the driver's: numbers of 2 bytes, the first dimension along
+// memory, rows of the box swizzled by 128 bytes.
+constexpr int MOST_DIMENSIONS = 4;
+struct TensorMap {
+    uint64_t address, dimensions, sizes[MOST_DIMENSIONS], strides[MOST_DIMENSIONS];  // strides in bytes; the first is 2
+    uint32_t box[MOST_DIMENSIONS];
+};
+// A bulk copy of the box at `at` to the same place in each block of the cluster that `blocks` has a bit of; 0: in this one.
+EMULATED_API void copy_tensor(void* shared, const void* map, const int* at, int dimensions, const void* barrier,
+                              unsigned blocks, Place place);
 
 // griddepcontrol.wait: what kernels before this one wrote is visible to this thread.
 EMULATED_API void wait_for_results();
@@ -110,6 +126,7 @@ struct Launch {
     int find_races;
     int dependent;  // may begin before the kernels before it have ended
     int cooperative;  // all blocks run together
+    int cluster;      // so many run together, side by side
     LoggedAccess* log;  // of the first `log_capacity` accesses to what is watched; `*logged` counts all
     size_t log_capacity;
     size_t* logged;

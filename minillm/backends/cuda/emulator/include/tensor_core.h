@@ -1,4 +1,4 @@
-// The host bodies of kernels/cuda/tensor_core.cuh, wgmma.cuh, dependent.cuh and persistent.cuh.
+// The host bodies of kernels/cuda/tensor_core.cuh, wgmma.cuh, dependent.cuh, cooperative.cuh and tma.cuh.
 #pragma once
 
 inline void emulated_mma_16816(float d[4], const unsigned a[4], const unsigned b[2], bool is_bfloat16, EMULATED_PLACE) {
@@ -39,6 +39,15 @@ inline void emulated_bulk_copy(void* shared, const void* global, int bytes, void
 inline bool emulated_mbarrier_completed(void* barrier, unsigned parity, EMULATED_PLACE) {
     return emulation::phase_completed(barrier, parity, {file, line});
 }
+inline void emulated_mbarrier_arrive(void* barrier, int rank, EMULATED_PLACE) {
+    emulation::arrive(barrier, rank, {file, line});
+}
+inline void emulated_tensor_copy(void* shared, const void* map, const int* at, int dimensions, void* barrier,
+                                 unsigned blocks, EMULATED_PLACE) {
+    emulation::copy_tensor(shared, map, at, dimensions, barrier, blocks, {file, line});
+}
+inline int emulated_cluster_rank() { return emulation::cluster_rank(); }
+inline void emulated_cluster_sync(EMULATED_PLACE) { emulation::cluster_barrier({file, line}); }
 inline unsigned long long emulated_nanoseconds() { return emulation::nanoseconds(); }
 // Of a counter that other blocks add to; other threads and blocks run first.
 EMULATED_UNSEEN unsigned long long emulated_load_acquire(const unsigned long long* address, EMULATED_PLACE) {

@@ -13,6 +13,7 @@
 #include <memory>
 #include <numeric>
 
+unsigned emulation::cluster_size = 1;
 alignas(128) thread_local unsigned char (*emulated_dynamic_shared)[];
 
 namespace emulation {
@@ -29,7 +30,7 @@ struct Segment {
 };
 Segment statics;
 size_t dynamic_bytes;
-std::vector<std::unique_ptr<Block>> blocks;  // as many as the largest cooperative launch so far; the first serves all others
+std::vector<std::unique_ptr<Block>> blocks;  // as many as have run together so far; the first serves all others
 size_t blocks_used;
 constexpr unsigned MOST_TOGETHER = 8;        // what tests need; each has stacks of its own
 constexpr int MOST_ROUNDS = 100000;          // of nothing but polls: a second
@@ -59,6 +60,8 @@ const char* refuse(const Launch& launch) {
     if (launch.shared_bytes > MOST_SHARED) return "more than 227 KiB of dynamic shared memory";
     if (launch.cooperative && (grid[0] > MOST_TOGETHER || grid[1] > 1 || grid[2] > 1))
         return "a cooperative launch has at most 8 blocks here, side by side";
+    if (launch.cluster < 0 || unsigned(launch.cluster) > MOST_TOGETHER || (launch.cluster && grid[0] % launch.cluster))
+        return "the grid must be whole clusters of at most 8 blocks";
     return nullptr;
 }
 
@@ -114,6 +117,15 @@ unsigned shared_address(const void* address) {
     return static_cast<const unsigned char*>(address) - block->dynamic_memory;
 }
 
+Block& of_cluster(int rank, Place place) {
+    if (rank < 0 || unsigned(rank) >= cluster_size) fail(place, "there is no block %d in a cluster of %u", rank, cluster_size);
+    return *blocks[rank];
+}
+
+void* same_place(const Block& other, const void* address) { return other.dynamic_memory + shared_address(address); }
+
+int cluster_rank() { return block_index.x % cluster_size; }
+
 void* shared_memory_at(unsigned address) { return block->dynamic_memory + address; }
 
 namespace {
@@ -156,12 +168,12 @@ bool run_one_after_another(const std::vector<uint64_t>& order) {
     return true;
 }
 
-// All blocks, each until its threads have ended or wait for another block, again and again in the same order. They share
-// the addresses of the __shared__ variables, whose contents are changed with them.
-bool run_together(const std::vector<uint64_t>& order) {
+// Blocks `first` and those after it, each until its threads have ended or wait for another block, again and again in the
+// same order. They share the addresses of the __shared__ variables, whose contents are changed with them.
+bool run_together(uint64_t first, const std::vector<uint64_t>& order) {
     for (uint64_t number : order) {
         block = blocks[number].get();
-        begin(number);
+        begin(first + number);
         block->statics.assign(statics.start, statics.start + statics.bytes);
         block->epochs = current_epochs();
     }
@@ -189,7 +201,8 @@ const char* run(const Launch* launch, void (*kernel)(void*), void* arguments, co
     const unsigned *grid = launch->grid, *size = launch->block;
     block_size = dim3(size[0], size[1], size[2]);
     grid_size = dim3(grid[0], grid[1], grid[2]);
-    blocks_used = launch->cooperative ? grid[0] : 1;
+    cluster_size = std::max(1, launch->cluster);
+    blocks_used = launch->cooperative ? grid[0] : cluster_size;
     while (blocks.size() < blocks_used) blocks.push_back(std::make_unique<Block>());
     for (size_t i = blocks_used; i-- > 0;) {
         block = blocks[i].get();
@@ -208,8 +221,16 @@ const char* run(const Launch* launch, void (*kernel)(void*), void* arguments, co
     watch_memory(*launch);
 
     catch_signals();
-    auto order = block_order(uint64_t(grid[0]) * grid[1] * grid[2]);
-    bool good = launch->cooperative ? run_together(order) : run_one_after_another(order);
+    uint64_t all = uint64_t(grid[0]) * grid[1] * grid[2];
+    bool good = true;
+    if (launch->cooperative) {
+        good = run_together(0, block_order(all));
+    } else if (launch->cluster) {
+        for (uint64_t cluster : block_order(all / cluster_size))
+            good = good && run_together(cluster * cluster_size, block_order(cluster_size));
+    } else {
+        good = run_one_after_another(block_order(all));
+    }
     restore_signals();
     if (!good)
         for (size_t i = 0; i < blocks_used; i++) blocks[i]->abandoned = true;

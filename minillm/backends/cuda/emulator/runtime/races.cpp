@@ -217,6 +217,15 @@ void note_copy_done(const void* shared, size_t bytes) {
     for (size_t i = 0; i < bytes / GRAIN; i++) region->copying[first + i] = 0;
 }
 
+void note_bulk_copy(const void* shared, size_t bytes, const void* instruction) {
+    Region* region = watching ? region_of(shared) : nullptr;
+    if (!region || !region->shared) return;
+    size_t first = (static_cast<const char*>(shared) - region->start) / GRAIN;
+    for (size_t i = first; i < first + bytes / GRAIN; i++)
+        if (region->reading[i])
+            fail_at(describe_instruction(instruction), "this bulk copy writes to shared memory that a wgmma is still reading");
+}
+
 void note_product_begins(const void* shared, size_t bytes, const void* instruction) {
     Region* region = watching ? region_of(shared) : nullptr;
     if (!region || !region->shared) return;

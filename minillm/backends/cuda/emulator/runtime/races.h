@@ -27,6 +27,9 @@ void note_access(const void* address, size_t bytes, Access access, const void* i
 void note_copy_begun(const void* shared, size_t bytes);
 void note_copy_done(const void* shared, size_t bytes);
 
+// A bulk copy is about to begin, which overwrites what no wgmma may still read.
+void note_bulk_copy(const void* shared, size_t bytes, const void* instruction);
+
 // wgmma: nobody may write to what one reads until it has been waited for, and what it reads must be visible to it.
 void note_product_begins(const void* shared, size_t bytes, const void* instruction);
 void note_product_ends(const void* shared, size_t bytes);

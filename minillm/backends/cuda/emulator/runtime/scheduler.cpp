@@ -204,11 +204,12 @@ void begin_block() {
         fiber.barrier = 0;
         fiber.group = 0;
         fiber.waited = false;
+        fiber.cluster_barriers = 0;
         fiber.copies.clear();
     }
     block->alive = block->threads;
     block->arrived = 0;
-    block->barriers = 0;
+    block->barriers = block->cluster_barriers = 0;
     block->votes = {0, 1, 0};
     block->mbarriers.clear();
     begin_products();

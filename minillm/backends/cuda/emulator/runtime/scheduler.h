@@ -27,6 +27,7 @@ struct Fiber : Thread {
     unsigned barrier;      // the number of the last barrier it came to
     int group;             // cp.async groups committed
     bool waited;           // for the results of the kernels before this one
+    unsigned cluster_barriers;  // that it has come to
     std::vector<Copy> copies;
 };
 
@@ -45,11 +46,11 @@ struct Warp {
     void* operands[32];
 };
 
-// An mbarrier, and the bulk copies that it counts.
+// An mbarrier, and the bulk copies that it counts; what is beyond the valid bytes becomes zeros.
 struct BulkCopy {
     void* to;
     const void* from;
-    int bytes;
+    int bytes, valid;
 };
 struct Barrier {
     int count, arrivals_left;
@@ -80,6 +81,7 @@ struct Block {
     int threads = 0, alive = 0;
     int arrived = 0;        // at the barrier
     unsigned barriers = 0;  // completed
+    unsigned cluster_barriers = 0;  // that all its threads have come to
     Votes votes{}, result{};
     Place barrier{};
 
@@ -93,6 +95,7 @@ struct Block {
 };
 
 extern Block* block;
+extern unsigned cluster_size;
 
 // The instruction that called the function this stands in.
 #define EMULATED_CALLER (static_cast<const char*>(__builtin_return_address(0)) - 1)
@@ -113,6 +116,11 @@ bool prepare_block(int threads);
 
 // Whether an address is in the dynamic shared memory of the launch, or in a __shared__ variable.
 bool in_shared_memory(const void* address);
+
+// Block `rank` of the cluster that runs, and the address there that is at the same place as one in this block's dynamic
+// shared memory.
+Block& of_cluster(int rank, Place place);
+void* same_place(const Block& other, const void* address);
 
 // The address that the hardware would have for one in the dynamic shared memory, and back.
 void* shared_memory_at(unsigned address);

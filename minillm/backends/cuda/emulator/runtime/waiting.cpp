@@ -34,6 +34,22 @@ Votes block_barrier(int predicate, Place place) {
     return block->result;
 }
 
+void cluster_barrier(Place place) {
+    unsigned number = ++self().cluster_barriers;
+    block_barrier(0, place);
+    block->cluster_barriers = number;
+    for (bool all = false; !all;) {
+        all = true;
+        for (unsigned rank = 0; rank < cluster_size; rank++) {
+            Block& other = of_cluster(rank, place);
+            if (other.cluster_barriers >= number) continue;
+            if (!other.alive) fail(place, "block %u of the cluster has ended, and never comes to this barrier", rank);
+            all = false;
+        }
+        if (!all) pause(place);
+    }
+}
+
 void release_barrier_if_all_there() {
     if (block->arrived == 0 || block->arrived != block->alive) return;
     note_block_barrier();

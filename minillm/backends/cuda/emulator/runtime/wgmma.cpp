@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <vector>
 
 namespace emulation {
@@ -57,9 +58,9 @@ struct Warpgroup {
     uint64_t issued = 0;  // a hash of all products so far
 };
 
-std::vector<Warpgroup> warps;
+std::map<const Block*, std::vector<Warpgroup>> warps;  // of each block that runs
 
-Warpgroup& mine() { return warps[self().warp]; }
+Warpgroup& mine() { return warps[block][self().warp]; }
 
 // The 16 bytes of k = 8 `half` ... of a row, as a matrix descriptor says: swizzled by 128 bytes.
 const uint16_t* piece(uint64_t descriptor, int row, int half) {
@@ -202,15 +203,16 @@ void fence_products(Place place) { meet(ALL, complete_fence, nullptr, place); }
 void commit_products(Place place) { meet(ALL, complete_commit, nullptr, place); }
 void wait_products(int groups_left, Place place) { meet(ALL, complete_wait, &groups_left, place); }
 
-void begin_products() { warps.assign(block->warps.size(), {}); }
+void begin_products() { warps[block].assign(block->warps.size(), {}); }
 
 void end_products() {
     const Warpgroup& warp = mine();
     if (!warp.products.empty())
         fail_at(describe_instruction(warp.products[0].instruction), "a thread ended with this wgmma never waited for");
     if (block->alive) return;
-    for (size_t i = 0; i < warps.size(); i++)
-        if (warps[i].issued != warps[i / 4 * 4].issued)
+    const auto& all = warps[block];
+    for (size_t i = 0; i < all.size(); i++)
+        if (all[i].issued != all[i / 4 * 4].issued)
             fail({"wgmma", 0}, "warp %zu issued other products than the first of its warpgroup", i);
 }
 
