@@ -32,13 +32,10 @@
 
 #include "epilogue.cuh"
 #include "splits.cuh"
-#include "wgmma.cuh"
+#include "wgmma_tiles.cuh"
 
-constexpr int TILE_ROWS = 128;
-constexpr int THREADS = 2 * 4 * WARP;
-constexpr int DEPTH = 64;                                 // of k in a step: 128 bytes, the width of the swizzle
+constexpr int DEPTH = WIDTH;                              // of k in a step
 constexpr int STAGES = TILE_OUTS == 128 ? 6 : 8;          // steps in shared memory, of 192 kB
-constexpr int PER_ROW = DEPTH / VECTOR;                   // 16-byte pieces in a row of a tile: 8
 constexpr int STAGE = (TILE_ROWS + TILE_OUTS) * PER_ROW;  // pieces
 
 // A lane ends up with two outputs of each 8 columns of wgmma. W's rows are dealt out so that the four columns that it
@@ -49,45 +46,6 @@ __device__ __forceinline__ int column_of(int output) {
     int t = output / RUN % 4, i = output % RUN;
     return output / 32 * 32 + i / 2 * 8 + 2 * t + i % 2;
 }
-__device__ __forceinline__ int row_of(int row) { return row; }
-
-// Begin to copy SIZE rows from k on into shared memory, `place` saying to which row; zeros beyond the last row and k.
-template <int SIZE, int (*place)(int), bool ALIGNED>
-__device__ __forceinline__ void copy_tile(uint4* to, const storage_t* from, int first, int size, int stride, int k,
-                                          int inputs) {
-#pragma unroll
-    for (int e = 0; e < SIZE * PER_ROW / THREADS; ++e) {
-        int i = e * THREADS + threadIdx.x, row = first + i / PER_ROW, c = i % PER_ROW, at = k + c * VECTOR;
-        const storage_t* start = from + (size_t)min(row, size - 1) * stride;
-        bool inside = row < size && at < inputs;
-        int there = place(i / PER_ROW);
-        uint4* piece = to + there * PER_ROW + (c ^ there % 8);
-        if (ALIGNED) {
-            cp_async_16(piece, start + (inside ? at : 0), inside);
-        } else {
-            *piece = load_vector<false, false>(start, at, inside ? inputs : 0);
-        }
-    }
-}
-
-// Of all tiles' steps of k, one tile after the other, each block takes the same share, but for one step: so the end of
-// one tile, some whole ones, and the beginning of another. Tiles follow each other along the rows first.
-struct Work {
-    int steps, row_tiles;  // of a tile; in a column of tiles
-    long long total;       // steps of all tiles
-
-    __device__ __forceinline__ Work(int rows, int inputs, int outputs) {
-        steps = (inputs + DEPTH - 1) / DEPTH;
-        row_tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-        total = (long long)steps * row_tiles * ((outputs + TILE_OUTS - 1) / TILE_OUTS);
-    }
-    __device__ __forceinline__ int first(int block) const { return (int)(total * block / gridDim.x); }
-    __device__ __forceinline__ int block_of(int step) const {
-        return (int)(((long long)gridDim.x * (step + 1) - 1) / total);
-    }
-    __device__ __forceinline__ int row(int tile) const { return tile % row_tiles * TILE_ROWS; }
-    __device__ __forceinline__ int output(int tile) const { return tile / row_tiles * TILE_OUTS; }
-};
 
 // The end of a tile's product.
 __device__ __forceinline__ void finish_tile(float (&sums)[TILE_OUTS / 2], const Epilogue& e, int rows, int first_row,
@@ -110,7 +68,7 @@ __device__ __forceinline__ void finish_tile(float (&sums)[TILE_OUTS / 2], const 
 template <bool ALIGNED>
 __device__ __forceinline__ void pipeline(uint4* stages, const storage_t* x, const storage_t* weight, int rows,
                                          int inputs, const Epilogue& e, int x_stride, float* partials, int* arrived) {
-    Work work(rows, inputs, e.outputs);
+    Work work(rows, TILE_OUTS, e.outputs, DEPTH, inputs);
     int at = work.first(blockIdx.x), stop = work.first(blockIdx.x + 1);
     int coming = at, tile_coming = at / work.steps, step_coming = at % work.steps;  // the next to be copied
     uint4* to = stages;

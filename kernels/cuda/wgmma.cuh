@@ -131,27 +131,28 @@ __device__ __forceinline__ void wgmma_64xNx16(float (&d)[N / 2], unsigned long l
 #endif
 }
 
-// d += a b for a in registers, b [16, N] by columns. Warp w of the four holds the rows 16 w ... of a, by lane
+// d += a b for a in registers, b [16, N] by columns (as `transposed_tile` says), or [N, 16] by rows. Warp w of the four
+// holds the rows 16 w ... of a, by lane
 //   a[0] (g, 2t..2t+1)  a[1] (g + 8, 2t..)  a[2] (g, 2t + 8..)  a[3] (g + 8, 2t + 8..)
 // Nobody may change them until the product has been waited for.
-template <int N>
+template <int N, bool BY_COLUMNS = true>
 __device__ __forceinline__ void wgmma_64xNx16(float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b) {
     static_assert(N == 64 || N == 128 || N == 256, "tiles of the products here");
 #ifdef MINILLM_EMULATED
-    emulated_wgmma_registers(d, N, a, b, MINILLM_STORAGE == 17);
+    emulated_wgmma_registers(d, N, a, b, BY_COLUMNS, MINILLM_STORAGE == 17);
 #else
     if constexpr (N == 64) {
-        asm volatile(WGMMA(64) FIRST_32 "}, {%32, %33, %34, %35}, %36, add, 1, 1, 1; }"
+        asm volatile(WGMMA(64) FIRST_32 "}, {%32, %33, %34, %35}, %36, add, 1, 1, %37; }"
                      : SUMS_32(0)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)BY_COLUMNS));
     } else if constexpr (N == 128) {
-        asm volatile(WGMMA(128) FIRST_64 "}, {%64, %65, %66, %67}, %68, add, 1, 1, 1; }"
+        asm volatile(WGMMA(128) FIRST_64 "}, {%64, %65, %66, %67}, %68, add, 1, 1, %69; }"
                      : SUMS_64(0)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)BY_COLUMNS));
     } else {
-        asm volatile(WGMMA(256) FIRST_64 ", " NEXT_64 "}, {%128, %129, %130, %131}, %132, add, 1, 1, 1; }"
+        asm volatile(WGMMA(256) FIRST_64 ", " NEXT_64 "}, {%128, %129, %130, %131}, %132, add, 1, 1, %133; }"
                      : SUMS_64(0), SUMS_64(64)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)BY_COLUMNS));
     }
 #endif
 }

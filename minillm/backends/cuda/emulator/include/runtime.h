@@ -57,8 +57,8 @@ EMULATED_API void load_tiles(unsigned* result, const void* row, bool transposed,
 EMULATED_API unsigned shared_address(const void* address);
 EMULATED_API void issue_product(float* sums, int columns, uint64_t a, uint64_t b, bool is_bfloat16, Place place);
 // The same with a [16, 16 of k] of each warp in registers and b by columns.
-EMULATED_API void issue_product_of_registers(float* sums, int columns, const unsigned* a, uint64_t b, bool is_bfloat16,
-                                             Place place);
+EMULATED_API void issue_product_of_registers(float* sums, int columns, const unsigned* a, uint64_t b, bool by_columns,
+                                             bool is_bfloat16, Place place);
 EMULATED_API void fence_products(Place place);
 EMULATED_API void commit_products(Place place);
 EMULATED_API void wait_products(int groups_left, Place place);

@@ -19,9 +19,9 @@ inline unsigned emulated_shared_address(const void* address) { return emulation:
 inline void emulated_wgmma(float* sums, int columns, uint64_t a, uint64_t b, bool is_bfloat16, EMULATED_PLACE) {
     emulation::issue_product(sums, columns, a, b, is_bfloat16, {file, line});
 }
-inline void emulated_wgmma_registers(float* sums, int columns, const unsigned* a, uint64_t b, bool is_bfloat16,
-                                     EMULATED_PLACE) {
-    emulation::issue_product_of_registers(sums, columns, a, b, is_bfloat16, {file, line});
+inline void emulated_wgmma_registers(float* sums, int columns, const unsigned* a, uint64_t b, bool by_columns,
+                                     bool is_bfloat16, EMULATED_PLACE) {
+    emulation::issue_product_of_registers(sums, columns, a, b, by_columns, is_bfloat16, {file, line});
 }
 inline void emulated_wgmma_fence(EMULATED_PLACE) { emulation::fence_products({file, line}); }
 inline void emulated_wgmma_commit(EMULATED_PLACE) { emulation::commit_products({file, line}); }

@@ -195,8 +195,9 @@ void issue_product(float* sums, int columns, uint64_t a, uint64_t b, bool is_bfl
     Operand operand{sums, columns, nullptr, a, b, false, is_bfloat16, EMULATED_CALLER};
     meet(ALL, complete_issue, &operand, place);
 }
-void issue_product_of_registers(float* sums, int columns, const unsigned* a, uint64_t b, bool is_bfloat16, Place place) {
-    Operand operand{sums, columns, a, 0, b, true, is_bfloat16, EMULATED_CALLER};
+void issue_product_of_registers(float* sums, int columns, const unsigned* a, uint64_t b, bool by_columns,
+                                bool is_bfloat16, Place place) {
+    Operand operand{sums, columns, a, 0, b, by_columns, is_bfloat16, EMULATED_CALLER};
     meet(ALL, complete_issue, &operand, place);
 }
 void fence_products(Place place) { meet(ALL, complete_fence, nullptr, place); }
