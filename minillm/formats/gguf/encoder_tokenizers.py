@@ -8,6 +8,7 @@ A text becomes [CLS] text [SEP], by the ids of BOS and of the separator as in ll
 `add_bos_token` and `add_eos_token` say.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def wordpiece_ids(gguf: GGUF, count: int) -> dict[str, int]:
     return {f"{roles[name]}_token": i for name, i in stored.items() if 0 <= i < count}
 
 
-def wordpiece(gguf: GGUF, tokens: list[str], ids: dict[str, int]) -> "tokenizers.Tokenizer":
+def wordpiece(gguf: GGUF, tokens: Sequence[str], ids: dict[str, int]) -> "tokenizers.Tokenizer":
     """A WordPiece tokenizer with [CLS] and [SEP] around a text.
 
     Args:
@@ -82,7 +83,7 @@ def phantom(token: str) -> str:
     return token.removeprefix("##") if token.startswith("##") and len(token) > 2 else f"{SPACE}{token}"
 
 
-def unigram(gguf: GGUF, tokens: list[str], scores: NDArray[Any] | None, unknown: int) -> "tokenizers.Tokenizer":
+def unigram(gguf: GGUF, tokens: Sequence[str], scores: NDArray[Any] | None, unknown: int) -> "tokenizers.Tokenizer":
     """A Unigram tokenizer, without tokens around a text.
 
     Args:

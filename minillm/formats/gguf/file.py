@@ -18,6 +18,7 @@ import mmap
 import re
 import struct
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError, UnsupportedModelError
+from ...text.tokenizer.names import Names
 from ..tensors import WeightFile, is_shape
 
 MAGIC = b"GGUF"
@@ -142,11 +144,13 @@ class GGUF:
         if located is None:
             return None
         array, data = located
-        quick = None if array.starts is None else _split(data, array.starts)
-        if quick is not None:
-            return quick
         texts: list[str] = []
-        at, length = 0, struct.Struct("<Q").unpack_from
+        if array.starts is not None:  # one call decodes and another splits
+            with suppress(UnicodeDecodeError):
+                texts = _joined(data, array.starts).decode().split("\0")[1:]
+            if len(texts) == array.count:  # none has a NUL
+                return texts
+        texts, at, length = [], 0, struct.Struct("<Q").unpack_from
         try:
             for _ in range(array.count):
                 stop = at + 8 + length(data, at)[0]
@@ -174,6 +178,23 @@ class GGUF:
             return {i: data[starts[i] + 8 : starts[i + 1]].decode() for i in indices if i < array.count}
         except UnicodeDecodeError:
             raise CheckpointError(f"{self.path}: {key:.80} should be UTF-8") from None
+
+    def names(self, key: str) -> Names | None:
+        """The strings of this key as `Names`; None if there are none, or one is empty or long, or they are not unique.
+
+        Raises:
+            CheckpointError: as `strings`.
+        """
+        located = self._array(key, lambda kind: kind == _STRING, "strings")
+        if located is None or (starts := located[0].starts) is None:
+            return None
+        joined, lengths = _joined(located[1], starts), np.diff(starts).astype(np.int64) - 8
+        try:
+            joined.decode()
+        except UnicodeDecodeError:
+            return None
+        names = Names(joined, np.cumsum(lengths + 1) - lengths, lengths)
+        return names if names.unique and lengths.all() else None
 
     def length(self, key: str) -> int:
         """Number of elements in the array of this key; 0 if it is none."""
@@ -233,22 +254,13 @@ def _short_strings(data: Any, start: int, limit: int, count: int) -> NDArray[np.
     return None if any(numbers[places[:-1] + i].any() for i in range(1, 8)) else places  # other bytes of the lengths
 
 
-def _split(data: bytes, starts: NDArray[np.uint32]) -> list[str] | None:
-    """The strings of an array by their `starts`, all at once; None if one has a NUL, or is not UTF-8.
-
-    All lengths become NULs, so that one call decodes and another splits.
-    """
-    if len(starts) == 1:
-        return []
+def _joined(data: bytes, starts: NDArray[np.uint32]) -> bytes:
+    """The strings of an array by their `starts`, a NUL before each."""
     text, inside = np.frombuffer(data, np.uint8).copy(), np.ones(len(data), bool)
     text[starts[:-1]] = 0
     for i in range(1, 8):
         inside[starts[:-1] + i] = False
-    try:
-        texts = text[inside].tobytes().decode().split("\0")[1:]
-    except UnicodeDecodeError:
-        return None
-    return texts if len(texts) == len(starts) - 1 else None
+    return text[inside].tobytes()
 
 
 def is_gguf(path: Path) -> bool:

@@ -19,7 +19,9 @@ off before, the longest first.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,6 +31,7 @@ from ...errors import CheckpointError, UnsupportedModelError, listed
 from ...text.tokenizer import Tokenizer
 from ...text.tokenizer.guarded import call
 from ...text.tokenizer.layouts import BYTE_SYMBOLS, frame
+from ...text.tokenizer.names import Names
 from ...text.tokenizer.partial import PartialTokenizer
 from ...text.tokenizer.sentencepiece import merges_by_score, spaces_decoder
 from ...text.tokenizer.settings import SPACE
@@ -126,14 +129,19 @@ _SWITCHES = frozenset(f"tokenizer.ggml.{name}" for name in ("normalizer.lowercas
 """Entries that change something where they are true"""
 
 
-class Vocabulary(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
     """The tokens of a file."""
 
     where: str
     """The file, for error messages"""
-    tokens: list[str]
-    ids: dict[str, int]
+    tokens: Sequence[str]
     types: NDArray[Any]
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """The ids of all tokens."""
+        return {token: i for i, token in enumerate(self.tokens)}
 
     def of(self, *types: int, among: Iterable[int] | None = None) -> list[int]:
         """The ids of tokens of these types, in order; of all, or of those `among` them."""
@@ -155,6 +163,7 @@ def read_tokenizer(gguf: GGUF, model_vocab_size: int = 0) -> Tokenizer | None:
     backend, role_ids, ends = call(str(gguf.path), _read, gguf, kind, at_once=kind != "llama")
     tokenizer = Tokenizer(backend, role_ids, model_vocab_size)
     tokenizer.end_ids = tuple(ends)
+    tokenizer.vocab_size = gguf.length("tokenizer.ggml.tokens")
     return tokenizer
 
 
@@ -194,8 +203,9 @@ def _warn_of_other_keys(gguf: GGUF, kind: str) -> None:
 
 
 def _read(gguf: GGUF, kind: str, *, at_once: bool) -> "tuple[Any, dict[str, int], list[int]]":
-    """As `read_backend`; not `at_once` gives a `PartialTokenizer`."""
-    vocabulary = _vocabulary(gguf)
+    """As `read_backend`; not `at_once` gives a `PartialTokenizer`, if hashes of the tokens tell them apart."""
+    names = None if at_once else gguf.names("tokenizer.ggml.tokens")
+    vocabulary = _vocabulary(gguf, names)
     ids = _role_ids(gguf, kind, len(vocabulary.tokens))
     if kind == "bert":
         ids = ids | wordpiece_ids(gguf, len(vocabulary.tokens))
@@ -232,18 +242,18 @@ def _read(gguf: GGUF, kind: str, *, at_once: bool) -> "tuple[Any, dict[str, int]
 
     ends = turn_ends({vocabulary.tokens[i]: i for i in special})
     named = [ids[name] for name in ("eos_token", "eot_token", "eom_token") if name in ids]
-    backend = build(None) if at_once else PartialTokenizer(vocabulary.tokens, vocabulary.ids, build)
+    backend = build(None) if names is None else PartialTokenizer(names, build)
     return backend, ids, list(dict.fromkeys(named + ends))
 
 
-def _vocabulary(gguf: GGUF) -> Vocabulary:
-    tokens = gguf.strings("tokenizer.ggml.tokens")
+def _vocabulary(gguf: GGUF, names: Names | None) -> Vocabulary:
+    """The tokens, as `names` if they have been read so."""
+    tokens = gguf.strings("tokenizer.ggml.tokens") if names is None else names
     if not tokens:
         raise CheckpointError(f"{gguf.path} has a tokenizer without tokens: tokenizer.ggml.tokens is missing")
-    if "" in tokens:
+    if names is None and "" in tokens:
         tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
-    ids = dict(zip(tokens, range(len(tokens)), strict=True))
-    if len(ids) < len(tokens):
+    if names is None and len(set(tokens)) < len(tokens):
         [(twice, _)] = Counter(tokens).most_common(1)
         raise CheckpointError(f"{gguf.path}: tokenizer.ggml.tokens has the token {twice!r:.60} twice")
     types = gguf.numbers("tokenizer.ggml.token_type")
@@ -251,7 +261,7 @@ def _vocabulary(gguf: GGUF) -> Vocabulary:
         raise CheckpointError(
             f"{gguf.path}: tokenizer.ggml.token_type should have {len(tokens)} numbers, found {len(types)}"
         )
-    return Vocabulary(str(gguf.path), tokens, ids, np.full(len(tokens), NORMAL) if types is None else types)
+    return Vocabulary(str(gguf.path), tokens, np.full(len(tokens), NORMAL) if types is None else types)
 
 
 def _role_ids(gguf: GGUF, kind: str, count: int) -> dict[str, int]:

@@ -6,10 +6,11 @@ tokenizer of these tokens, with the same ids and in the same order of merges, gi
 milliseconds. The whole one is built for a long text, after a few texts, or when something else is asked of it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from .names import Names
 from .settings import SPACE
 
 if TYPE_CHECKING:
@@ -27,17 +28,14 @@ class PartialTokenizer:
     Those that are not defined here are the whole tokenizer's, which is built then.
     """
 
-    def __init__(
-        self, tokens: list[str], ids: Mapping[str, int], build: Callable[[list[int] | None], "tokenizers.Tokenizer"]
-    ) -> None:
+    def __init__(self, names: Names, build: Callable[[list[int] | None], "tokenizers.Tokenizer"]) -> None:
         """Build no more than the special and added tokens.
 
         Args:
-            tokens: all of them
-            ids: their ids
+            names: all tokens
             build: makes the tokenizer of the special and added tokens, single bytes and those of these ids; None: all
         """
-        self._tokens, self._ids, self._build = tokens, ids, build
+        self._names, self._build = names, build
         self._small = build([])
         self._added = self._small.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in self._added.items() if token.special)
@@ -49,10 +47,6 @@ class PartialTokenizer:
     def whole(self) -> "tokenizers.Tokenizer":
         """The tokenizer of all tokens."""
         return self._build(None)
-
-    @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self._tokens))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.whole, name)
@@ -69,12 +63,9 @@ class PartialTokenizer:
 
     def _inside(self, text: str) -> list[int]:
         """The ids of all tokens that stand in a text, also behind a space that the normaliser puts in front."""
-        normalizer, ids = self._small.normalizer, self._ids
+        normalizer = self._small.normalizer
         seen = text if normalizer is None else normalizer.normalize_str(text)
-        ends = range(1, min(self._longest, len(seen)) + 1)
-        parts = {seen[first : first + length] for length in ends for first in range(len(seen) - length + 1)}
-        behind = (SPACE + part for part in parts)
-        return [ids[part] for group in ({SPACE, *parts}, behind) for part in group if part in ids]
+        return [*self._names.inside(SPACE), *self._names.inside(seen, SPACE)]
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of tokens; ids without a token are left out."""
@@ -84,16 +75,16 @@ class PartialTokenizer:
 
     def id_to_token(self, token_id: int) -> str | None:
         """The name of a token; None if there is none."""
-        return self._tokens[token_id] if 0 <= token_id < len(self._tokens) else None
+        return self._names[token_id] if 0 <= token_id < len(self._names) else None
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token; None if there is none."""
-        return self._ids.get(token)
+        return self._names.id_of(token)
 
     def get_added_tokens_decoder(self) -> "dict[int, tokenizers.AddedToken]":
         """The special and added tokens by their ids."""
         return self._added
 
-    def get_vocab(self, with_added_tokens: bool = True) -> Mapping[str, int]:
+    def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
         """All tokens and their ids; added ones are among them."""
-        return self._ids
+        return {name: i for i, name in enumerate(self._names)}

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ...errors import UnsupportedModelError, install
 from ...files import read_bytes
+from .names import BASE
 from .seq2seq import Vocabulary
 from .settings import SPACE
 
@@ -195,8 +196,8 @@ def merges_by_score(pieces: Mapping[str, int], scores: Sequence[float] | NDArray
     return list(zip(strings[left[order]].tolist(), strings[right[order]].tolist(), strict=True))
 
 
-_BASE = np.uint64(0x9E3779B97F4A7C15)
-"""Base of the hash of a text c_1 .. c_n: the sum of (c_i + 1) base^(n - i), modulo 2^64"""
+_BASE = np.uint64(BASE)
+"""Base of the hash of a text c_1 .. c_n of characters, as `names.py` has it of bytes"""
 
 
 def _splits(texts: list[str]) -> NDArray[np.intp] | None:
