@@ -261,9 +261,10 @@ class PrefixCache(PagedCache):
         self._references[page] += 1
 
     def _own(self, page: int, used: int) -> int:
-        if self._references[page] == 1:
-            self._forget_from(page, used)
-        return super()._own(page, used)
+        if self._references[page] != 1:
+            return super()._own(page, used)
+        self._forget_from(page, used)
+        return page
 
     def _release(self, page: int) -> None:
         self._references[page] -= 1

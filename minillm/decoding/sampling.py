@@ -92,9 +92,12 @@ class Sampling(Strategy):
         A continuation that cannot continue, because processors and filters leave no token or because its guide or text
         fails, is left unchanged, with the error in its request's `State.error`.
         """
-        pipelines = [state.pipeline for state, _ in growing]
-        changed = [row for row, (_, c) in enumerate(growing) if pipelines[row].changes or c.guide is not None]
-        reported = {row: p.top_logprobs for row, p in enumerate(pipelines) if p.top_logprobs is not None}
+        changed, reported = list[int](), dict[int, int]()
+        for row, (state, continuation) in enumerate(growing):
+            if state.pipeline.changes or continuation.guide is not None:
+                changed.append(row)
+            if state.pipeline.top_logprobs is not None:
+                reported[row] = state.pipeline.top_logprobs
         unchanged: Any = None
         if reported:
             at_risk = raw is None and sampler.on_host and not reported.keys().isdisjoint(changed)
