@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from ..encoder_input import EncoderInput
 from ..errors import ParameterError, PromptError, shown
-from .prompts import Prompt, encode_prompt, encode_text, source_config
+from .encoder_prompts import decoder_ids, source_of
+from .prompts import Prompt, encode_prompt, encode_text
 from .request import RequestMaker
 from .settings import GenerationConfig
 
@@ -25,10 +26,8 @@ def text_and_source(
         return ids, None
     if source is None:
         raise ParameterError("source is missing: the model's encoder reads it; the prompt is the decoder's text")
-    ids = maker.decoder_ids(GenerationConfig(decoder_prompt=ids), room=0)
-    if maker.config.frame_width:
-        return ids, maker.sound(source)
-    return ids, EncoderInput(encode_prompt(source, maker.tokenizer, source_config(maker.config), begin=False))
+    ids = decoder_ids(maker, GenerationConfig(decoder_prompt=ids), room=0)
+    return ids, source_of(source, maker, begin=False)
 
 
 def with_continuations(

@@ -15,7 +15,7 @@ from ..text.tokenizer import Tokenizer
 from .continuation import TextStream
 from .guided import Guide, GuideMaker
 from .hooks import Hooks
-from .prompts import Prompt, encode_prompt, encode_text, source_config
+from .prompts import Prompt, encode_prompt
 from .resolving import new_token_limit, resolve, strategy_for
 from .settings import GenerationConfig, Settings
 from .stop_strings import StopStrings
@@ -82,19 +82,16 @@ class RequestMaker:
             ParameterError: a field is unknown, impossible or without effect.
         """
         room = 0 if isinstance(generation_config.max_new_tokens, int) and not generation_config.max_new_tokens else 1
-        source, frames = None, None
-        if self.config.frame_width:
-            sound = self.sound(prompt)
-            source, frames = sound.token_ids, sound.frames
-            ids = self.decoder_ids(generation_config, room)
-        elif self.config.encoder_layers:
-            source = encode_prompt(prompt, self.tokenizer, source_config(self.config))
-            ids = self.decoder_ids(generation_config, room)
+        source: EncoderInput | None = None
+        if self.config.encoder_layers:
+            from .encoder_prompts import decoder_ids, source_of  # decoders do without
+
+            source, ids = source_of(prompt, self), decoder_ids(self, generation_config, room)
         else:
             ids = encode_prompt(prompt, self.tokenizer, self.config, room=room)
         settings = self._resolve_settings(generation_config, len(ids))
-        if frames is not None:
-            from .frames import refuse_source_fields  # seldom needed
+        if source is not None and source.frames is not None:
+            from .encoder_prompts import refuse_source_fields
 
             refuse_source_fields(settings)
         if settings.do_sample and batch_id:
@@ -125,29 +122,10 @@ class RequestMaker:
             timeout=timeout,
             hooks=hooks,
             thoughts=thoughts,
-            source_ids=source,
-            frames=frames,
+            source_ids=None if source is None else source.token_ids,
+            frames=None if source is None else source.frames,
             **functions,
         )
-
-    def decoder_ids(self, generation_config: GenerationConfig, room: int) -> list[int]:
-        """The beginning of the decoder's text: its start token, then the user's text unless that begins with it."""
-        settings = self._resolve_fields(generation_config)
-        start, prompt = settings.decoder_start_token_id, settings.decoder_prompt or ()
-        start = self.config.bos_token_id if start is None else start
-        if start is None:
-            raise ParameterError("the checkpoint has no decoder_start_token_id: set it")
-        if isinstance(prompt, str):
-            ids = encode_text(prompt, self.tokenizer, self.config, room=room, add_special_tokens=False)
-        else:
-            ids = [*prompt]
-        return encode_prompt(ids if ids[:1] == [start] else [start, *ids], self.tokenizer, self.config, room=room)
-
-    def sound(self, prompt: Prompt) -> EncoderInput:
-        """The source that frames of sound are."""
-        from .frames import sound_of  # seldom needed
-
-        return sound_of(prompt, self.config)
 
     @cached_property
     def _guides(self) -> GuideMaker:
@@ -167,7 +145,7 @@ class RequestMaker:
         (begin, end), opened = markers, thoughts.opened
         return lambda: GuideAfterThoughts(make(), begin, end, opened=opened)
 
-    def _resolve_fields(self, generation_config: GenerationConfig) -> Settings:
+    def resolve_fields(self, generation_config: GenerationConfig) -> Settings:
         """Every field, as it is set by the user, the checkpoint or by default."""
         encoder = ("encoder",) if self.config.encoder_layers else ()
         start = {"decoder_start_token_id": self.config.decoder_start_token_id}
@@ -181,7 +159,7 @@ class RequestMaker:
 
     def _resolve_settings(self, generation_config: GenerationConfig, prompt_length: int) -> Settings:
         """Resolved settings, with max_new_tokens limited to the context."""
-        settings = self._resolve_fields(generation_config)
+        settings = self.resolve_fields(generation_config)
         if self.config.encoder_layers and settings.echo:
             raise ParameterError("echo is not offered with an encoder-decoder, whose text does not continue the prompt")
         guessing = ("prompt_lookup_num_tokens", "lookahead_window")

@@ -1,12 +1,43 @@
-"""Prompts that are sound: frames for an encoder that reads these in place of token ids."""
+"""Prompts of encoder-decoders: what the encoder reads, tokens or frames of sound, and how the decoder's text begins."""
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..config import ModelConfig
 from ..encoder_input import FRAMES_PER_POSITION, AudioFeatures, EncoderInput
 from ..errors import ParameterError, PromptError, shown
-from .prompts import Prompt
-from .settings import Settings
+from .prompts import Prompt, encode_prompt, encode_text, source_config
+from .settings import GenerationConfig, Settings
+
+if TYPE_CHECKING:
+    from .request import RequestMaker
+
+
+def source_of(prompt: Prompt, maker: "RequestMaker", *, begin: bool = True) -> EncoderInput:
+    """The source that a prompt is; with `begin` an empty one becomes a beginning-of-sequence token.
+
+    Raises:
+        PromptError: as `encode_prompt`, or `check_frames` if the encoder reads sound.
+    """
+    if maker.config.frame_width:
+        sound = check_frames(prompt, maker.config)
+        return EncoderInput([0] * sound.positions, sound.frames)
+    return EncoderInput(encode_prompt(prompt, maker.tokenizer, source_config(maker.config), begin=begin))
+
+
+def decoder_ids(maker: "RequestMaker", generation_config: GenerationConfig, room: int) -> list[int]:
+    """The beginning of the decoder's text: its start token, then the user's text unless that begins with it."""
+    settings, config = maker.resolve_fields(generation_config), maker.config
+    start, prompt = settings.decoder_start_token_id, settings.decoder_prompt or ()
+    start = config.bos_token_id if start is None else start
+    if start is None:
+        raise ParameterError("the checkpoint has no decoder_start_token_id: set it")
+    if isinstance(prompt, str):
+        ids = encode_text(prompt, maker.tokenizer, config, room=room, add_special_tokens=False)
+    else:
+        ids = [*prompt]
+    return encode_prompt(ids if ids[:1] == [start] else [start, *ids], maker.tokenizer, config, room=room)
 
 
 def check_frames(prompt: Prompt, config: ModelConfig) -> AudioFeatures:
@@ -30,12 +61,6 @@ def check_frames(prompt: Prompt, config: ModelConfig) -> AudioFeatures:
     if not np.isfinite(frames).all():
         raise PromptError("frames should be finite, found NaN or infinity among them")
     return AudioFeatures(np.ascontiguousarray(frames, np.float32))
-
-
-def sound_of(prompt: Prompt, config: ModelConfig) -> EncoderInput:
-    """The source that a prompt of frames is; errors as of `check_frames`."""
-    sound = check_frames(prompt, config)
-    return EncoderInput([0] * sound.positions, sound.frames)
 
 
 def refuse_source_fields(settings: Settings) -> None:
