@@ -27,9 +27,8 @@ from ..batch import TokenSequence
 from ..errors import CacheFullError, ParameterError, UsageError, one_line, shown
 from ..output_files import replace_file, why_unusable
 from .paged import PagedCache
-from .prefix import PrefixCache
+from .prefix import Node, PrefixCache
 from .prefix_files import Origin, PrefixPages, read_file, read_pages, to_file, write_page
-from .prefix_tree import Node
 
 WORTH_STORING = 256
 """Positions of the shortest text whose pages are stored; a shorter one is soon computed"""

@@ -29,10 +29,9 @@ from ..batch import BEGINNING, NO_SLOT, Batch, TokenSequence, state_before
 from ..config import ModelConfig
 from ..errors import CacheFullError
 from .paged import PagedCache
-from .prefix import PrefixCache
+from .prefix import Node, PrefixCache
 from .prefix_files import PrefixPages
 from .prefix_store import StoringPrefixCache
-from .prefix_tree import Node
 
 SNAPSHOT_POSITIONS = 128
 """Snapshots are at least so many positions apart, also where pages have fewer"""

@@ -7,7 +7,7 @@ import numpy as np
 
 from minillm.batch import TokenSequence
 from minillm.cache import PrefixCache
-from minillm.cache.prefix_tree import Node
+from minillm.cache.prefix import Node
 from minillm.cache.windows import WindowPages
 from minillm.engine.loop import StepLoop
 from minillm.runner.runner import Runner

@@ -26,7 +26,7 @@ FILES = {
     str(ROOT / name)
     for name in ("engine/driver.py", "engine/stream.py", "engine/loop.py", "engine/scheduler.py", "engine/turns.py",
                  "batch.py", "runner/runner.py", "encoder_input.py", "cache/paged.py", "cache/prefix.py",
-                 "cache/prefix_tree.py", "decoding/continuation.py", "decoding/sampling.py")
+                 "decoding/continuation.py", "decoding/sampling.py")
 }  # fmt: skip
 
 
