@@ -13,7 +13,6 @@ enum {
     INT8_ROWS = VECTOR_REGISTERS == 32 ? 6 : 4, /* ... and its rows: of int4 fewer, since they are bound by what ... */
     INT4_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* ... follows a group, for which sums must then fit in registers */
     SCALE_ROWS = DEPTH / GROUP,                 /* groups of a panel */
-    FETCH = 128,                                /* bytes fetched early with each group of a tile */
     SETS = LANES == 8 ? 6 : 1                   /* of INTEGER_OUTPUTS packed outputs at a time, with SET_ROWS rows or
                                                    more (with vectors of 16 not measured) */
 };
@@ -43,6 +42,11 @@ INLINE int64_t scale_stride(int64_t groups) {
 /* Bytes of a group of INTEGER_OUTPUTS packed outputs. */
 INLINE int64_t packed_group(int64_t format) {
     return GROUP * INTEGER_OUTPUTS * (format == INT8 && STEP8 == 2 ? 2 : 1);
+}
+
+/* Bytes that are fetched early with each group of a tile. */
+INLINE int64_t fetched_bytes(int64_t format) {
+    return format == INT8 ? 256 : 128;
 }
 
 /* Outputs first to last of PANELS panels, with `count` groups from g on. */

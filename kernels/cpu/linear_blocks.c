@@ -260,7 +260,7 @@ INLINE void multiply_bytes(const int parts, const int R, const linear *a, const 
         }
     for (int64_t g = 0; g < m->count; g++) {
         const char *w = m->numbers + g * size, *numbers = x + g * GROUP;
-        fetch_lines(m->next + g * FETCH, FETCH);
+        fetch_lines(m->next + g * fetched_bytes(INT4), fetched_bytes(INT4));
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) __builtin_prefetch(numbers + (r + R) * groups * GROUP); /* of the next tile */
 #pragma GCC unroll 2

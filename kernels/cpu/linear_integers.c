@@ -301,7 +301,7 @@ INLINE void multiply_panels(const int format, const bool offsets, const int R, c
             for (int p = 0; p < PANELS; p++)
                 dots[r][p] = at_once ? splat_4_bytes(x_sums + r * stride + g) : (ints){0};
         const char *w = m->numbers + g * size, *numbers = x + g * x_group;
-        fetch_lines(m->next + g * FETCH, FETCH);
+        fetch_lines(m->next + g * fetched_bytes(format), fetched_bytes(format));
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) __builtin_prefetch(numbers + (r + R) * groups * x_group); /* of the next tile */
 #pragma GCC unroll 4
@@ -432,7 +432,7 @@ static void integers_many(const linear *a, const integer_format *form, int64_t f
          * waits for few lines at once: they are spread over the groups, what these leave before them. */
         const int64_t bytes = last < a->outputs ? row_bytes * depth / groups * (last - first) : 0;
         const char *next = (const char *)a->weight + last * row_bytes + row_bytes * g / groups * (last - first);
-        int64_t fetched = larger(0, bytes - count * sets * depth * FETCH);
+        int64_t fetched = larger(0, bytes - count * sets * depth * fetched_bytes(form->format));
         fetch_lines(next, fetched);
         for (int64_t i = 0; i < count; i++) {
             int64_t row = a->rows * i / count;
@@ -440,7 +440,7 @@ static void integers_many(const linear *a, const integer_format *form, int64_t f
             for (int64_t set = 0; set < sets; set++) {
                 m[set].next = next + smaller(fetched, bytes);
                 tile(a, &m[set], row);
-                fetched += depth * FETCH;
+                fetched += depth * fetched_bytes(form->format);
             }
             if (g + SCALE_ROWS >= groups) finish(a, row, a->rows * (i + 1) / count, first, last);
         }
