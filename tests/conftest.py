@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # several workers of pytest share the cores: none may spin
@@ -31,7 +32,7 @@ from minillm.backends.cpu.launching import set_threads
 
 from .tiny import write_checkpoint
 
-ONLY_REFERENCE = re.compile(r"^pytestmark = (\[.*)?pytest\.mark\.reference\b", re.MULTILINE)
+MODULE_MARKS = re.compile(r"^pytestmark = (\[[^]]*|.*)", re.MULTILINE)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     set_threads(1)  # the workers share the cores; tests of threads set their number
@@ -52,11 +53,33 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@cache
+def left_out(expression: str) -> frozenset[str]:
+    """The marks whose tests a run's `-m` leaves out, whatever other marks they have."""
+    conditions = re.sub(r"\([^()]*\)", "", expression)
+    return frozenset() if re.search(r"\bor\b|\(", conditions) else frozenset(re.findall(r"\bnot (\w+)", conditions))
+
+
+def left_out_by(config: pytest.Config) -> frozenset[str]:
+    """The same, or none where tests are named one by one: pytest has no other way to say that one is deselected."""
+    return frozenset() if any("::" in argument for argument in config.args) else left_out(config.option.markexpr)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A module that is all comparison with transformers is not imported, nor is torch, by a run without them."""
-    if "not reference" not in config.option.markexpr or collection_path.suffix != ".py":
+    """A module of which a run leaves everything out is not imported, nor is torch, by a run without comparisons."""
+    if collection_path.suffix != ".py" or not (excluded := left_out_by(config)):
         return None
-    return bool(ONLY_REFERENCE.search(collection_path.read_text(encoding="utf-8"))) or None
+    marks = MODULE_MARKS.search(collection_path.read_text(encoding="utf-8"))
+    return bool(marks and excluded.intersection(re.findall(r"pytest\.mark\.(\w+)", marks[0]))) or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+    """The cases of a function that a run leaves out, a third of all, are not made."""
+    if not name.startswith(("test", "Test")):
+        return None
+    marks: list[pytest.Mark] = getattr(obj, "pytestmark", [])
+    return [] if left_out_by(collector.config).intersection(mark.name for mark in marks) else None
 
 
 @pytest.hookimpl(tryfirst=True)

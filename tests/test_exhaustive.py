@@ -1,4 +1,4 @@
-"""What CI runs: exhaustive tests of kernels that have changed, and tests that depend on something that has."""
+"""Which tests a run has: by what has changed since they passed, and by marks."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from . import dependencies
+from .conftest import left_out
 from .exhaustive import PASSED, ROOT, SUBJECTS, digest, due, processor, unchanged
 
 
@@ -143,3 +144,22 @@ def test_the_tables_name_folders_that_there_are() -> None:
     assert all((ROOT / folder).is_dir() for folder in (*SUBJECTS, *SUBJECTS.values()))
     names = set(json.loads(PASSED.read_text()))
     assert {name for name in names if not name.startswith("all on ")} == set(SUBJECTS.values())
+
+
+@pytest.mark.parametrize(
+    ("expression", "marks"),
+    [
+        ("not slow and not real", {"slow", "real"}),
+        ("(slow or reference) and not real and not exhaustive", {"real", "exhaustive"}),
+        ("(unsampled or not slow) and not real", {"real"}),
+        ("slow and not exhaustive", {"exhaustive"}),
+        ("not (slow or real)", set()),
+        ("(slow and not (real or reference)) or not exhaustive", set()),
+        ("slow or not slow", set()),
+        ("", set()),
+    ],
+)
+def test_a_run_makes_no_cases_of_what_it_leaves_out_whatever_other_marks_it_has(
+    expression: str, marks: set[str]
+) -> None:
+    assert left_out(expression) == marks
