@@ -47,35 +47,34 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_fma(
     out_t* out, const storage_t* x, const storage_t* weight, const float* bias, const storage_t* residual, int rows,
     int inputs, int outputs, int x_stride, int out_stride, int residual_stride, int activation, int splits) {
     launch_dependents();
-    if (DEPENDENT) {
-        int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-        int first = (blockIdx.x * (WARPS / splits) + warp / splits) * OUTS;
-        prefetch_weights(weight, first, inputs, outputs, (warp % splits * WARP + lane) * VECTOR,
-                         splits * WARP * VECTOR);
-    }
+    Weight<InOrder> w(weight, nullptr, nullptr, inputs, outputs);
+    Part part(splits);
+    prefetch_weights(w, part);
     wait_for_results();
     Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
-    fma_product(e, x, weight, rows, inputs, x_stride, splits);
+    fma_product(e, x, w, part, rows, x_stride);
 }
 
 #elif MINILLM_STORAGE != 32
 
-// Grid: ceil(outputs / OUTS), with BITS (that, ceil(rows / ROWS)); block: WARPS warps, which split `in`.
+// weight, scales, offsets: those of the constructor of `Dense` or `Integers`.
+// Grid: ceil(outputs / OUTS), of integers (that, ceil(rows / ROWS)); block: WARPS warps, which split `in`.
 extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_mma(
-    out_t* out, const storage_t* x, WEIGHT, const float* bias, const storage_t* residual, int rows, int inputs,
-    int outputs, int x_stride, int out_stride, int residual_stride, int activation MORE_WEIGHT) {
-#ifdef BITS
-    x += (size_t)blockIdx.y * ROWS * x_stride;
-    out += (size_t)blockIdx.y * ROWS * out_stride;
-    if (residual) residual += (size_t)blockIdx.y * ROWS * residual_stride;
-    rows = min(rows - (int)blockIdx.y * ROWS, ROWS);
-#endif
+    out_t* out, const storage_t* x, const void* weight, const float* bias, const storage_t* residual, int rows,
+    int inputs, int outputs, int x_stride, int out_stride, int residual_stride, int activation, const __half* scales,
+    const void* offsets) {
+    if constexpr (ROWS_OF_BLOCKS) {
+        x += (size_t)blockIdx.y * ROWS * x_stride;
+        out += (size_t)blockIdx.y * ROWS * out_stride;
+        if (residual) residual += (size_t)blockIdx.y * ROWS * residual_stride;
+        rows = min(rows - (int)blockIdx.y * ROWS, ROWS);
+    }
     launch_dependents();
-    Weight w = MATRIX;
-    begin_weights(w, blockIdx.x * OUTS, inputs, outputs);
+    Weight<InOrder> w(weight, scales, offsets, inputs, outputs);
+    begin_weights(w, blockIdx.x * OUTS);
     wait_for_results();
     Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
-    mma_product(e, x, w, rows, inputs, x_stride);
+    mma_product(e, x, w, rows, x_stride);
 }
 
 #endif

@@ -1,44 +1,49 @@
-// What gemv.cu and gemv_fused.cu have in common: W, which of its rows is which output, and the sums, of which there are
-// three kinds, by the constants of a build: gemv_fma.cuh, gemv_mma.cuh and gemv_integers.cuh.
+// What gemv.cu, gemv_experts.cu and gemv_fused.cu have in common: W, which of its rows is which output, and the sums, of
+// which there are three kinds, by the constants of a build: gemv_fma.cuh, gemv_mma.cuh and gemv_integers.cuh.
 //
 // The last two have the same names: begin_weights, accumulate, share and shared_sum, which mma_product puts in a row.
 #pragma once
 
 #include "epilogue.cuh"
+#include "tensor_core.cuh"
 
 #ifdef BITS
 #include "integers.cuh"
-using Weight = Integers;
-// W as a kernel is given it: before the other arguments, and after them.
-#define WEIGHT const unsigned char* weight
-#define MORE_WEIGHT , const __half *scales, const void *offsets
-#define MATRIX Weight(weight, scales, offsets, inputs)
+using Matrix = Integers;
 #else
-#include "tensor_core.cuh"
-
+// A matrix of storage_t; scales and offsets are those of another kind, and null.
 struct Dense {
-    const storage_t* values;  // [out, inputs]
-    int inputs;
+    const storage_t* values;  // [out, in]
+    int row_numbers;
 
-    __device__ __forceinline__ Dense(const storage_t* values, int inputs) : values(values), inputs(inputs) {}
+    __device__ __forceinline__ Dense(const void* values, const __half*, const void*, int inputs)
+        : values(static_cast<const storage_t*>(values)), row_numbers(inputs) {}
 
-    __device__ __forceinline__ const storage_t* row(size_t i) const { return values + i * inputs; }
+    __device__ __forceinline__ const storage_t* at(size_t row) const { return values + row * row_numbers; }
 
     // Leave out the first rows.
-    __device__ __forceinline__ void skip(size_t rows) { values += rows * inputs; }
+    __device__ __forceinline__ void skip(size_t rows) { values += rows * row_numbers; }
+};
+using Matrix = Dense;
+#endif
+
+// Which row of W is an output: in their own order; gemv_fused.cu has others. Outputs beyond the last have a row, so that it
+// may be read, and are not stored.
+struct InOrder {
+    static __device__ __forceinline__ int row(int output, int outputs) { return min(output, outputs - 1); }
 };
 
-using Weight = Dense;
-#define WEIGHT const storage_t* weight
-#define MORE_WEIGHT
-#define MATRIX Weight(weight, inputs)
-#endif
+// W, whose rows are outputs in an order.
+template <class Order>
+struct Weight : Matrix {
+    int inputs, outputs;
 
-// gemv_fused.cu deals the rows of W out in another order (PAIRED).
-#ifndef PAIRED
-// The row of W of a block's output.
-__device__ __forceinline__ int weight_row(int output, int outputs) { return min(output, outputs - 1); }
-#endif
+    __device__ __forceinline__ Weight(const void* values, const __half* scales, const void* offsets, int inputs,
+                                      int outputs)
+        : Matrix(values, scales, offsets, inputs), inputs(inputs), outputs(outputs) {}
+
+    __device__ __forceinline__ size_t row(int output) const { return Order::row(output, outputs); }
+};
 
 #if OUTS < 8
 #include "gemv_fma.cuh"
@@ -50,8 +55,9 @@ __device__ __forceinline__ int weight_row(int output, int outputs) { return min(
 #endif
 
 // Rows of x by a block's outputs.
-__device__ __forceinline__ void mma_product(const Epilogue& e, const storage_t* x, const Weight& w, int rows,
-                                            int inputs, int x_stride) {
+template <class Order>
+__device__ __forceinline__ void mma_product(const Epilogue& e, const storage_t* x, const Weight<Order>& w, int rows,
+                                            int x_stride) {
     constexpr int THREADS = WARPS * WARP, EACH = (ROWS * OUTS + THREADS - 1) / THREADS;  // sums that a thread finishes
     constexpr int EARLY = EACH <= 8 ? EACH : 0;  // of which what is added is under way while W is read
     int first = blockIdx.x * OUTS, row = threadIdx.x / OUTS, output = first + threadIdx.x % OUTS;
@@ -61,7 +67,7 @@ __device__ __forceinline__ void mma_product(const Epilogue& e, const storage_t* 
     for (int i = 0; i < EARLY; ++i) addends[i] = load_addends(e, rows, row + i * (THREADS / OUTS), output);
 
     Sums sums = {};
-    accumulate(sums, x, w, first, rows, inputs, e.outputs, x_stride);
+    accumulate(sums, x, w, first, rows, x_stride);
     share(sums);
     __syncthreads();
 

@@ -7,29 +7,44 @@ constexpr int WARPS = 4;
 // Blocks that are to fit on a processor. Named, because else the compiler saves registers for more of them, and puts
 // off the loads that should be under way together.
 constexpr int RESIDENT = ROWS <= 4 ? 4 : 2;
+constexpr int SUMS = ROWS * OUTS;  // of a warp
+static_assert(SUMS <= WARP, "a thread finishes one sum");
 
-// Bring the vectors k and k + stride of this lane's rows of W to L2, while the block still waits for x.
-__device__ __forceinline__ void prefetch_weights(const storage_t* weight, int first, int inputs, int outputs, int k,
-                                                 int stride) {
-    for (int at = k; at < min(inputs, k + 2 * stride); at += stride) {
-        for (int o = 0; o < OUTS; ++o) prefetch(weight + (size_t)weight_row(first + o, outputs) * inputs + at);
+// What a lane has of a product: its warp is one of `splits` that share OUTS rows of W, each with a part of k.
+struct Part {
+    int splits, groups;  // groups of such warps in a block
+    int first;           // output of the warp
+    int k, stride;       // the lane's first number of a row, and how far apart its vectors are
+
+    __device__ __forceinline__ explicit Part(int splits) : splits(splits), groups(WARPS / splits) {
+        int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+        first = (blockIdx.x * groups + warp / splits) * OUTS;
+        k = (warp % splits * WARP + lane) * VECTOR, stride = splits * WARP * VECTOR;
+    }
+};
+
+// Bring the first two vectors of this lane's rows of W to L2, while the block still waits for x.
+template <class Order>
+__device__ __forceinline__ void prefetch_weights(const Weight<Order>& w, const Part& part) {
+    if (!DEPENDENT) return;
+    for (int at = part.k; at < min(w.inputs, part.k + 2 * part.stride); at += part.stride) {
+        for (int o = 0; o < OUTS; ++o) prefetch(w.at(w.row(part.first + o)) + at);
     }
 }
 
-// The sums over this lane's part of k: vectors k, k + stride, ... of OUTS rows of W and ROWS rows of x.
-template <bool ALIGNED>
-__device__ __forceinline__ void accumulate(float (&sums)[ROWS][OUTS], const storage_t* x, const storage_t* weight,
-                                           int first, int rows, int inputs, int outputs, int x_stride, int k,
-                                           int stride) {
+// The sums over this lane's part of k, of OUTS rows of W and ROWS rows of x.
+template <bool ALIGNED, class Order>
+__device__ __forceinline__ void accumulate(float (&sums)[ROWS][OUTS], const storage_t* x, const Weight<Order>& w,
+                                           const Part& part, int rows, int x_stride) {
     constexpr int DEPTH = OUTS < 4 && ROWS < 8 ? 4 : 2;  // vectors of each row loaded before the first is used
-    for (; k < inputs; k += DEPTH * stride) {
-        uint4 w[DEPTH][OUTS];
+    for (int k = part.k; k < w.inputs; k += DEPTH * part.stride) {
+        uint4 weights[DEPTH][OUTS];
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
 #pragma unroll
-            for (int o = 0; o < OUTS; ++o) {  // outputs beyond the last repeat it, and are not stored
-                const storage_t* row = weight + (size_t)weight_row(first + o, outputs) * inputs;
-                w[d][o] = load_vector<ALIGNED, true>(row, k + d * stride, inputs);
+            for (int o = 0; o < OUTS; ++o) {
+                const storage_t* row = w.at(w.row(part.first + o));
+                weights[d][o] = load_vector<ALIGNED, true>(row, k + d * part.stride, w.inputs);
             }
         }
 #pragma unroll
@@ -37,13 +52,14 @@ __device__ __forceinline__ void accumulate(float (&sums)[ROWS][OUTS], const stor
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const storage_t* row = x + (size_t)min(r, rows - 1) * x_stride;
-                uint4 v = load_vector<ALIGNED, false>(row, k + d * stride, inputs);
+                uint4 v = load_vector<ALIGNED, false>(row, k + d * part.stride, w.inputs);
 #pragma unroll
                 for (int i = 0; i < VECTOR; ++i) {
                     float xi = to_float(reinterpret_cast<const storage_t*>(&v)[i]);
 #pragma unroll
                     for (int o = 0; o < OUTS; ++o) {
-                        sums[r][o] = fmaf(xi, to_float(reinterpret_cast<const storage_t*>(&w[d][o])[i]), sums[r][o]);
+                        float wi = to_float(reinterpret_cast<const storage_t*>(&weights[d][o])[i]);
+                        sums[r][o] = fmaf(xi, wi, sums[r][o]);
                     }
                 }
             }
@@ -51,38 +67,44 @@ __device__ __forceinline__ void accumulate(float (&sums)[ROWS][OUTS], const stor
     }
 }
 
-// Rows of x by a block's outputs.
-__device__ __forceinline__ void fma_product(const Epilogue& e, const storage_t* x, const storage_t* weight, int rows,
-                                            int inputs, int x_stride, int splits) {
-    __shared__ float partial[WARPS][ROWS * OUTS];
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    int groups = WARPS / splits;  // of warps; each group has its own outputs
-    int first = (blockIdx.x * groups + warp / splits) * OUTS;
-    int k = (warp % splits * WARP + lane) * VECTOR, stride = splits * WARP * VECTOR;
+using Partial = float[WARPS][SUMS];
 
-    // In the end each thread finishes one sum at most. What is added to it is under way while W is read.
-    constexpr int SUMS = ROWS * OUTS;  // of a group
-    static_assert(SUMS <= WARP, "a thread finishes one sum");
-    int group = threadIdx.x / SUMS, value = threadIdx.x % SUMS, row = value / OUTS;
-    int output = (blockIdx.x * groups + group) * OUTS + value % OUTS;
-    bool finishes = group < groups && row < rows && output < e.outputs;
-    Addends addends = load_addends(e, rows, row, output);
-
+// The sums of all warps in shared memory, for when all threads are past a barrier.
+template <class Order>
+__device__ __forceinline__ Partial& share(const storage_t* x, const Weight<Order>& w, const Part& part, int rows,
+                                          int x_stride) {
+    __shared__ Partial partial;
     float sums[ROWS][OUTS] = {};
-    if (rows_are_aligned(x, weight, inputs, x_stride)) {
-        accumulate<true>(sums, x, weight, first, rows, inputs, e.outputs, x_stride, k, stride);
+    if (rows_are_aligned(x, w.values, w.inputs, x_stride)) {
+        accumulate<true>(sums, x, w, part, rows, x_stride);
     } else {
-        accumulate<false>(sums, x, weight, first, rows, inputs, e.outputs, x_stride, k, stride);
+        accumulate<false>(sums, x, w, part, rows, x_stride);
     }
-
 #pragma unroll
     for (int i = 0; i < SUMS; ++i) {
         float sum = warp_sum(sums[i / OUTS][i % OUTS]);
-        if (lane == 0) partial[warp][i] = sum;
+        if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP][i] = sum;
     }
-    __syncthreads();
-    if (!finishes) return;
+    return partial;
+}
+
+// The sum of a group's output in a row, over all of k.
+__device__ __forceinline__ float shared_sum(const Partial& partial, const Part& part, int group, int row, int output) {
     float sum = 0.0f;
-    for (int split = 0; split < splits; ++split) sum += partial[group * splits + split][value];
-    finish(e, row, output, sum, addends);
+    for (int split = 0; split < part.splits; ++split) sum += partial[group * part.splits + split][row * OUTS + output];
+    return sum;
+}
+
+// Rows of x by a block's outputs.
+template <class Order>
+__device__ __forceinline__ void fma_product(const Epilogue& e, const storage_t* x, const Weight<Order>& w,
+                                            const Part& part, int rows, int x_stride) {
+    // In the end each thread finishes one sum at most. What is added to it is under way while W is read.
+    int group = threadIdx.x / SUMS, row = threadIdx.x % SUMS / OUTS, column = threadIdx.x % OUTS;
+    int output = (blockIdx.x * part.groups + group) * OUTS + column;
+    bool finishes = group < part.groups && row < rows && output < e.outputs;
+    Addends addends = load_addends(e, rows, row, output);
+    Partial& partial = share(x, w, part, rows, x_stride);
+    __syncthreads();
+    if (finishes) finish(e, row, output, shared_sum(partial, part, group, row, column), addends);
 }

@@ -20,38 +20,23 @@
 //   2. this one, measured there: TinyLlama 1.1B, which stores rotated keys and has gates, 1,236 in place of 1,347 us at
 //      batch 1, 1,388 in place of 1,514 at 8; OPT-1.3B 1,395 in place of 1,416 and 1,579 in place of 1,609.
 
-#if (defined(GATED) && GATED) || (defined(STORES) && STORES && ROTATED > 0)
-#define PAIRED 1
-#endif
-#ifndef STORES
-#define STORES 0
+#ifndef ROTATED
+#define ROTATED 0
 #endif
 #ifndef GATED
 #define GATED 0
 #endif
-#ifndef ROTATED
-#define ROTATED 0
-#endif
-
-#if defined(PAIRED) && GATED
-// Gate and up, side by side.
-__device__ __forceinline__ int weight_row(int output, int outputs) {
-    return min(output, outputs - 1) / 2 + output % 2 * (outputs / 2);
-}
-#elif defined(PAIRED)
-// The two numbers that turn together, side by side; what does not turn, at the end of a head, where it is.
-__device__ __forceinline__ int weight_row(int output, int outputs) {
-    output = output < outputs ? output : outputs - 1;
-    int in_head = output % HEAD_DIM;
-    return in_head < 2 * ROTATED ? output - in_head + in_head / 2 + in_head % 2 * ROTATED : output;
-}
+#ifndef STORES
+#define STORES 0
+#define HEAD_DIM 1  // nothing is stored
+#define PAGE_SIZE 1
 #endif
 
 #include "gemv.cuh"
-#if STORES
 #include "paged.cuh"
 #include "rotary.cuh"
-#endif
+
+static_assert(STORES != GATED, "compile with -DSTORES=1 or with -DGATED=1");
 
 // What gemv.cu would have written for an output: it is rounded before it is used on.
 __device__ __forceinline__ storage_t rounded(const Epilogue& e, int output, float sum) {
@@ -62,9 +47,18 @@ __device__ __forceinline__ storage_t rounded(const Epilogue& e, int output, floa
     return y;
 }
 
-#if STORES
+// Queries, keys and values.
+struct Store {
+    // The two numbers that turn together, side by side; what does not turn, at the end of a head, where it is.
+    struct Order {
+        static __device__ __forceinline__ int row(int output, int outputs) {
+            output = min(output, outputs - 1);
+            if (ROTATED == 0) return output;
+            int in_head = output % HEAD_DIM;
+            return in_head < 2 * ROTATED ? output - in_head + in_head / 2 + in_head % 2 * ROTATED : output;
+        }
+    };
 
-struct Ending {
     storage_t *keys, *values;  // [pages, K, P, D]
     const int* slots;          // [T], page * P + offset, or -1
     int H, K, pages;
@@ -84,7 +78,7 @@ struct Ending {
     }
 
     __device__ __forceinline__ void finish_pair(const Epilogue& e, int row, int output, float one, float other) const {
-        int first = weight_row(output, e.outputs), second = weight_row(output + 1, e.outputs), j = first % HEAD_DIM;
+        int first = Order::row(output, e.outputs), second = Order::row(output + 1, e.outputs), j = first % HEAD_DIM;
         storage_t a = rounded(e, first, one), b = rounded(e, second, other);
         if (ROTATED > 0 && first / HEAD_DIM < H + K && j < ROTATED) {
             Rotation turned = rotation;
@@ -99,22 +93,25 @@ struct Ending {
     }
 };
 
-#else
+struct Gate {
+    // Gate and up, side by side.
+    struct Order {
+        static __device__ __forceinline__ int row(int output, int outputs) {
+            return min(output, outputs - 1) / 2 + output % 2 * (outputs / 2);
+        }
+    };
 
-struct Ending {
-    int activation;  // of the gate
+    int activation;
 
     __device__ __forceinline__ void finish_pair(const Epilogue& e, int row, int output, float gate, float up) const {
-        int first = weight_row(output, e.outputs);
+        int first = Order::row(output, e.outputs);
         float a = to_float(rounded(e, first, gate)), b = to_float(rounded(e, first + e.outputs / 2, up));
         e.out[(size_t)row * e.out_stride + first] = from_float(gated(a, b, activation));
     }
 };
 
-#endif
-
 // Finish a block's outputs first, first + 1 ..., `count` of them, in all rows; sum_of(row, i) is the sum of the i-th.
-template <class Sum>
+template <class Ending, class Sum>
 __device__ __forceinline__ void finish_all(const Epilogue& e, const Ending& ending, int rows, int first, int count,
                                            Sum sum_of) {
     for (int i = threadIdx.x; i < rows * count / 2; i += WARPS * WARP) {
@@ -124,75 +121,80 @@ __device__ __forceinline__ void finish_all(const Epilogue& e, const Ending& endi
 }
 
 // What `finish_all` adds is brought to L2 while the sums are taken.
-__device__ __forceinline__ void prefetch_bias(const float* bias, int first, int count, int outputs) {
-    if (bias && threadIdx.x < count) prefetch(bias + weight_row(first + threadIdx.x, outputs));
+template <class Order>
+__device__ __forceinline__ void prefetch_bias(const float* bias, const Weight<Order>& w, int first, int count) {
+    if (bias && threadIdx.x < count) prefetch(bias + w.row(first + threadIdx.x));
 }
 
 // The arguments of both kernels: those of gemv.cu, and of kv.cu and rotary.cu or of glu.cu. What a build has no use for is
 // null or 0. q goes to out.
-#define PARAMETERS                                                                                                   \
-    out_t *out, const storage_t *x, WEIGHT, const float *bias, const storage_t *residual, int rows,                  \
-        int inputs, int outputs, int x_stride, int out_stride, int residual_stride, int activation,                 \
-        int gate_activation, storage_t *keys, storage_t *values, const int *slots, int H, int K, int pages,         \
-        const int *positions, const float *frequencies, const int *text_lens, const int *query_starts, int N,       \
-        float scale, double factor, int original
-
-#if STORES
-#define ENDING \
-    {keys, values, slots, H, K, pages, \
-     {positions, frequencies, text_lens, query_starts, N, ROTATED, original, scale, factor}}
-#else
-#define ENDING {gate_activation}
-#endif
 
 #if OUTS < 8
 
-extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void fused_fma(PARAMETERS, int splits) {
-    __shared__ float partial[WARPS][ROWS * OUTS];
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, groups = WARPS / splits;
-    int first = (blockIdx.x * groups + warp / splits) * OUTS;
-    int k = (warp % splits * WARP + lane) * VECTOR, stride = splits * WARP * VECTOR;
-    Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
+template <class Ending>
+__device__ __forceinline__ void fuse(const Epilogue& e, const Ending& ending, const storage_t* x,
+                                     const storage_t* weight, int rows, int inputs, int x_stride, int splits) {
+    Weight<typename Ending::Order> w(weight, nullptr, nullptr, inputs, e.outputs);
+    Part part(splits);
+    int count = part.groups * OUTS, first = blockIdx.x * count;
     launch_dependents();
-    prefetch_bias(bias, blockIdx.x * groups * OUTS, groups * OUTS, outputs);
-    if (DEPENDENT) prefetch_weights(weight, first, inputs, outputs, k, stride);
+    prefetch_bias(e.bias, w, first, count);
+    prefetch_weights(w, part);
     wait_for_results();
-
-    float sums[ROWS][OUTS] = {};
-    if (rows_are_aligned(x, weight, inputs, x_stride)) {
-        accumulate<true>(sums, x, weight, first, rows, inputs, outputs, x_stride, k, stride);
-    } else {
-        accumulate<false>(sums, x, weight, first, rows, inputs, outputs, x_stride, k, stride);
-    }
-#pragma unroll
-    for (int i = 0; i < ROWS * OUTS; ++i) {
-        float sum = warp_sum(sums[i / OUTS][i % OUTS]);
-        if (lane == 0) partial[warp][i] = sum;
-    }
+    Partial& partial = share(x, w, part, rows, x_stride);
     __syncthreads();
-    finish_all(e, Ending ENDING, rows, blockIdx.x * groups * OUTS, groups * OUTS, [&](int row, int i) {
-        float sum = 0.0f;
-        for (int split = 0; split < splits; ++split) sum += partial[i / OUTS * splits + split][row * OUTS + i % OUTS];
-        return sum;
+    finish_all(e, ending, rows, first, count, [&](int row, int i) {
+        return shared_sum(partial, part, i / OUTS, row, i % OUTS);
     });
+}
+
+extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void fused_fma(
+    out_t* out, const storage_t* x, const storage_t* weight, const float* bias, const storage_t* residual, int rows,
+    int inputs, int outputs, int x_stride, int out_stride, int residual_stride, int activation, int gate_activation,
+    storage_t* keys, storage_t* values, const int* slots, int H, int K, int pages, const int* positions,
+    const float* frequencies, const int* text_lens, const int* query_starts, int N, float scale, double factor,
+    int original, int splits) {
+    Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
+    if constexpr (GATED) {
+        fuse(e, Gate{gate_activation}, x, weight, rows, inputs, x_stride, splits);
+    } else {
+        Rotation rotation{positions, frequencies, text_lens, query_starts, N, ROTATED, original, scale, factor};
+        fuse(e, Store{keys, values, slots, H, K, pages, rotation}, x, weight, rows, inputs, x_stride, splits);
+    }
 }
 
 #elif MINILLM_STORAGE != 32
 
-extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void fused_mma(PARAMETERS MORE_WEIGHT) {
+template <class Ending>
+__device__ __forceinline__ void fuse(const Epilogue& e, const Ending& ending, const storage_t* x,
+                                     const Weight<typename Ending::Order>& w, int rows, int x_stride) {
     int first = blockIdx.x * OUTS;
-    Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
     launch_dependents();
-    prefetch_bias(bias, first, OUTS, outputs);
-    Weight w = MATRIX;
-    begin_weights(w, first, inputs, outputs);
+    prefetch_bias(e.bias, w, first, OUTS);
+    begin_weights(w, first);
     wait_for_results();
-
     Sums sums = {};
-    accumulate(sums, x, w, first, rows, inputs, outputs, x_stride);
+    accumulate(sums, x, w, first, rows, x_stride);
     share(sums);
     __syncthreads();
-    finish_all(e, Ending ENDING, rows, first, OUTS, [&](int row, int i) { return shared_sum(row, i); });
+    finish_all(e, ending, rows, first, OUTS, [&](int row, int i) { return shared_sum(row, i); });
+}
+
+extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void fused_mma(
+    out_t* out, const storage_t* x, const void* weight, const float* bias, const storage_t* residual, int rows,
+    int inputs, int outputs, int x_stride, int out_stride, int residual_stride, int activation, int gate_activation,
+    storage_t* keys, storage_t* values, const int* slots, int H, int K, int pages, const int* positions,
+    const float* frequencies, const int* text_lens, const int* query_starts, int N, float scale, double factor,
+    int original, const __half* scales, const void* offsets) {
+    Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
+    if constexpr (GATED) {
+        Weight<Gate::Order> w(weight, scales, offsets, inputs, outputs);
+        fuse(e, Gate{gate_activation}, x, w, rows, x_stride);
+    } else {
+        Weight<Store::Order> w(weight, scales, offsets, inputs, outputs);
+        Rotation rotation{positions, frequencies, text_lens, query_starts, N, ROTATED, original, scale, factor};
+        fuse(e, Store{keys, values, slots, H, K, pages, rotation}, x, w, rows, x_stride);
+    }
 }
 
 #endif

@@ -1,6 +1,6 @@
 // The sums of gemv.cu for a matrix of 8 or 4 bits and 1 to 64 rows of x: the numbers become 16 bits in registers, exactly,
-// tensor cores add up a group of them in float, and the sum is scaled. Included by gemv.cu where BITS is defined, for
-// gemv_mma, experts_mma and fused_mma.
+// tensor cores add up a group of them in float, and the sum is scaled. Included by gemv.cuh where BITS is defined,
+// for gemv_mma, experts_mma and fused_mma.
 //
 //   y = x @ dequantize(W).T                            # of each group g: scale * ((q - zero) @ x) + offset * sum(x)
 //
@@ -61,6 +61,8 @@ constexpr int X_BYTES = ROWS * X_STRIDE * 2, W_BYTES = OUTS * 64, STAGE = SPLITS
 static_assert(GROUPS >= 1 && RUN >= 1, "a chunk has whole groups, and a unit whole pieces");
 static_assert(ROWS * OUTS * 4 <= STAGES * (X_BYTES + W_BYTES), "in the end the sums lie where the stages were");
 
+constexpr bool ROWS_OF_BLOCKS = true;            // blocks of the second dimension of the grid have the next ROWS of x
+
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 
 using Sums = float[COLUMNS][TILES][4];  // [c][i][j]: row c * 8 + 2t + j % 2 of x, row i * 16 + g + j / 2 * 8 of W
@@ -82,14 +84,14 @@ struct Place {
 };
 
 // Begin to copy chunk number `chunk` of this warp's rows of W: each lane what it reads itself. Zeros beyond the end.
-__device__ __forceinline__ void copy_weights(const Place& at, const Integers& w, int first, int outputs, int chunk,
-                                             int stage) {
+template <class Order>
+__device__ __forceinline__ void copy_weights(const Place& at, const Weight<Order>& w, int first, int chunk, int stage) {
     int left = w.row_bytes() / 16 - 4 * chunk;  // pieces
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            size_t row = weight_row(first + (at.side * TILES + tile) * 16 + half * 8 + at.g, outputs);
+            size_t row = w.row(first + (at.side * TILES + tile) * 16 + half * 8 + at.g);
             const unsigned char* from = w.values + row * w.row_bytes() + (left > 0 ? chunk * 64 : 0);
             unsigned char* to = at.weights(stage, tile, half);
             if (left >= 4 || left <= 0) {
@@ -131,13 +133,14 @@ struct Belongings {
     __align__(8) __half scales[TILES][2][GROUPS];
     __align__(8) offset_t offsets[TILES][2][GROUPS];
 
-    __device__ __forceinline__ void load(const Place& at, const Integers& w, int first, int outputs, int chunk) {
+    template <class Order>
+    __device__ __forceinline__ void load(const Place& at, const Weight<Order>& w, int first, int chunk) {
         chunk = min(chunk, (w.groups - 1) / GROUPS);  // beyond the end the last, where x is zero
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                size_t row = weight_row(first + (at.side * TILES + tile) * 16 + half * 8 + at.g, outputs);
+                size_t row = w.row(first + (at.side * TILES + tile) * 16 + half * 8 + at.g);
                 const __half* scale = w.scales + row * w.groups;
                 const offset_t* offset = w.offsets + row * w.groups;
                 if (w.groups % GROUPS == 0) {
@@ -252,24 +255,26 @@ __device__ __forceinline__ void multiply(const Place& at, Sums& sums, Belongings
 }
 
 // Begin to copy the first chunks of W, while the block waits for x.
-__device__ __forceinline__ void begin_weights(const Integers& w, int first, int, int outputs) {
+template <class Order>
+__device__ __forceinline__ void begin_weights(const Weight<Order>& w, int first) {
     Place at;
 #pragma unroll 1  // or the addresses of all stages stay in registers
     for (int stage = 0; stage < STAGES - 1; ++stage)
-        copy_weights(at, w, first, outputs, stage * SPLITS + at.split, stage);
+        copy_weights(at, w, first, stage * SPLITS + at.split, stage);
 }
 
 // The sums over this warp's part of k, after begin_weights: chunks split, split + SPLITS, ...
-__device__ __forceinline__ void accumulate(Sums& sums, const storage_t* x, const Integers& w, int first, int rows,
-                                           int inputs, int outputs, int x_stride) {
+template <class Order>
+__device__ __forceinline__ void accumulate(Sums& sums, const storage_t* x, const Weight<Order>& w, int first, int rows,
+                                           int x_stride) {
     Place at;
-    bool aligned = rows_are_aligned(x, x, inputs, x_stride);
+    bool aligned = rows_are_aligned(x, x, w.inputs, x_stride);
     int rounds = ((w.groups + GROUPS - 1) / GROUPS + SPLITS - 1) / SPLITS;
     Belongings own, next;
-    next.load(at, w, first, outputs, at.split);
+    next.load(at, w, first, at.split);
 #pragma unroll 1
     for (int stage = 0; stage < STAGES - 1; ++stage) {
-        copy_x(at, x, rows, inputs, x_stride, (stage * SPLITS + at.split) * CHUNK, stage, aligned);
+        copy_x(at, x, rows, w.inputs, x_stride, (stage * SPLITS + at.split) * CHUNK, stage, aligned);
         cp_async_commit();
     }
     int stage = 0, free = STAGES - 1;  // the stage to multiply, and the one to fill
@@ -281,11 +286,11 @@ __device__ __forceinline__ void accumulate(Sums& sums, const storage_t* x, const
         else __syncwarp();
         if (round + STAGES - 1 < rounds) {
             int chunk = (round + STAGES - 1) * SPLITS + at.split;
-            copy_weights(at, w, first, outputs, chunk, free);
-            copy_x(at, x, rows, inputs, x_stride, chunk * CHUNK, free, aligned);
+            copy_weights(at, w, first, chunk, free);
+            copy_x(at, x, rows, w.inputs, x_stride, chunk * CHUNK, free, aligned);
         }
         cp_async_commit();  // also of nothing: groups are counted
-        if (round + 1 < rounds) next.load(at, w, first, outputs, (round + 1) * SPLITS + at.split);
+        if (round + 1 < rounds) next.load(at, w, first, (round + 1) * SPLITS + at.split);
         multiply(at, sums, own, stage);
         free = stage;
         stage = stage + 1 == STAGES ? 0 : stage + 1;

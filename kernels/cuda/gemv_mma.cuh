@@ -9,38 +9,41 @@ constexpr int ROW_TILES = (ROWS + 15) / 16;  // and one below the other
 // Blocks on a processor, by the registers that they need.
 constexpr int RESIDENT = ROWS > 32 ? 1 : 2, RESIDENT_EXPERTS = RESIDENT;
 
+constexpr bool ROWS_OF_BLOCKS = false;  // all of x is every block's
+
 using Sums = float[ROW_TILES][TILES][4];
 
 // Bring this lane's first vectors of W to L2, while the block still waits for x.
-__device__ __forceinline__ void begin_weights(const Weight& w, int first, int inputs, int outputs) {
+template <class Order>
+__device__ __forceinline__ void begin_weights(const Weight<Order>& w, int first) {
     if (!DEPENDENT) return;
     int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     for (int tile = 0; tile < TILES; ++tile) {
         int at = warp * 8 * VECTOR + t * 2 * VECTOR;
-        if (at < inputs) prefetch(w.row(weight_row(first + tile * 8 + g, outputs)) + at);
+        if (at < w.inputs) prefetch(w.at(w.row(first + tile * 8 + g)) + at);
     }
 }
 
 // The sums over this warp's part of k. A lane loads 16 bytes of a row, twice; four lanes together 128 bytes of it.
-template <bool ALIGNED>
-__device__ __forceinline__ void accumulate(Sums& sums, const storage_t* x, const Weight& w,
-                                           int first, int rows, int inputs, int outputs, int x_stride) {
+template <bool ALIGNED, class Order>
+__device__ __forceinline__ void accumulate(Sums& sums, const storage_t* x, const Weight<Order>& w, int first, int rows,
+                                           int x_stride) {
     constexpr int HALF = 4 * VECTOR, STEP = 2 * HALF;
     int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;  // as in tensor_core.cuh
-    for (int k = warp * STEP; k < inputs; k += WARPS * STEP) {
+    for (int k = warp * STEP; k < w.inputs; k += WARPS * STEP) {
         uint4 weights[2][TILES], v[2][ROWS / 8];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             int at = k + half * HALF + t * VECTOR;
 #pragma unroll
-            for (int tile = 0; tile < TILES; ++tile) {  // outputs beyond the last repeat it, and are not stored
-                const storage_t* row = w.row(weight_row(first + tile * 8 + g, outputs));
-                weights[half][tile] = load_vector<ALIGNED, true>(row, at, inputs);
+            for (int tile = 0; tile < TILES; ++tile) {
+                const storage_t* row = w.at(w.row(first + tile * 8 + g));
+                weights[half][tile] = load_vector<ALIGNED, true>(row, at, w.inputs);
             }
 #pragma unroll
             for (int r = 0; r < ROWS / 8; ++r) {
                 const storage_t* row = x + (size_t)min(r * 8 + g, rows - 1) * x_stride;
-                v[half][r] = load_vector<ALIGNED, false>(row, at, inputs);
+                v[half][r] = load_vector<ALIGNED, false>(row, at, w.inputs);
             }
         }
 #pragma unroll
@@ -77,12 +80,13 @@ __device__ __forceinline__ void for_each_sum(Sums& sums, Visit visit) {
     }
 }
 
-__device__ __forceinline__ void accumulate(Sums& sums, const storage_t* x, const Weight& w, int first, int rows,
-                                           int inputs, int outputs, int x_stride) {
-    if (rows_are_aligned(x, w.values, inputs, x_stride)) {
-        accumulate<true>(sums, x, w, first, rows, inputs, outputs, x_stride);
+template <class Order>
+__device__ __forceinline__ void accumulate(Sums& sums, const storage_t* x, const Weight<Order>& w, int first, int rows,
+                                           int x_stride) {
+    if (rows_are_aligned(x, w.values, w.inputs, x_stride)) {
+        accumulate<true>(sums, x, w, first, rows, x_stride);
     } else {
-        accumulate<false>(sums, x, w, first, rows, inputs, outputs, x_stride);
+        accumulate<false>(sums, x, w, first, rows, x_stride);
     }
 }
 

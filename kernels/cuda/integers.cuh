@@ -31,10 +31,9 @@ struct Integers {
     const offset_t* offsets;      // likewise, or null
     int groups;
 
-    __device__ __forceinline__ Integers(const unsigned char* values, const __half* scales, const void* offsets,
-                                        int inputs)
-        : values(values), scales(scales), offsets(static_cast<const offset_t*>(offsets)),
-          groups((inputs + GROUP - 1) / GROUP) {}
+    __device__ __forceinline__ Integers(const void* values, const __half* scales, const void* offsets, int inputs)
+        : values(static_cast<const unsigned char*>(values)), scales(scales),
+          offsets(static_cast<const offset_t*>(offsets)), groups((inputs + GROUP - 1) / GROUP) {}
 
     __device__ __forceinline__ int row_bytes() const { return groups * (GROUP * BITS / 8); }
 

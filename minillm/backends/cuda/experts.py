@@ -12,7 +12,7 @@ from ...reference.experts import SOFTMAX, RouterSpec, Routing
 from ...reference.quantize import Quantized
 from ..storage import Experts
 from .integers import integer_constants, integer_shape
-from .kernels import Kernels, or_null, row_stride
+from .kernels import NULL, Kernels, or_null, row_stride
 from .linear import expert_shape
 
 MOST_EXPERTS = 1024
@@ -106,7 +106,7 @@ def multiply(kernels: Kernels, x: Any, experts: Experts, routing: Routing, out: 
         kernel(grid, (shape.threads,), args, shared_mem=shared)
         return
     name, constants, splits, blocks = expert_shape(kernels, T, outputs)
-    last = () if splits is None else (np.int32(splits),)
+    last: tuple[Any, ...] = (NULL, NULL) if splits is None else (np.int32(splits),)
     grid = blocks, len(routing.present)
     kernel = kernels.get("gemv_experts", name, **constants)
     kernel(grid, (128 if name == "experts_fma" else 256,), (out, x, matrix, *arrays, *numbers, *last))

@@ -125,7 +125,7 @@ def gemv(kernels: Kernels, product: Product) -> None:
         constants["ROWS"] = max(constants["ROWS"], 8)
         outs = _mma_outs(outputs, kernels.processors)
         kernel = kernels.get("gemv", "gemv_mma", OUTS=outs, **constants)
-        kernel((_ceil(outputs, outs),), (256,), args)
+        kernel((_ceil(outputs, outs),), (256,), (*args, NULL, NULL))
 
 
 def integer_gemv(kernels: Kernels, product: Product, shape: IntegerShape | None = None) -> None:

@@ -248,9 +248,10 @@ class TestNames:
         ("file", "kernel", "names"),
         [
             ("gemv", "gemv_fma", (*ProductArguments._fields, "splits")),
-            ("gemv", "gemv_mma", ProductArguments._fields),
+            ("gemv", "gemv_mma", (*ProductArguments._fields, "scales", "offsets")),
             ("gemm", "gemm_tiled", ProductArguments._fields),
-            ("gemv_fused", "PARAMETERS", (*ProductArguments._fields, *Ending._fields)),
+            ("gemv_fused", "fused_fma", (*ProductArguments._fields, *Ending._fields, "splits")),
+            ("gemv_fused", "fused_mma", (*ProductArguments._fields, *Ending._fields, "scales", "offsets")),
             ("kv", "store_kv", StoreArguments._fields),
             ("rotary", "rotary", RotaryArguments._fields),
             ("glu", "glu", GluArguments._fields),
@@ -258,12 +259,8 @@ class TestNames:
     )
     def test_they_stand_in_the_order_of_the_sources(self, file: str, kernel: str, names: tuple[str, ...]) -> None:
         source = (kernel_folder() / f"{file}.cu").read_text()
-        if kernel == "PARAMETERS":
-            (parameters,) = re.findall(r"#define PARAMETERS(.*?)\n\n", source, re.DOTALL)
-        else:
-            (parameters,) = re.findall(rf"\b{kernel}\(([^()]*)\) {{", source)
-        parameters = parameters.replace("MORE_WEIGHT", "").replace("WEIGHT", "weight")
-        assert tuple(re.findall(r"(\w+)[\s\\]*(?:,|$)", parameters)) == names
+        (parameters,) = re.findall(rf"\b{kernel}\(([^()]*)\) {{", source)
+        assert tuple(re.findall(r"(\w+)\s*(?:,|$)", parameters)) == names
 
     @pytest.mark.parametrize(("run", "kernel"), [(Step.store, "store_kv"), (Step.store, "rotary"), (Step.gate, "glu")])
     def test_an_argument_that_the_fused_kernel_lacks_is_an_error(
