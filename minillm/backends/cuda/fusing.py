@@ -256,16 +256,20 @@ class Reads:
         self._results = results
 
     def after(self, i: int, array: Any, columns: int | None = None) -> bool:
-        """Whether anyone reads an array after launch i, until it is written anew.
+        """Whether anyone reads an array after launch i, until it is written anew; what another result in its memory has
+        is not read of it.
 
         `columns`: of each row, these may be read: by someone who reads a view from the same address on.
         """
+        anew: list[Any] = []
         for arrays, written in zip(self._arrays[i + 1 :], self._written[i + 1 :], strict=True):
             for one in arrays[written:]:
-                if self.overlap(one, array) and not (columns and self._is_left_part(one, array, columns)):
+                read = self.overlap(one, array) and not any(self._covers(other, one) for other in anew)
+                if read and not (columns and self._is_left_part(one, array, columns)):
                     return True
             if any(self._covers(one, array) for one in arrays[:written]):
                 return False
+            anew += (one for one in arrays[:written] if one.flags.c_contiguous and self.overlap(one, array))
         return any(self.overlap(one, array) for one in self._results)
 
     def same(self, one: Any, other: Any) -> bool:

@@ -222,6 +222,21 @@ class TestNotFused:
         first, second = ["rms_norm", "fused_fma"], ["rms_norm", "gemv_fma", "glu"]
         assert self.names(Step("float32", 2), twice) == [*first, *second, "rms_norm"]
 
+    def test_what_later_launches_write_in_its_place_and_read(self, emulator: Emulator) -> None:
+        """As layers that differ have their results: part of the memory is another array by then."""
+
+        def and_others(step: Step, kernels: Kernels, other: Any, read: Any) -> None:
+            step.gate(kernels)
+            rms_norm(kernels, step.x, None, 1e-5, other)
+            rms_norm(kernels, read, None, 1e-5, step.normed)
+
+        step, norms = Step("float32", 2), ["rms_norm"] * 2
+        other = step.wide.reshape(-1)[: 2 * step.E].reshape(2, step.E)
+        assert self.names(step, and_others, other, other) == ["rms_norm", "fused_fma", *norms]
+        assert self.names(step, and_others, other, step.wide) == ["rms_norm", "gemv_fma", "glu", *norms]
+        with_gaps = step.wide[:, : step.E]
+        assert self.names(step, and_others, with_gaps, with_gaps) == ["rms_norm", "gemv_fma", "glu", *norms]
+
     def test_more_rows_than_a_thread_finishes_pairs_of(self, emulator: Emulator) -> None:
         assert self.names(Step("float16", 32), Step.gate) == ["rms_norm", "fused_mma"]
         assert self.names(Step("float16", 33), Step.gate) == ["rms_norm", "gemv_mma", "glu"]
@@ -295,13 +310,12 @@ LAYERS |= {"opt": LAYERS["gpt2"], "qwen2": LAYERS["llama"]}
 """Launches of a layer as operations are called, and as they are recorded."""
 
 
-@pytest.mark.parametrize("family", LAYERS)
-@pytest.mark.parametrize("storage", [exhaustive("float32"), "float16"])
-@pytest.mark.parametrize("batch", [exhaustive(1), 3])
-def test_whole_decode_steps_have_the_same_bits_in_fewer_launches(
-    batch: int, family: str, storage: str, device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def names_of_steps(
+    family: str, storage: str, batch: int, device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
+) -> list[list[str]]:
+    """The launches of a step as operations are called, and as they are recorded, whose results have the same bits."""
     found: dict[bool, tuple[list[Any], Any, list[str]]] = {}
+    raw = next(iter(CONFIGS[family].values())) | ({"head_dim": 16} if family in ("qwen3", "gemma3_text") else {})
     for fused in False, True:
         with monkeypatch.context() as patch:
             if not fused:
@@ -309,11 +323,7 @@ def test_whole_decode_steps_have_the_same_bits_in_fewer_launches(
             runner = (
                 opt_on(CudaBackend(device, device.recorder, storage, max_batch_size=4))
                 if family == "opt"
-                else runner_on(
-                    device,
-                    next(iter(CONFIGS[family].values())) | ({"head_dim": 16} if family == "qwen3" else {}),
-                    storage,
-                )
+                else runner_on(device, raw, storage)
             )
             sequences = [TokenSequence([5 + i, 9, 11, 30 + i]) for i in range(batch)]
             for sequence in sequences:
@@ -330,6 +340,37 @@ def test_whole_decode_steps_have_the_same_bits_in_fewer_launches(
         written = ~np.isnan(plain.astype(np.float32))
         assert written.any()
         np.testing.assert_array_equal(fused[written], plain[written])
-    for fused, layer in zip((False, True), LAYERS[family], strict=True):
-        first = {"opt": "layer_norm", "gpt2": "layer_norm"}.get(family, "rms_norm")
-        assert found[fused][2] == ["embed", *layer.split() * 2, first, "gemv_fma", "best_of_chunks", "take_best"]
+    return [found[fused][2] for fused in (False, True)]
+
+
+@pytest.mark.parametrize("family", LAYERS)
+@pytest.mark.parametrize("storage", [exhaustive("float32"), "float16"])
+@pytest.mark.parametrize("batch", [exhaustive(1), 3])
+def test_whole_decode_steps_have_the_same_bits_in_fewer_launches(
+    batch: int, family: str, storage: str, device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = {"opt": "layer_norm", "gpt2": "layer_norm"}.get(family, "rms_norm")
+    steps = names_of_steps(family, storage, batch, device, monkeypatch)
+    for names, layer in zip(steps, LAYERS[family], strict=True):
+        assert names == ["embed", *layer.split() * 2, first, "gemv_fma", "best_of_chunks", "take_best"]
+
+
+@pytest.mark.parametrize(
+    ("family", "heads", "fused", "plain", "recorded"),
+    [
+        ("exaone4", 2, 2, 28, 21),
+        exhaustive("gemma3_text", 2, 2, 33, 25),
+        exhaustive("hunyuan_v1_dense", 2, 2, 29, 23),
+        exhaustive("gemma4_text", 2, 4, 83, 71),
+        exhaustive("lfm2", 1, 3, 33, 27),
+        exhaustive("qwen3_next", 1, 3, 70, 64),
+        exhaustive("olmo2", 0, 2, 29, 27),
+    ],
+)
+def test_layers_that_differ_or_have_norms_of_heads(
+    family: str, heads: int, fused: int, plain: int, recorded: int, device: RecordingDevice, monkeypatch: Any
+) -> None:
+    """How many launches norms of heads, rotation and store are; products with what follows; all, before and after."""
+    before, after = names_of_steps(family, "float16", 3, device, monkeypatch)
+    assert (after.count("norm_rotate_store"), after.count("fused_fma")) == (heads, fused)
+    assert (len(before), len(after)) == (plain, recorded)
