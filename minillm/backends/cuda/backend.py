@@ -35,6 +35,7 @@ from .integers import expand
 from .kernels import ALL_REDUCE, Kernels, Launcher
 from .linear import ACTIVATIONS, Product, Products, linear
 from .memory import CudaMemory
+from .tensor_maps import TensorMaps
 from .weights import CudaLoader, number_type
 
 AUTO = "auto"
@@ -61,6 +62,7 @@ class CudaBackend(Recordable, Backend):
         prompt_tokens: int = 0,
         records_ranks: bool = False,
         persistent: bool = False,
+        tensor_maps: TensorMaps | None = None,
     ) -> None:
         """Set the device and the launcher of its kernels.
 
@@ -77,10 +79,12 @@ class CudaBackend(Recordable, Backend):
                 device has one, must be such that a graph can hold them
             records_ranks: decode steps of several ranks are recorded with their sums, if the group can do that
             persistent: the layers of a recorded step of few sequences are one kernel, if they can (`persistent.py`)
+            tensor_maps: products of many rows are `gemm_tma`'s in the place of the library's, where it can
         """
         self.device, self._records_ranks = device, records_ranks
         self.kernels = Kernels(launcher, debug=debug, dependent=dependent)
-        self.products = Products(self.kernels, device.multiply if device.has_library else None, self._empty)
+        library = device.multiply if device.has_library else None
+        self.products = Products(self.kernels, library, self._empty, tensor_maps)
         self._heads: WeakKeyDictionary[Weight, Experts] = WeakKeyDictionary()
         self._routings: dict[tuple[int, int], Routing] = {}
         self._stacks: dict[tuple[LowRankWeight | None, ...], low_rank.Stack] = {}

@@ -2,8 +2,8 @@
 
 Few rows (a decode step) go to `kernels/cuda/gemv.cu`, which reads each weight once; many (a prefill) to `gemm_wgmma.cu`
 on Hopper, and to `gemm.cu` elsewhere, whose blocks share tiles where these do not fill the processors (up to SPLIT_ROWS
-rows: a decode step of many sequences). Each finishes in one launch. The constants they are compiled for are chosen
-here, from the shapes alone.
+rows: a decode step of many sequences). `gemm_tma.cu` is for many rows on Hopper too, where the user asks for it. Each
+finishes in one launch. The constants they are compiled for are chosen here, from the shapes alone.
 
 A matrix of 8 or 4 bits (`Quantized`, its arrays on the device) goes to `gemv.cu` too, up to INTEGER_ROWS rows; for more
 it is expanded to 16 bits first, some rows of it at a time (`kernels/cuda/expand.cu`).
@@ -26,6 +26,7 @@ from .integers import IntegerShape, expand, integer_constants, integer_shape
 from .integers import ceil as _ceil
 from .integers import power_of_two as _power_of_two
 from .kernels import NULL, STORAGE, Kernels, int32s, or_null, row_stride, type_name
+from .tensor_maps import TensorMaps
 
 Room = Callable[[int, int], tuple[Any, Any]]
 """Gives scratch memory: so many float32 numbers, and so many int32 zeros, which are zeros again after each launch."""
@@ -59,6 +60,16 @@ TILES = ((128, 128), (64, 64))
 
 WGMMA_TILES = ((128, 128), (128, 64))
 """The same of gemm_wgmma.cu."""
+
+TMA_STEP = {256: 0.7, 128: 0.38}
+"""Outputs of a tile of gemm_tma.cu -> us of a step of WGMMA_DEPTH, expected: at 256 the library's rate, at 128 what the
+copies of a cluster of two need where they are a fifth faster than gemm_wgmma's."""
+
+TMA_SHARED = 192 * 1024 + 96
+"""Bytes of shared memory of one of its blocks, with the barriers of six stages."""
+
+CLUSTER = 2
+"""Blocks of one of its clusters"""
 
 WGMMA_SHARED = 192 * 1024
 """Bytes of shared memory of one of its blocks."""
@@ -217,6 +228,43 @@ def gemm_wgmma(kernels: Kernels, product: Product, shape: tuple[int, int] | None
     kernel((blocks,), (256,), (*_arguments(kernels, product), *scratch), shared_mem=WGMMA_SHARED)
 
 
+class TmaShape(NamedTuple):
+    """How gemm_tma.cu computes a product."""
+
+    TILE_OUTS: int
+    SHARED_X: int
+    """1: the blocks of a cluster lie side by side, and share x; 0: one below the other, and share W"""
+    groups: int
+    """Tiles, as many as a cluster has blocks at a time"""
+
+    def box_rows(self) -> int:
+        """Rows of x that a block copies at a time."""
+        return WGMMA_TILES[0][0] // (CLUSTER if self.SHARED_X else 1)
+
+
+def gemm_tma(kernels: Kernels, product: Product, maps: TensorMaps, shape: TmaShape | None = None) -> bool:
+    """Compute a product of any number of rows by warpgroups and the tensor memory accelerator, if it can read x and W.
+
+    `shape`: that of `tma_shape` where it is None. Returns False, with nothing done, where the accelerator cannot, or
+    where for few rows gemm_wgmma, whose blocks share tiles, should take less time.
+    """
+    (rows, outputs), inputs, processors = product.out.shape, product.x.shape[1], kernels.processors
+    if shape is None:
+        shape = tma_shape(rows, outputs, inputs, processors)
+        few = rows <= SPLIT_ROWS
+        if few and tma_time(shape, inputs, processors) >= _shares(rows, outputs, inputs, processors)[0]:
+            return False
+    x_map = maps.of_rows(product.x, shape.box_rows())
+    w_map = maps.of_outputs(product.weight, shape.TILE_OUTS)
+    if x_map is None or w_map is None:
+        return False
+    constants = {"CLUSTER": CLUSTER, "TILE_OUTS": shape.TILE_OUTS, "SHARED_X": shape.SHARED_X, **product.macros}
+    kernel = kernels.get("gemm_tma", "gemm_tma", shared_mem=TMA_SHARED, **constants)
+    blocks = CLUSTER * min(shape.groups, max(1, processors // CLUSTER))
+    kernel((blocks,), (288,), (*_arguments(kernels, product), x_map, w_map), shared_mem=TMA_SHARED)
+    return True
+
+
 def finish_product(kernels: Kernels, product: Product) -> None:
     """out = activation(out + b) + residual, in place: the epilogue of a library's product, of x's type."""
     out, residual = product.out, product.residual
@@ -245,6 +293,7 @@ class Products:
         kernels: Kernels,
         multiply: Multiply | None,
         empty: Callable[[int], Any] | None = None,
+        maps: TensorMaps | None = None,
     ) -> None:
         """Set the kernels and the library.
 
@@ -252,8 +301,10 @@ class Products:
             kernels: ours
             multiply: the library's product; without one only our kernels run
             empty: allocates so many numbers of the kernels' type, for matrices to be expanded
+            maps: by which gemm_tma.cu reads matrices, in the library's place and for 65 to 128 rows; None: it does not
         """
         self._kernels = kernels
+        self._maps = maps
         self._multiply = multiply
         self._only_ours = False
         self._empty = empty
@@ -281,6 +332,8 @@ class Products:
         x, weight = product.x, product.weight
         if isinstance(weight, Quantized) and len(x) > INTEGER_ROWS and self._empty is not None:
             self._by_parts(product, self._empty)
+        elif self._by_tma(product):
+            return
         elif (
             isinstance(weight, Quantized)
             or self._multiply is None
@@ -292,6 +345,15 @@ class Products:
         else:
             self._kernels.call(LIBRARY_PRODUCT, self._by_library, product.out, x, weight)
             finish_product(self._kernels, product)
+
+    def _by_tma(self, product: Product) -> bool:
+        """Compute a product by gemm_tma.cu, where it is asked for and can."""
+        rows, outputs = product.out.shape
+        if self._maps is None or isinstance(product.weight, Quantized) or not self._kernels.has("gemm_tma"):
+            return False
+        if rows <= MOST_ROWS[self._kernels.storage] or outputs == 0 or self._kernels.storage == "float32":
+            return False
+        return gemm_tma(self._kernels, product, self._maps)
 
     def _by_library(self, out: Any, x: Any, weight: Any) -> None:
         assert self._multiply is not None
@@ -408,12 +470,17 @@ def _whole_tiles(rows: int, outputs: int, inputs: int, processors: int) -> tuple
     return tile_outs, tiles
 
 
-@lru_cache(maxsize=4096)
 def _shared_tiles(rows: int, outputs: int, inputs: int, processors: int) -> tuple[int, int]:
     """The outputs of a tile and the blocks of gemm_wgmma.cu that take the least time by the model of `shared_time`.
 
     The blocks may be one or several for each tile, or as many as processors whatever the tiles.
     """
+    return _shares(rows, outputs, inputs, processors)[1:]
+
+
+@lru_cache(maxsize=4096)
+def _shares(rows: int, outputs: int, inputs: int, processors: int) -> tuple[float, int, int]:
+    """The us that they should take, and the same."""
     steps = _ceil(inputs, WGMMA_DEPTH)
     choices: list[tuple[float, int, int]] = []
     for tile_outs in WGMMA_STEP:
@@ -424,7 +491,24 @@ def _shared_tiles(rows: int, outputs: int, inputs: int, processors: int) -> tupl
             for blocks in numbers
             if blocks <= tiles * steps
         )
-    return min(choices)[1:]
+    return min(choices)
+
+
+@lru_cache(maxsize=4096)
+def tma_shape(rows: int, outputs: int, inputs: int, processors: int) -> TmaShape:
+    """The tile of gemm_tma.cu, and what its clusters share, that take the least time by the model of `tma_time`."""
+    shapes = []
+    for tile_outs in TMA_STEP:
+        down, across = _ceil(rows, WGMMA_TILES[0][0]), _ceil(outputs, tile_outs)
+        shapes.append(TmaShape(tile_outs, 0, _ceil(down, CLUSTER) * across))
+        shapes.append(TmaShape(tile_outs, 1, down * _ceil(across, CLUSTER)))
+    return min(shapes, key=lambda shape: tma_time(shape, inputs, processors))
+
+
+def tma_time(shape: TmaShape, inputs: int, processors: int) -> float:
+    """The us that gemm_tma.cu should take: 4, and of each wave of tiles its steps and 1 to write it."""
+    waves = _ceil(shape.groups, max(1, processors // CLUSTER))
+    return 4 + waves * (_ceil(inputs, WGMMA_DEPTH) * TMA_STEP[shape.TILE_OUTS] + 1)
 
 
 def powers_of_two(outputs: int, inputs: int, processors: int) -> tuple[int, int]:

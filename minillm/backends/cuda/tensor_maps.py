@@ -18,6 +18,8 @@ from ...errors import DeviceError
 DRIVER = "libcuda.so.1"
 """The driver's library"""
 
+ARCHITECTURE = "90"
+
 MAP_BYTES, ALIGNMENT = 128, 64
 NUMBER = 2
 """Bytes of a number: 16 bits of any type, for they are only copied"""
@@ -48,6 +50,19 @@ class Tensor(NamedTuple):
         """Whether the accelerator can read it."""
         aligned = not any(number % PIECE for number in (self.address, *self.strides))
         return aligned and all(self.sizes) and max(self.sizes) < 1 << 32 and max(self.strides) < 1 << 40
+
+
+def check_architecture(architecture: str) -> None:
+    """Refuse a GPU on which `gemm_tma` does not run.
+
+    Raises:
+        DeviceError: its compute capability is not 9.0.
+    """
+    if architecture != ARCHITECTURE:
+        raise DeviceError(
+            f"MINILLM_CUDA_TMA=1 needs a GPU of compute capability 9.0 (H100, H200); this one has "
+            f"{architecture[:-1]}.{architecture[-1]}: leave it unset"
+        )
 
 
 def encode(tensor: Tensor) -> Map:
@@ -91,10 +106,10 @@ def aligned_map() -> Map:
 class TensorMaps:
     """The maps of a device's matrices, made when first asked for."""
 
-    def __init__(self, address: Callable[[Any], int], encode: Callable[[Tensor], Map] = encode) -> None:
-        """`address` gives that of an array's first element; `encode` makes a map."""
+    def __init__(self, address: Callable[[Any], int], made: Callable[[Tensor], Map] | None = None) -> None:
+        """`address` gives that of an array's first element; `made` makes a map, `encode` where it is None."""
         self._address = address
-        self._encode = lru_cache(maxsize=8192)(encode)
+        self._encode = lru_cache(maxsize=8192)(made or encode)
 
     def of_rows(self, x: Any, rows: int) -> Map | None:
         """The map of x [T, in], whose box has `rows` rows and DEPTH columns; None if it cannot be read so."""

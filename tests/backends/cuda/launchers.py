@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 from numpy.lib.array_utils import byte_bounds
 
-from minillm.backends.cuda import emulator
+from minillm.backends.cuda import emulator, tensor_maps
 from minillm.backends.cuda.emulator import Emulator
+from minillm.backends.cuda.emulator.arguments import is_array
+from minillm.backends.cuda.emulator.tensor_map import decode
 from minillm.backends.cuda.kernels import Kernel, Launcher, Module
 
 ON_GPU = os.environ.get("MINILLM_TEST_GPU", "") in ("1", "unpooled")
@@ -78,7 +80,7 @@ class _Kernel:
         self._inner.max_dynamic_shared_size_bytes = value
 
     def __call__(self, grid: Any, block: Any, args: Sequence[Any], *, shared_mem: int = 0) -> None:
-        extents = _extents([argument for argument in args if isinstance(argument, np.ndarray)])
+        extents = _extents([argument for argument in args if is_array(argument)])
         there = [_on_device(argument, extents) if isinstance(argument, np.ndarray) else argument for argument in args]
         self._inner(grid, block, there, shared_mem=shared_mem)
         for extent in extents:
@@ -124,6 +126,10 @@ def _extents(arrays: list[np.ndarray]) -> list[_Extent]:
 def _on_device(array: np.ndarray, extents: list[_Extent]) -> Any:
     import cupy
 
+    if not is_array(array):  # a tensor map
+        tensor = decode(array)
+        extent = next(e for e in extents if e.start <= tensor.address < e.start + e.size)
+        return tensor_maps.encode(tensor._replace(address=int(extent.pointer(tensor.address).ptr)))
     start, end = _bounds(array)
     extent = next(e for e in extents if e.start <= start and end <= e.start + e.size)
     return cupy.ndarray(array.shape, array.dtype, extent.pointer(start), array.strides)

@@ -238,7 +238,7 @@ def test_masses_are_added_in_shared_memory_without_a_loop() -> None:
     assert set(re.findall(rb"atom\.shared\.[\w.]+", ptx)) == {b"atom.shared.add.u32"}
 
 
-WARPGROUPS = [build for build in ALL if build.module in ("gemm_wgmma", "attention_wgmma")]
+WARPGROUPS = [build for build in ALL if build.module in ("gemm_wgmma", "gemm_tma", "attention_wgmma")]
 
 
 @needs_cupy

@@ -287,7 +287,8 @@ def test_builds_are_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("minillm.backends.cuda.compiling.CupyLauncher", lambda carveout: launcher)
     monkeypatch.setattr("minillm.backends.cuda.dependent.has_dependent_launches", lambda architecture: True)
     own: list[bool] = []
-    monkeypatch.setattr(devices, "CupyDevice", lambda own_library: own.append(own_library))
+    device = SimpleNamespace(address=id)
+    monkeypatch.setattr(devices, "CupyDevice", lambda own_library: own.append(own_library) or device)
 
     def note(*_: Any, **options: Any) -> None:
         built.update(options)
@@ -306,7 +307,15 @@ def test_builds_are_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("MINILLM_CUDA_PROMPTS", value)
         choose_backend(Placement(device="cuda"), 1)
         assert (own[-1], built["prompt_tokens"] > 0) == (expected, expected)
+    for value, expected in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv("MINILLM_CUDA_TMA", value)
+        choose_backend(Placement(device="cuda"), 1)
+        assert (built["tensor_maps"] is not None) is expected
     launcher.architecture = "89"
+    monkeypatch.setenv("MINILLM_CUDA_TMA", "1")
+    with pytest.raises(DeviceError, match=r"^MINILLM_CUDA_TMA=1 needs a GPU of compute capability 9\.0 .* has 8\.9"):
+        choose_backend(Placement(device="cuda"), 1)
+    monkeypatch.setenv("MINILLM_CUDA_TMA", "0")
     monkeypatch.setenv("MINILLM_CUDA_DEPENDENT", "1")
     with pytest.raises(DeviceError, match=r"^MINILLM_CUDA_DEPENDENT=1 needs a GPU of compute capability 9\.0"):
         choose_backend(Placement(device="cuda"), 1)

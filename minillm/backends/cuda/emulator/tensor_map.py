@@ -38,14 +38,19 @@ def encode(tensor: Tensor) -> Map:
     return made
 
 
-def moved(made: Any, where: Callable[[int], int]) -> Map:
+def decode(made: Map) -> Tensor:
+    """The tensor that `encode` made a map of."""
+    fields = _fields(made)
+    rank = int(fields["dimensions"])
+    sizes, strides, box = (tuple(map(int, fields[name][:rank])) for name in ("sizes", "strides", "box"))
+    return Tensor(int(fields["address"]), sizes, strides[1:], box)
+
+
+def moved(made: Map, where: Callable[[int], int]) -> Map:
     """A map of what lies now where `where` says."""
-    copy = aligned_map()
-    copy[...] = made
-    fields = _fields(copy)
-    fields["address"] = where(int(fields["address"]))
-    return copy
+    tensor = decode(made)
+    return encode(tensor._replace(address=where(tensor.address)))
 
 
-def _fields(made: Any) -> Any:
+def _fields(made: Map) -> Any:
     return made.reshape(1).view(np.uint8)[: LAYOUT.itemsize].view(LAYOUT)[0]
