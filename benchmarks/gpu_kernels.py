@@ -17,6 +17,7 @@ from minillm.backends.cuda.fusing import HEADS_ROWS, fuse
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.memory import StepScratch
 from minillm.backends.cuda.random import fill_bits, fill_normal
+from minillm.backends.cuda.tensor_maps import TensorMaps
 from minillm.backends.cuda.weights import number_type
 from minillm.backends.formats import INT4, INT8, Format
 from minillm.backends.shapes import ShapeBackend
@@ -61,6 +62,7 @@ class Clock:
         self.device.activate()
         self.xp = self.device.xp
         self.kernels = Kernels(CupyLauncher(), storage)
+        self.maps = TensorMaps(self.device.address)
 
     def singly(self, call: Call) -> list[float]:
         """Seconds of each call, host included; for calls that take much longer than their launch."""
@@ -232,6 +234,13 @@ class Bench:
             before = linear.powers_of_two(outputs, inputs, self.kernels.processors)
             split = [partial(linear.gemm_wgmma, self.kernels, product, before) for product in products]
             yield self.figure(f"{name}, {T} rows, 1, 2, 4 ... blocks for each tile", [*split], **amounts)
+        if linear.MOST_ROWS[self.kernels.storage] < T and self.kernels.has("gemm_tma"):
+            how = linear.tma_shape(T, outputs, inputs, self.kernels.processors)
+            alone = linear.TmaShape(how.TILE_OUTS, 0, -(-T // 128) * -(-outputs // how.TILE_OUTS), CLUSTER=1)
+            for shape, words in ((how, ""), *([(alone, " without clusters")] if out.dtype == x.dtype else [])):
+                fed = [partial(linear.gemm_tma, self.kernels, product, self.clock.maps, shape) for product in products]
+                if fed[0]():  # else it cannot read the matrix
+                    yield self.figure(f"{name}, {T} rows, by gemm_tma{words}", [*fed], **amounts)
         if T <= LIBRARY_FROM or out.dtype != x.dtype:
             return
 

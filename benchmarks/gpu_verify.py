@@ -55,6 +55,13 @@ def verify(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
                     yield Figure("verify", shape, f"{compare.__name__}, {storage}", note=note)
 
 
+def _tma_shape(T: int, outputs: int) -> linear.TmaShape:
+    """Wide tiles for clusters that share W, narrow ones for those that share x: two builds have all code."""
+    if T > linear.SPLIT_ROWS:
+        return linear.TmaShape(256, 0, -(-T // 256) * -(-outputs // 256))
+    return linear.TmaShape(128, 1, -(-outputs // 256))
+
+
 def _planted(clock: Clock, storage: str) -> str:
     """Whether one wrong number among many is seen."""
     xp = clock.xp
@@ -109,6 +116,10 @@ class Check:
                     out[...] = np.nan
                     linear.linear(self.kernels, product)
                     yield self._figure(f"{name}, {T} rows, ours", out, expected)
+                out[...] = np.nan
+                fed = linear.MOST_ROWS[self.storage] < T and self.kernels.has("gemm_tma")
+                if fed and linear.gemm_tma(self.kernels, product, self.clock.maps, _tma_shape(T, outputs)):
+                    yield self._figure(f"{name}, {T} rows, by gemm_tma", out, expected)
 
     def integers(self) -> Iterator[Figure]:
         """The projections of the MLP in 8 and 4 bits."""

@@ -236,10 +236,12 @@ class TmaShape(NamedTuple):
     """1: the blocks of a cluster lie side by side, and share x; 0: one below the other, and share W"""
     groups: int
     """Tiles, as many as a cluster has blocks at a time"""
+    CLUSTER: int = CLUSTER
+    """Blocks of a cluster; 1 shares nothing"""
 
     def box_rows(self) -> int:
         """Rows of x that a block copies at a time."""
-        return WGMMA_TILES[0][0] // (CLUSTER if self.SHARED_X else 1)
+        return WGMMA_TILES[0][0] // (self.CLUSTER if self.SHARED_X else 1)
 
 
 def gemm_tma(kernels: Kernels, product: Product, maps: TensorMaps, shape: TmaShape | None = None) -> bool:
@@ -258,9 +260,9 @@ def gemm_tma(kernels: Kernels, product: Product, maps: TensorMaps, shape: TmaSha
     w_map = maps.of_outputs(product.weight, shape.TILE_OUTS)
     if x_map is None or w_map is None:
         return False
-    constants = {"CLUSTER": CLUSTER, "TILE_OUTS": shape.TILE_OUTS, "SHARED_X": shape.SHARED_X, **product.macros}
+    constants = {name: value for name, value in shape._asdict().items() if name != "groups"} | product.macros
     kernel = kernels.get("gemm_tma", "gemm_tma", shared_mem=TMA_SHARED, **constants)
-    blocks = CLUSTER * min(shape.groups, max(1, processors // CLUSTER))
+    blocks = shape.CLUSTER * min(shape.groups, max(1, processors // shape.CLUSTER))
     kernel((blocks,), (288,), (*_arguments(kernels, product), x_map, w_map), shared_mem=TMA_SHARED)
     return True
 
@@ -507,7 +509,7 @@ def tma_shape(rows: int, outputs: int, inputs: int, processors: int) -> TmaShape
 
 def tma_time(shape: TmaShape, inputs: int, processors: int) -> float:
     """The us that gemm_tma.cu should take: 4, and of each wave of tiles its steps and 1 to write it."""
-    waves = _ceil(shape.groups, max(1, processors // CLUSTER))
+    waves = _ceil(shape.groups, max(1, processors // shape.CLUSTER))
     return 4 + waves * (_ceil(inputs, WGMMA_DEPTH) * TMA_STEP[shape.TILE_OUTS] + 1)
 
 

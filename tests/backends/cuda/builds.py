@@ -98,10 +98,12 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
         {"TILE_ROWS": 128, "TILE_OUTS": 128, "FLOAT_OUT": 1, "storage": SIXTEEN_BITS},
     ],
     "gemm_tma": [
-        {"CLUSTER": 2, "SHARED_X": shared, "TILE_OUTS": outs, "storage": SIXTEEN_BITS, "arch": ("90a",), **more}
+        {"CLUSTER": cluster, "SHARED_X": shared, "TILE_OUTS": outs, "storage": SIXTEEN_BITS, "arch": ("90a",), **more}
         for outs in (128, 256)
-        for shared in (0, 1)
-        for more in ({}, {"FLOAT_OUT": 1})
+        for cluster, shared, more in (
+            (1, 0, {}),
+            *((2, shared, more) for shared in (0, 1) for more in ({}, {"FLOAT_OUT": 1})),
+        )
     ],
     "gemm_wgmma": [
         {"TILE_OUTS": outs, "storage": SIXTEEN_BITS, "arch": ("90a",), **more}

@@ -7,13 +7,16 @@ import pytest
 
 from minillm import Engine
 from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.batches import TOKENS
 from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.device import CupyDevice
+from minillm.backends.cuda.linear import SPLIT_ROWS
+from minillm.backends.cuda.tensor_maps import TensorMaps
 from minillm.backends.cuda.weights import number_type
 from minillm.batch import TokenSequence
 from tests.comparing import assert_same_tokens
 from tests.families import CONFIGS
-from tests.tiny import generate, logits_of, model_of, runner_of
+from tests.tiny import generate, logits_of, model_of, runner_of, tiny_model
 
 from .launchers import ON_GPU
 
@@ -105,6 +108,28 @@ def test_a_step_as_one_kernel_has_the_bits_of_its_launches() -> None:
                 steps.append(device.copy_of(runner.decode(sequences).logits))
             logits.append(steps)
         np.testing.assert_array_equal(*logits)
+
+
+def test_a_captured_prompt_whose_products_the_memory_accelerator_feeds() -> None:
+    """With the driver's maps: logits near those of the library's products, and the same bits in each replay."""
+    tokens = np.random.default_rng(1).integers(3, 96, SPLIT_ROWS + 5).tolist()
+    logits: list[Any] = []
+    for with_maps in False, True:
+        device, launcher = CupyDevice(), CupyLauncher()
+        if launcher.architecture != "90":
+            pytest.skip("needs an H100 or H200")
+        more: dict[str, Any] = (
+            {"tensor_maps": TensorMaps(device.address), "prompt_tokens": TOKENS[-1]} if with_maps else {}
+        )
+        backend = CudaBackend(device, launcher, "float16", max_batch_size=4, **more)
+        runner = runner_of(tiny_model(seed=2, backend=backend, max_position_embeddings=160), backend=backend, pages=64)
+        for _ in range(4 if with_maps else 1):
+            sequence = TokenSequence(list(tokens))
+            logits.append(device.copy_of(runner.forward([sequence], [len(tokens)]).logits))
+            runner.cache.free(sequence)
+    np.testing.assert_allclose(logits[1], logits[0], atol=2e-2)
+    for replayed in logits[2:]:
+        np.testing.assert_array_equal(replayed, logits[1])
 
 
 def test_decode_steps_are_captured_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
