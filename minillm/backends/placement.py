@@ -107,7 +107,8 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     number of sequences. With MINILLM_CUDA_PROMPTS=1 passes of prompts and of guesses to verify are recorded too, which
     no GPU has run yet; with MINILLM_CUDA_RANKS=1 decode steps of several ranks, which neither has; with
     MINILLM_CUDA_PERSISTENT=1 the layers of a step of 1 to 4 sequences are one kernel, likewise; with MINILLM_CUDA_TMA=1
-    products of many rows are our own kernel's on Hopper in the place of the library's, likewise.
+    products of many rows are our own kernel's on Hopper in the place of the library's, likewise; with
+    MINILLM_CUDA_INTEGER_WGMMA=1 matrices of 8 and 4 bits are not expanded for more than 64 rows on Hopper, likewise.
     MINILLM_CUDA_CARVEOUT=PERCENT is for measuring (`CupyLauncher`).
 
     Raises:
@@ -129,6 +130,7 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     from .cuda.compiling import CupyLauncher
     from .cuda.dependent import MOST_ROWS, check_architecture, has_dependent_launches
     from .cuda.device import CupyDevice
+    from .cuda.linear import check_integer_warpgroups
     from .cuda.persistent import check_architecture as persists
     from .cuda.tensor_maps import TensorMaps
     from .cuda.tensor_maps import check_architecture as has_maps
@@ -137,8 +139,11 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     if carveout and not (carveout.isdecimal() and int(carveout) <= 100):
         raise DeviceError(f"MINILLM_CUDA_CARVEOUT should be a percentage, 0 to 100, found {carveout!r}")
     launcher = CupyLauncher(int(carveout) if carveout else None)  # checks first for a GPU
-    names = "DEBUG", "DEPENDENT", "PROMPTS", "RANKS", "PERSISTENT", "TMA"
-    debug, dependent, prompts, ranks, persistent, tma = (os.environ.get(f"MINILLM_CUDA_{name}", "") for name in names)
+    names = "DEBUG", "DEPENDENT", "PROMPTS", "RANKS", "PERSISTENT", "TMA", "INTEGER_WGMMA"
+    values = (os.environ.get(f"MINILLM_CUDA_{name}", "") for name in names)
+    debug, dependent, prompts, ranks, persistent, tma, integers = values
+    if integers == "1":
+        check_integer_warpgroups(launcher.architecture)
     if persistent == "1":
         persists(launcher.architecture)
     if tma == "1":
@@ -149,7 +154,7 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     switches: dict[str, Any] = {"debug": debug == "1", "dependent": early, "records_ranks": ranks == "1"}
     rows, device = None if dependent == "1" else MOST_ROWS, CupyDevice(own_library=prompts == "1")
     switches |= {"max_batch_size": max_batch_size, "prompt_tokens": TOKENS[-1] if prompts == "1" else 0}
-    switches["persistent"] = persistent == "1"
+    switches |= {"persistent": persistent == "1", "integer_warpgroups": integers == "1"}
     switches["tensor_maps"] = TensorMaps(device.address) if tma == "1" else None
     return CudaBackend(device, launcher, placement.dtype, dependent_rows=rows, **switches)
 

@@ -63,6 +63,7 @@ class CudaBackend(Recordable, Backend):
         records_ranks: bool = False,
         persistent: bool = False,
         tensor_maps: TensorMaps | None = None,
+        integer_warpgroups: bool = False,
     ) -> None:
         """Set the device and the launcher of its kernels.
 
@@ -80,11 +81,13 @@ class CudaBackend(Recordable, Backend):
             records_ranks: decode steps of several ranks are recorded with their sums, if the group can do that
             persistent: the layers of a recorded step of few sequences are one kernel, if they can (`persistent.py`)
             tensor_maps: products of many rows are `gemm_tma`'s in the place of the library's, where it can
+            integer_warpgroups: products of many rows with matrices of 8 and 4 bits are by warpgroups, where the device
+                has them (`Products`)
         """
         self.device, self._records_ranks = device, records_ranks
         self.kernels = Kernels(launcher, debug=debug, dependent=dependent)
         library = device.multiply if device.has_library else None
-        self.products = Products(self.kernels, library, self._empty, tensor_maps)
+        self.products = Products(self.kernels, library, self._empty, tensor_maps, integer_warpgroups=integer_warpgroups)
         self._heads: WeakKeyDictionary[Weight, Experts] = WeakKeyDictionary()
         self._routings: dict[tuple[int, int], Routing] = {}
         self._stacks: dict[tuple[LowRankWeight | None, ...], low_rank.Stack] = {}

@@ -18,7 +18,7 @@ from .. import compiling, kernel_sources
 STORAGE = {"float32": 32, "float16": 16, "bfloat16": 17}
 """dtype of weights, activations and K/V cache -> its number in `common.cuh`."""
 
-ARCHITECTURES = {"gemm_wgmma": "90a", "gemm_tma": "90a", "attention_wgmma": "90a"}
+ARCHITECTURES = dict.fromkeys(("gemm_wgmma", "gemm_wgmma_integers", "gemm_tma", "attention_wgmma"), "90a")
 """Modules with instructions of one architecture only, which has no successor that runs them."""
 
 COOPERATIVE_KERNELS = frozenset({"step"})

@@ -6,7 +6,8 @@ rows: a decode step of many sequences). `gemm_tma.cu` is for many rows on Hopper
 finishes in one launch. The constants they are compiled for are chosen here, from the shapes alone.
 
 A matrix of 8 or 4 bits (`Quantized`, its arrays on the device) goes to `gemv.cu` too, up to INTEGER_ROWS rows; for more
-it is expanded to 16 bits first, some rows of it at a time (`kernels/cuda/expand.cu`).
+it is expanded to 16 bits first, some rows of it at a time (`kernels/cuda/expand.cu`), or read as it is by
+`gemm_wgmma_integers.cu` where MINILLM_CUDA_INTEGER_WGMMA=1 asks for it.
 
 For many rows `Products` takes the library's product (cuBLAS), by the number of rows alone: so the same prompt has the
 same bits in every process.
@@ -21,11 +22,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...errors import DeviceError
 from ...reference.quantize import Quantized
-from .integers import IntegerShape, expand, integer_constants, integer_shape
+from .integers import CHUNK_BYTES, IntegerShape, expand, integer_constants, integer_shape
 from .integers import ceil as _ceil
 from .integers import power_of_two as _power_of_two
-from .kernels import NULL, STORAGE, Kernels, int32s, or_null, row_stride, type_name
+from .kernels import ARCHITECTURES, NULL, STORAGE, Kernels, int32s, or_null, row_stride, type_name
 from .tensor_maps import TensorMaps
 
 Room = Callable[[int, int], tuple[Any, Any]]
@@ -80,9 +82,16 @@ WGMMA_DEPTH = 64
 WGMMA_STEP = {64: 0.44, 128: 0.58}
 """Outputs of a tile -> us of a step, as measured on an H100; the head of gemm_wgmma.cu says what limits it."""
 
-WGMMA_PART = {64: 0.6, 128: 1.2}
+WGMMA_PART = {64: 0.6, 128: 1.2, 256: 2.4}
 """Outputs of a tile -> us in which a block writes its sums for another, or reads those of one: what two shapes of four
 blocks a tile took beyond their steps, 2.5 and 3 us for five such parts, and the rate of the copies say the same."""
+
+INTEGER_STEP = {8: {128: 0.45, 256: 0.65}, 4: {128: 0.75, 256: 1.25}}
+"""Bits -> the same as WGMMA_STEP of gemm_wgmma_integers.cu, whose steps are CHUNK_BYTES of a row of W. By counting, not
+measured: the longer of the tensor cores' time and that of the copies, and a tenth of it"""
+
+INTEGER_SHARED = 200 * 1024
+"""Bytes of shared memory of one of its blocks"""
 
 
 class Product(NamedTuple):
@@ -267,6 +276,39 @@ def gemm_tma(kernels: Kernels, product: Product, maps: TensorMaps, shape: TmaSha
     return True
 
 
+def gemm_wgmma_integers(kernels: Kernels, product: Product, shape: tuple[int, int] | None = None) -> None:
+    """Compute a product with a matrix of 8 or 4 bits and any number of rows by warpgroups.
+
+    `shape`: as of `gemm_wgmma`, with tiles of 128 or 256 outputs.
+    """
+    (rows, outputs), inputs, room = product.out.shape, product.x.shape[1], product.room
+    tile_rows = WGMMA_TILES[0][0]
+    if shape is None and room is not None:
+        shape = _shared_tiles(rows, outputs, inputs, kernels.processors, product.weight.bits)
+    tile_outs, blocks = shape or (128, _ceil(rows, tile_rows) * _ceil(outputs, 128))
+    tiles = _ceil(rows, tile_rows) * _ceil(outputs, tile_outs)
+    scratch: tuple[Any, Any] = (NULL, NULL)
+    if tiles % blocks:
+        assert room is not None, "blocks that share a tile need room for their sums"
+        scratch = room(2 * blocks * tile_rows * tile_outs, tiles)
+    constants = {"TILE_OUTS": tile_outs, **product.macros}
+    kernel = kernels.get("gemm_wgmma_integers", "gemm_wgmma_integers", shared_mem=INTEGER_SHARED, **constants)
+    kernel((blocks,), (256,), (*_arguments(kernels, product), *scratch), shared_mem=INTEGER_SHARED)
+
+
+def check_integer_warpgroups(architecture: str) -> None:
+    """Refuse a GPU without the instructions of gemm_wgmma_integers.cu.
+
+    Raises:
+        DeviceError: its compute capability is not 9.0.
+    """
+    if architecture != ARCHITECTURES["gemm_wgmma_integers"].removesuffix("a"):
+        raise DeviceError(
+            "MINILLM_CUDA_INTEGER_WGMMA=1 needs a GPU of compute capability 9.0 (H100, H200); this one has "
+            f"{architecture[:-1]}.{architecture[-1]}: leave it unset"
+        )
+
+
 def finish_product(kernels: Kernels, product: Product) -> None:
     """out = activation(out + b) + residual, in place: the epilogue of a library's product, of x's type."""
     out, residual = product.out, product.residual
@@ -296,6 +338,8 @@ class Products:
         multiply: Multiply | None,
         empty: Callable[[int], Any] | None = None,
         maps: TensorMaps | None = None,
+        *,
+        integer_warpgroups: bool = False,
     ) -> None:
         """Set the kernels and the library.
 
@@ -304,12 +348,14 @@ class Products:
             multiply: the library's product; without one only our kernels run
             empty: allocates so many numbers of the kernels' type, for matrices to be expanded
             maps: by which gemm_tma.cu reads matrices, in the library's place and for 65 to 128 rows; None: it does not
+            integer_warpgroups: `gemm_wgmma_integers`, where the device has it, in place of expanding
         """
         self._kernels = kernels
         self._maps = maps
         self._multiply = multiply
         self._only_ours = False
         self._empty = empty
+        self._integer_warpgroups = integer_warpgroups
         self._expanded: Any = None
 
     @property
@@ -332,7 +378,10 @@ class Products:
     def linear(self, product: Product) -> None:
         """Compute a product."""
         x, weight = product.x, product.weight
-        if isinstance(weight, Quantized) and len(x) > INTEGER_ROWS and self._empty is not None:
+        many = isinstance(weight, Quantized) and len(x) > INTEGER_ROWS and product.out.size > 0
+        if many and self._integer_warpgroups and self._kernels.has("gemm_wgmma_integers"):
+            gemm_wgmma_integers(self._kernels, product)
+        elif many and self._empty is not None:
             self._by_parts(product, self._empty)
         elif self._by_tma(product):
             return
@@ -472,24 +521,25 @@ def _whole_tiles(rows: int, outputs: int, inputs: int, processors: int) -> tuple
     return tile_outs, tiles
 
 
-def _shared_tiles(rows: int, outputs: int, inputs: int, processors: int) -> tuple[int, int]:
+def _shared_tiles(rows: int, outputs: int, inputs: int, processors: int, bits: int = 16) -> tuple[int, int]:
     """The outputs of a tile and the blocks of gemm_wgmma.cu that take the least time by the model of `shared_time`.
 
-    The blocks may be one or several for each tile, or as many as processors whatever the tiles.
+    With fewer `bits` those of gemm_wgmma_integers.cu. The blocks may be one or several for each tile, or as many as
+    processors whatever the tiles.
     """
-    return _shares(rows, outputs, inputs, processors)[1:]
+    return _shares(rows, outputs, inputs, processors, bits)[1:]
 
 
 @lru_cache(maxsize=4096)
-def _shares(rows: int, outputs: int, inputs: int, processors: int) -> tuple[float, int, int]:
+def _shares(rows: int, outputs: int, inputs: int, processors: int, bits: int = 16) -> tuple[float, int, int]:
     """The us that they should take, and the same."""
-    steps = _ceil(inputs, WGMMA_DEPTH)
+    steps = _ceil(inputs, WGMMA_DEPTH if bits == 16 else CHUNK_BYTES * 8 // bits)
     choices: list[tuple[float, int, int]] = []
-    for tile_outs in WGMMA_STEP:
+    for tile_outs, time in (WGMMA_STEP if bits == 16 else INTEGER_STEP[bits]).items():
         tiles = _ceil(rows, WGMMA_TILES[0][0]) * _ceil(outputs, tile_outs)
         numbers = {tiles, processors, *range(tiles, processors + 1, tiles)}
         choices += (
-            (shared_time(tiles, steps, blocks, tile_outs, processors), tile_outs, blocks)
+            (shared_time(tiles, steps, blocks, tile_outs, processors, time), tile_outs, blocks)
             for blocks in numbers
             if blocks <= tiles * steps
         )
@@ -522,16 +572,21 @@ def powers_of_two(outputs: int, inputs: int, processors: int) -> tuple[int, int]
     return tile_outs, tiles * _splits(tiles, inputs, processors, 256)
 
 
-def shared_time(tiles: int, steps: int, blocks: int, tile_outs: int, processors: int) -> float:
+def shared_time(
+    tiles: int, steps: int, blocks: int, tile_outs: int, processors: int, step_time: float | None = None
+) -> float:
     """The us that gemm_wgmma.cu should take for `tiles` of so many steps of k: those of the block that takes longest.
+
+    `step_time`: us of a step; None: as in `WGMMA_STEP`.
 
     It has 4 us, its steps, and the sums that it writes or reads of tiles that it shares. An H100 took, with one or four
     blocks for each tile, 44 us for 128 rows of 12288 x 4096 (41 by this), 21 for 2048 x 8192 (21), 10 for 2048 x 2048.
     """
+    step_time = WGMMA_STEP[tile_outs] if step_time is None else step_time
     waves, longest = _ceil(blocks, processors), 0.0
     firsts = [tiles * steps * block // blocks for block in range(blocks + 1)]
     for block, (first, stop) in enumerate(pairwise(firsts)):
-        time = (stop - first) * WGMMA_STEP[tile_outs]
+        time = (stop - first) * step_time
         for tile in {first // steps, (stop - 1) // steps}:
             start, end = tile * steps, (tile + 1) * steps
             if start < first or end > stop:

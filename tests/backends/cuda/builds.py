@@ -110,6 +110,12 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
         for outs in (64, 128)
         for more in ({}, {"FLOAT_OUT": 1})
     ],
+    "gemm_wgmma_integers": [
+        *({"TILE_OUTS": 256, **kind, "storage": SIXTEEN_BITS, "arch": ("90a",)} for kind in INTEGERS.values()),
+        *({"TILE_OUTS": 256, **kind, "storage": ("float16",), "arch": ("90a",)} for kind in OF_BLOCKS.values()),
+        *({"TILE_OUTS": 128, **INTEGERS[name], "storage": ("float16",), "arch": ("90a",)} for name in ("int8", "int4")),
+        {"TILE_OUTS": 256, **INTEGERS["int8"], "FLOAT_OUT": 1, "storage": ("float16",), "arch": ("90a",)},
+    ],
     "gemv": [
         *({"ROWS": rows, "OUTS": outs} for rows in (1, 2, 4) for outs in (1, 2, 4)),
         *({"ROWS": rows, "OUTS": outs, "storage": ("float32",)} for rows in (8, 16) for outs in (1, 2)),

@@ -1,14 +1,16 @@
-"""The kernels of planted.cu, which have a fault when asked for it."""
+"""The kernels of planted.cu, which have a fault when asked for it, and those of the engine with one in their source."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from minillm.backends.cuda.emulator import Emulator
-from minillm.backends.cuda.kernels import STORAGE
+from minillm.backends.cuda.kernels import STORAGE, kernel_folder
 
 SOURCE = Path(__file__).with_name("planted.cu")
 PLANTS = re.findall(r"^    ([A-Z_]+),", SOURCE.read_text(), re.MULTILINE)
@@ -37,3 +39,19 @@ def line_of(text: str) -> int:
 
 def random(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Any:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def with_fault(file: str, old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a kernel's file compiled from a copy of the sources in which `new` stands in place of `old`."""
+    folder = tmp_path / "cuda"
+    shutil.copytree(kernel_folder(), folder)
+    faulty = folder / file
+    source = faulty.read_text()
+    assert source.count(old) == 1, old
+    faulty.write_text(source.replace(old, new))
+    module = Emulator.module
+
+    def module_with_fault(self: Emulator, path: Path, options: tuple[str, ...] = ()) -> Any:
+        return module(self, faulty if path.name == file else path, options)
+
+    monkeypatch.setattr(Emulator, "module", module_with_fault)

@@ -19,7 +19,7 @@ from minillm.backends.cuda.device import Device
 from minillm.backends.cuda.emulator import Emulator
 from minillm.backends.cuda.integers import IntegerShape, expand, integer_constants, integer_shape, interleave
 from minillm.backends.cuda.kernels import Kernels
-from minillm.backends.cuda.linear import INTEGER_ROWS, Product, Products, integer_gemv, linear
+from minillm.backends.cuda.linear import INTEGER_ROWS, Product, Products, Room, integer_gemv, linear
 from minillm.backends.cuda.random import fill_bits
 from minillm.backends.cuda.weights import number_type, storage_of
 from minillm.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, INT8
@@ -84,13 +84,24 @@ class Case:
         self.residual = rng.standard_normal((rows, outputs)).astype(dtype)
         self.storage = storage
 
-    def run(self, product: Callable[[Product], None], float_out: bool = False) -> np.ndarray:
-        """The error is that of one rounding of the result, and of sums in float."""
+    def run(
+        self,
+        product: Callable[[Product], None],
+        float_out: bool = False,
+        *,
+        rounded: bool = False,
+        room: Room | None = None,
+    ) -> np.ndarray:
+        """The error is that of one rounding of the result, and of sums in float.
+
+        `rounded`: the matrix's numbers are rounded to x's type before they are multiplied; `room`: for `Product`.
+        """
         rows, outputs = self.residual.shape
         around = np.full((rows + 4, outputs + 11), UNTOUCHED, np.float32 if float_out else self.x.dtype)
         out = around[2:-2, 8:-3]
-        product(Product(self.x, on_device(self.matrix), self.bias, out, "relu", self.residual))
-        weight, x = dequantize(self.matrix).astype(np.float64), self.x.astype(np.float64)
+        product(Product(self.x, on_device(self.matrix), self.bias, out, "relu", self.residual, room))
+        numbers = dequantize(self.matrix)
+        weight, x = (numbers.astype(self.x.dtype) if rounded else numbers).astype(np.float64), self.x.astype(np.float64)
         expected = np.maximum(x @ weight.T + self.bias, 0) + self.residual.astype(np.float64)
         sums = np.abs(x) @ np.abs(weight).T  # bounds what float sums of these may be off, in units
         allowed = UNIT[out.dtype.name] * np.abs(expected) + 64 * UNIT["float32"] * sums + 1e-7

@@ -2,7 +2,6 @@
 
 import gc
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from tests.families import CONFIGS
 from tests.tiny import model_of, runner_of
 
 from .launchers import ON_GPU, exhaustive, launcher
+from .planted import with_fault
 from .recording import Recorder, RecordingDevice
 
 LLAMA = {
@@ -197,27 +197,11 @@ FAULTS = {
 """Lines of step.cu, and what stands there instead"""
 
 
-def with_fault(old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the persistent kernel compiled from a copy of the sources in which step.cu has a fault."""
-    folder = tmp_path / "cuda"
-    shutil.copytree(kernel_folder(), folder)
-    faulty = folder / "step.cu"
-    source = faulty.read_text()
-    assert source.count(old) == 1, old
-    faulty.write_text(source.replace(old, new))
-    module = Emulator.module
-
-    def module_with_fault(self: Emulator, path: Path, options: tuple[str, ...] = ()) -> Any:
-        return module(self, faulty if path.name == faulty.name else path, options)
-
-    monkeypatch.setattr(Emulator, "module", module_with_fault)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [name if i < 2 else exhaustive(name) for i, name in enumerate(FAULTS)])
 def test_a_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = LLAMA | {"hidden_size": 2048} if fault.startswith("the norm") else LLAMA
-    with_fault(*FAULTS[fault], tmp_path, monkeypatch)
+    with_fault("step.cu", *FAULTS[fault], tmp_path, monkeypatch)
     with pytest.raises((AssertionError, LaunchError, NumericalError)):
         assert_same_bits(raw, steps=3)
 
@@ -226,7 +210,7 @@ def test_a_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytes
 def test_a_block_that_is_not_counted_in_is_an_error_and_no_endless_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_fault("if (threadIdx.x == 0) count_in(counter);", ";", tmp_path, monkeypatch)
+    with_fault("step.cu", "if (threadIdx.x == 0) count_in(counter);", ";", tmp_path, monkeypatch)
     with pytest.raises(LaunchError, match=r"^step: cooperative\.cuh:\d+: the kernel stopped itself by __trap"):
         decode(LLAMA, persists=True, steps=2)
 

@@ -52,6 +52,14 @@ inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 
+// CUDA's headers leave it to the device. Of products of two halves float64 has all bits.
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+    auto one = [](__half x, __half y, __half z) {
+        return __double2half(fma(double(__half2float(x)), double(__half2float(y)), double(__half2float(z))));
+    };
+    return __halves2half2(one(a.x, b.x, c.x), one(a.y, b.y, c.y));
+}
+
 // Conversions. Out of range, a GPU goes to the nearest number there is, and NaN becomes 0.
 template <class Integer>
 Integer emulated_to_integer(double x) {
