@@ -146,18 +146,25 @@ __device__ __forceinline__ void dequantize(Operands& to, const uint4 (&words)[OW
 // each has twice as many outputs of one row of x.
 __device__ __forceinline__ void finish_tile(Sums& sums, const Epilogue& e, int rows, int first_row, int first_output) {
     int odd = threadIdx.x / 4 % 2, t = threadIdx.x % 4;
+#pragma unroll 1  // of a quarter of the sums: all at once are four times the code
+    for (int first = first_row + 2 * t + odd; first < first_row + TILE_ROWS; first += TILE_ROWS / 4) {
 #pragma unroll
-    for (int j = 0; j < TILE_ROWS / 8; ++j) {
-        float run[2 * OWN];
+        for (int j = 0; j < TILE_ROWS / 32; ++j) {
+            float run[2 * OWN];
 #pragma unroll
-        for (int i = 0; i < OWN; ++i) {
-            const float* both = &sums[i / 2][4 * j + i % 2 * 2];  // of rows 2t and 2t + 1 of x
-            float other = __shfl_xor_sync(ALL_LANES, odd ? both[0] : both[1], 4);
-            run[i] = odd ? other : both[0];
-            run[OWN + i] = odd ? both[1] : other;
+            for (int i = 0; i < OWN; ++i) {
+                const float* both = &sums[i / 2][4 * j + i % 2 * 2];  // of rows 2t and 2t + 1 of x
+                float other = __shfl_xor_sync(ALL_LANES, odd ? both[0] : both[1], 4);
+                run[i] = odd ? other : both[0];
+                run[OWN + i] = odd ? both[1] : other;
+            }
+            if (first + 8 * j < rows) finish_run(e, first + 8 * j, first_output + own_row() - odd * OWN, run);
         }
-        int row = first_row + 8 * j + 2 * t + odd;
-        if (row < rows) finish_run(e, row, first_output + own_row() - odd * OWN, run);
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+#pragma unroll
+            for (int j = 0; j < TILE_ROWS * 3 / 8; ++j) sums[i][j] = sums[i][TILE_ROWS / 8 + j];
+        }
     }
 }
 

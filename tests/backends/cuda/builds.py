@@ -113,7 +113,7 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     "gemm_wgmma_integers": [
         *({"TILE_OUTS": 256, **kind, "storage": SIXTEEN_BITS, "arch": ("90a",)} for kind in INTEGERS.values()),
         *({"TILE_OUTS": 256, **kind, "storage": ("float16",), "arch": ("90a",)} for kind in OF_BLOCKS.values()),
-        *({"TILE_OUTS": 128, **INTEGERS[name], "storage": ("float16",), "arch": ("90a",)} for name in ("int8", "int4")),
+        *({"TILE_OUTS": 128, **INTEGERS[name], "storage": SIXTEEN_BITS, "arch": ("90a",)} for name in ("int8", "int4")),
         {"TILE_OUTS": 256, **INTEGERS["int8"], "FLOAT_OUT": 1, "storage": ("float16",), "arch": ("90a",)},
     ],
     "gemv": [
