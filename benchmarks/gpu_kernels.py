@@ -193,20 +193,30 @@ class Bench:
                 yield from self._integer_products(name, outputs, inputs)
 
     def _integer_products(self, name: str, outputs: int, inputs: int) -> Iterator[Figure]:
-        """A projection in 8 and in 4 bits, for as many rows as a decode step has, as the engine computes them."""
-        expanding = linear.Products(self.kernels, None, lambda numbers: self.xp.empty(numbers, self.dtype))
+        """A projection in 8 and in 4 bits, for as many rows as a step has, as the engine computes them; many rows also
+        by warpgroups, and those of a prompt expanded by the library's product.
+        """
+        empty = partial(self.xp.empty, dtype=self.dtype)
+        expanding = linear.Products(self.kernels, None, empty)
+        library = linear.Products(self.kernels, self.clock.device.multiply, empty)
         for form in (INT8, INT4):
             size = outputs * form.row_bytes(inputs)
             weights = [self.quantized(outputs, inputs, form) for _ in range(self.clock.copies(size))]
-            for T in self.sizes.batches:
+            for T in (*self.sizes.batches, self.sizes.prefill):
                 x, out = self.normal(T, inputs), self.xp.empty((T, outputs), self.dtype)
-
-                def multiply(weight: Quantized, x: Any = x, out: Any = out) -> Callable[[], object]:
-                    product = linear.Product(x, weight, None, out, None, None, self.scratch.splits)
-                    return partial(expanding.linear, product)
-
-                amounts = {"bytes": size + x.nbytes + out.nbytes, "flops": 2 * T * outputs * inputs}
-                yield self.figure(f"{name}, {T} rows, {form.name}", [*map(multiply, weights)], **amounts)
+                some = weights if max(self.sizes.batches) >= T else weights[:4]
+                room = self.scratch.splits
+                products = [linear.Product(x, weight, None, out, None, None, room) for weight in some]
+                amounts: dict[str, Any] = {"bytes": size + x.nbytes + out.nbytes, "flops": 2 * T * outputs * inputs}
+                what = f"{name}, {T} rows, {form.name}"
+                if self.sizes.prefill > T:
+                    yield self.figure(what, [partial(expanding.linear, product) for product in products], **amounts)
+                else:
+                    seconds = self.clock.singly(partial(library.linear, products[0]))
+                    yield Figure("", "", what, **median_and_best(seconds), **amounts)
+                if linear.INTEGER_ROWS < T and self.kernels.has("gemm_wgmma_integers"):
+                    ours = [partial(linear.gemm_wgmma_integers, self.kernels, product) for product in products]
+                    yield self.figure(f"{what}, by warpgroups", [*ours], **amounts)
 
     def quantized(self, outputs: int, inputs: int, form: Format) -> Quantized:
         """Random integers, with scales of the usual size."""

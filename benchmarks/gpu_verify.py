@@ -4,7 +4,9 @@ The tests' tiny shapes have no tile of 128 x 256, no second wave of blocks and n
 is the largest difference from a sum in float32, over the size of the numbers, beside what rounding allows.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,16 +18,16 @@ from minillm.backends.cuda import attention, linear, rows, sampling
 from minillm.backends.cuda.attention import Trees
 from minillm.backends.cuda.batches import fill_tree, tree_words
 from minillm.backends.cuda.fusing import HEADS_ROWS
-from minillm.backends.cuda.integers import interleave
+from minillm.backends.cuda.integers import IntegerShape, interleave
 from minillm.backends.cuda.linear import Product, Products
 from minillm.backends.cuda.memory import StepScratch
-from minillm.backends.formats import INT4, INT8
+from minillm.backends.cuda.random import fill_bits
 from minillm.backends.weights import Weight
 from minillm.batch import Span, ancestors
 from minillm.models import published_config
 from minillm.models.opt import NORM_EPSILON
 from minillm.reference.attention import AttentionSpec
-from minillm.reference.quantize import dequantize
+from minillm.reference.quantize import Quantized, dequantize
 from minillm.reference.rotary import Rotation
 
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -33,6 +35,13 @@ ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 ROUNDINGS = 4
 """Roundings that a result may be off by: its own, one of a part of it, and as much again"""
 RIGHT, WRONG = "right", "WRONG"
+KINDS = {
+    "int8": (8, 32, 0), "int4": (4, 32, 0), "int8 by 16": (8, 16, 0), "int8 and offsets": (8, 32, 16),
+    "int4 and zero points": (4, 64, 8), "int4 and offsets": (4, 32, 16),
+}  # fmt: skip
+"""Bits, group and bits of offsets of matrices of few bits"""
+EVERYWHERE = "int8", "int4"
+"""Those that are compared in all numbers of rows"""
 
 
 def verify(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
@@ -42,9 +51,7 @@ def verify(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
         yield Figure("verify", "", f"a planted error, {storage}", note=_planted(clock, storage))
         for shape in shapes:
             check = Check(Bench(clock, published_config(shape)), storage)
-            integers = (
-                [check.integers] if storage == "float16" else []
-            )  # whose numbers the host expands, which takes long
+            integers = [check.integers] if storage == "float16" else []  # whose builds are enough of one type
             compared = check.products, check.attention, check.masks, check.rows, check.heads, check.choosing
             for compare in (*compared, *integers):
                 try:
@@ -122,19 +129,50 @@ class Check:
                     yield self._figure(f"{name}, {T} rows, by gemm_tma", out, expected)
 
     def integers(self) -> Iterator[Figure]:
-        """The projections of the MLP in 8 and 4 bits."""
-        for name in ("up", "down"):
+        """The projections of the MLP in 8 and 4 bits, expanded and by warpgroups; other kinds as they are compiled."""
+        turn = linear.INTEGER_ROWS
+        for name, (words, kind) in itertools.product(("up", "down"), KINDS.items()):
+            if name == "up" and words not in EVERYWHERE:
+                continue
             outputs, inputs = self.bench.linears[name].shape
-            for form in (INT8, INT4):
-                matrix = self.bench.quantized(outputs, inputs, form)
-                host = matrix.each(self.clock.device.copy_of)
-                interleave(self.kernels, matrix)
-                truth = self.xp.asarray(np.ascontiguousarray(dequantize(host)[:, :inputs]))
-                for T in self.sizes.checked_rows:
-                    x, out = self.bench.normal(T, inputs, std=1.0), self.xp.empty((T, outputs), self.bench.dtype)
-                    self.engines.linear(Product(x, matrix, None, out, None, None, self.scratch.splits))
-                    expected = self.xp.matmul(x.astype(np.float32), truth.T)
-                    yield self._figure(f"{name}, {T} rows, {form.name}", out, expected)
+            matrix = self._matrix(outputs, inputs, *kind)
+            truth = dequantize(matrix)[:, :inputs]
+            interleave(self.kernels, matrix)
+            rows = self.sizes.checked_rows
+            if words not in EVERYWHERE:
+                rows = max(T for T in rows if turn >= T), min(T for T in rows if turn < T)
+            for T in rows:
+                x, out = self.bench.normal(T, inputs, std=1.0), self.xp.empty((T, outputs), self.bench.dtype)
+                expected = self.xp.matmul(x.astype(np.float32), truth.T)
+                product = Product(x, matrix, None, out, None, None, self.scratch.splits)
+                for way, multiply in self._ways(product, words in EVERYWHERE):
+                    out[...] = np.nan
+                    multiply()
+                    yield self._figure(f"{name}, {T} rows, {words}{way}", out, expected)
+
+    def _ways(self, product: Product, by_shape: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+        """How such a product is computed; unless `by_shape` by the builds that the tests have of every kind."""
+        T, outputs = product.out.shape
+        if by_shape:
+            yield "", partial(self.engines.linear, product)
+        elif linear.INTEGER_ROWS >= T:
+            yield "", partial(linear.integer_gemv, self.kernels, product, IntegerShape(32, 128, 2, 2))
+        if linear.INTEGER_ROWS < T and self.kernels.has("gemm_wgmma_integers"):
+            shape = None if by_shape else (256, -(-T // 128) * -(-outputs // 256))
+            yield ", by warpgroups", partial(linear.gemm_wgmma_integers, self.kernels, product, shape)
+
+    def _matrix(self, outputs: int, inputs: int, bits: int, group: int, offset_bits: int) -> Quantized:
+        """Random integers, with scales and offsets that differ from group to group."""
+        groups, rng = -(-inputs // group), np.random.default_rng((outputs, bits, group, offset_bits))
+        values = self.xp.empty((outputs, groups * group * bits // 8), np.int8 if bits == 8 else np.uint8)
+        fill_bits(self.kernels, values, group)
+        scales = (rng.uniform(0.025, 0.075, (outputs, groups)) / 2 ** (bits - 1)).astype(np.float16)
+        offsets: Any = None
+        if offset_bits == 8:
+            offsets = self.xp.asarray(rng.integers(0, 16, scales.shape).astype(np.uint8))
+        elif offset_bits == 16:
+            offsets = self.xp.asarray((0.05 * rng.standard_normal(scales.shape)).astype(np.float16))
+        return Quantized(values, self.xp.asarray(scales), inputs, offsets)
 
     def attention(self) -> Iterator[Figure]:
         """Decode steps and chunks of prompts, at contexts short and long, whole and through a window."""
