@@ -3,6 +3,7 @@
 The matrix's numbers are rounded to 16 bits once, so what they are held against has them rounded too.
 """
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from minillm.backends.cuda.backend import CudaBackend
-from minillm.backends.cuda.emulator import Emulator, LaunchError
+from minillm.backends.cuda.dependent import WAITING
+from minillm.backends.cuda.emulator import Emulator, LaunchError, missing
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.linear import (
     INTEGER_ROWS,
@@ -24,13 +26,16 @@ from minillm.backends.cuda.linear import (
     gemm_wgmma_integers,
     shared_time,
 )
+from minillm.backends.cuda.rows import embed
 from minillm.backends.numpy import NumpyBackend
 from minillm.engine.inspect import all_logits
 from minillm.errors import DeviceError
+from minillm.reference.quantize import dequantize
 from tests.families import CONFIGS
 from tests.tiny import model_of, runner_of
 
-from .launchers import exhaustive, launcher
+from .interleaving import on_device
+from .launchers import ON_GPU, exhaustive, launcher
 from .planted import with_fault
 from .recording import RecordingDevice
 from .test_integers import KINDS, OF_BLOCKS, Case, matrix_of
@@ -97,6 +102,27 @@ def test_a_planted_fault_is_found(
         run(Kernels(emulator, "float16"), Case(ZEROS, "float16", 70, 700, 300), 256, 3)
     if fault.startswith("operands"):
         assert "registers of A changed while this wgmma was under way" in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ON_GPU or missing() is not None, reason="is checked by the emulator")
+@pytest.mark.parametrize("waits", [True, exhaustive(False)])
+def test_a_product_waits_for_the_kernel_that_writes_x(
+    waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it begins before that one has ended; one that does not wait is found."""
+    if not waits:
+        with_fault("gemm_wgmma_integers.cu", "    follow();\n", "", tmp_path, monkeypatch)
+    emulator, case = Emulator(checks=True), Case(ZEROS, "float16", 70, 136, 24)
+    kernels, out = Kernels(emulator, "float16", dependent=True), np.zeros((70, 24), np.float16)
+    x, table = np.zeros((70, 136), np.float16), case.x[:70].copy()
+    emulator.results = []
+    embed(kernels, table, np.arange(70, dtype=np.int32), x)
+    product = Product(x, on_device(case.matrix), None, out, room=Rooms())
+    with contextlib.nullcontext() if waits else pytest.raises(LaunchError, match="has not waited for it"):
+        gemm_wgmma_integers(kernels, product, (256, 2))
+        np.testing.assert_allclose(out, table.astype(np.float32) @ dequantize(case.matrix).T, 2e-3, 2e-3)
+    assert "gemm_wgmma_integers" in WAITING
 
 
 @pytest.mark.exhaustive
