@@ -28,8 +28,8 @@ CARVEOUTS = ("", "29", "44", "100")
 """Percentages of 228 KB: with 29 (64 KB) a block of attention fits, with 44 (100 KB) more of products"""
 BIT_STEPS = 6
 """Steps whose logits are compared"""
-PERSISTENT = ("llama", "mistral", "qwen2")
-"""Families whose steps of 1 to 4 sequences may be one kernel"""
+PERSISTENT, PERSISTENT_ROWS = ("llama", "mistral", "qwen2"), 4
+"""Families whose steps of up to so many sequences may be one kernel"""
 NORMS_HEADS = ("qwen3", "gemma3_text")
 """Families with norms of query and key heads, which are one launch with rotation and store"""
 
@@ -47,24 +47,28 @@ def engine(sizes: Sizes, shapes: list[str], dtype: str = "float16") -> Iterator[
 
 def dependent(sizes: Sizes, shapes: list[str], dtype: str = "float16", *, emulated: bool) -> Iterator[Figure]:
     """Decode steps launched dependently, as one kernel, with norms of heads, rotation and store in four launches, and
-    plainly before and after; whether logits are the same.
+    plainly before and after; whether logits are the same. With weights of 4 bits too, plainly and as one kernel.
     """
     if emulated:
         setattr(devices, "Driver", _PlainDriver)  # noqa: B010
         setattr(Kernels, "processors", 2)  # noqa: B010  so many blocks of one kernel run together there
     for shape in shapes:
-        said: list[Any] = []
-        family = published_config(shape).model_type
+        family, said = published_config(shape).model_type, dict[str, list[Any]]()
         more = ["persistently"] * (family in PERSISTENT) + ["norms of heads apart"] * (family in NORMS_HEADS)
-        for how in ("plainly", "dependently", *more, "plainly again"):
+        ways = [(dtype, how) for how in ("plainly", "dependently", *more, "plainly again")]
+        ways += [("int4", how) for how in ("plainly", "persistently") if family in PERSISTENT]
+        for form, how in ways:
             setattr(fusing, "HEADS_ROWS", 0 if how == "norms of heads apart" else fusing.MOST_ROWS)  # noqa: B010
             os.environ["MINILLM_CUDA_DEPENDENT"] = str(int(how == "dependently"))
             os.environ["MINILLM_CUDA_PERSISTENT"] = str(int(how == "persistently"))
+            name = how if form == dtype else f"{form}, {how}"
+            few = form == "int4" or how == "persistently"
+            batches = [batch for batch in sizes.batches if batch <= PERSISTENT_ROWS or not few]
             try:
-                for figure in _dependent_steps(sizes, shape, dtype, said):
-                    yield figure._replace(part="dependent", what=f"{figure.what}, {how}".lstrip(", "))
+                for figure in _dependent_steps(sizes, shape, form, said.setdefault(form, []), batches):
+                    yield figure._replace(part="dependent", what=f"{figure.what}, {name}".lstrip(", "))
             except Exception as error:  # one way that fails must not end the others
-                yield Figure("dependent", shape, how, note=f"failed: {type(error).__name__}: {error}")
+                yield Figure("dependent", shape, name, note=f"failed: {type(error).__name__}: {error}")
             gc.collect()
 
 
@@ -75,7 +79,7 @@ def carveouts(sizes: Sizes, shapes: list[str], dtype: str = "float16") -> Iterat
         for percent in CARVEOUTS:
             os.environ["MINILLM_CUDA_CARVEOUT"] = percent
             try:
-                for figure in _dependent_steps(sizes, shape, dtype, said):
+                for figure in _dependent_steps(sizes, shape, dtype, said, sizes.batches):
                     how = f"carve-out of {percent} %" if percent else "the driver's carve-outs"
                     yield figure._replace(part="carve-out", what=f"{figure.what}, {how}".lstrip(", "))
             except Exception as error:  # one share that fails must not end the others
@@ -84,26 +88,33 @@ def carveouts(sizes: Sizes, shapes: list[str], dtype: str = "float16") -> Iterat
     os.environ.pop("MINILLM_CUDA_CARVEOUT", None)
 
 
-def _dependent_steps(sizes: Sizes, shape: str, dtype: str, said: list[Any]) -> Iterator[Figure]:
-    """Decode steps of every batch; `said` gets the bits of the logits that follow some prompts.
+def _dependent_steps(sizes: Sizes, shape: str, dtype: str, said: list[Any], batches: Sequence[int]) -> Iterator[Figure]:
+    """Decode steps of the first batches of `sizes`; `said` gets the bits of the logits that follow some prompts.
 
     Tokens would say less: of random weights they repeat, whatever a fault does to the logits. Before each replay all
     memory for results becomes NaN: what a kernel reads too early is otherwise the step before's, which is nearly right.
     """
-    config, batch = published_config(shape), max(sizes.batches)
-    room = batch * (sizes.prompt + sizes.new_tokens + 32) * cache_bytes_per_token(config, HALF)
+    config, batch, storage = published_config(shape), max(batches), _storage(dtype)
+    room = batch * (sizes.prompt + sizes.new_tokens + 32) * cache_bytes_per_token(config, storage)
     with Engine.random(shape, device="cuda", dtype=dtype, max_batch_size=batch, cache_bytes=room) as engine:
         watch = Watch(engine)  # before the first step is recorded
-        said.append([_bits(engine, sizes, each) for each in sizes.batches])
-        yield Figure("", shape, "", note="the same bits" if said[-1] == said[0] else "OTHER BITS than at first")
-        for each in sizes.batches:
-            yield from _decode(engine, watch, sizes, config, shape, each)
+        said.append([_bits(engine, sizes, each) for each in batches])
+        same = said[-1] == said[0][: len(batches)]
+        yield Figure("", shape, "", note="the same bits" if same else "OTHER BITS than at first")
+        for each in batches:
+            yield from _decode(engine, watch, sizes, config, shape, each, storage)
+
+
+def _storage(form: str) -> Storage:
+    """The storage of a model whose weights have this type: all else has 16 bits."""
+    if form in ("int8", "int4"):
+        return Storage(weights=form, cache="float16", activations="float16", checkpoint="float16")
+    return HALF
 
 
 def _fewer_bits(sizes: Sizes, shape: str, form: str) -> Iterator[Figure]:
     """Decode steps with weights of 8 or 4 bits, and all else in float16."""
-    config, batch = published_config(shape), max(sizes.batches)
-    storage = Storage(weights=form, cache="float16", activations="float16", checkpoint="float16")
+    config, batch, storage = published_config(shape), max(sizes.batches), _storage(form)
     room = batch * (sizes.prompt + sizes.new_tokens + 32) * cache_bytes_per_token(config, storage)
     with Engine.random(shape, device="cuda", dtype=form, max_batch_size=batch, cache_bytes=room) as engine:
         watch = Watch(engine)

@@ -27,15 +27,22 @@ __device__ __forceinline__ void mbarrier_init(mbarrier_t* barrier, int arrivals 
 #endif
 }
 
-// Copy `bytes` (16 and multiples; addresses likewise) from device to shared memory, which is this phase's only arrival
-// and all of its bytes. By one thread; those who read `shared` before must have met it since.
-__device__ __forceinline__ void bulk_copy(void* shared, const void* global, int bytes, mbarrier_t* barrier) {
+// Arrive at the barrier for this phase, which ends when so many bytes have been copied. By one thread.
+__device__ __forceinline__ void mbarrier_expect(mbarrier_t* barrier, int bytes) {
 #ifdef MINILLM_EMULATED
     emulated_mbarrier_expect(barrier, bytes);
-    emulated_bulk_copy(shared, global, bytes, barrier);
 #else
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
+#endif
+}
+
+// Copy `bytes` (16 and multiples; addresses likewise) from device to shared memory, as a part of those that the phase
+// expects. Those who read `shared` before must have met this thread since.
+__device__ __forceinline__ void bulk_copy(void* shared, const void* global, int bytes, mbarrier_t* barrier) {
+#ifdef MINILLM_EMULATED
+    emulated_bulk_copy(shared, global, bytes, barrier);
+#else
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(shared)),
                  "l"(global), "r"(bytes), "r"(shared_address(barrier))

@@ -10,60 +10,45 @@
 // `norm` is the RMS norm, where the operation has a gain. The operations are those of the recorded step's launches, which
 // remain the specification: rms_norm (norm.cu), gemv_fma and fused_fma (gemv.cu, gemv_fused.cu), attention_decode. The
 // same numbers are added in the same order and rounded at the same places, so the results are the same bits. (On a GPU
-// but for what the compiler contracts to fma here and not there.) minillm/backends/cuda/persistent.py makes the list.
+// but for what the compiler contracts to fma here and not there.) minillm/backends/cuda/persistent.py makes the list. W has
+// 16 bits, or 8 or 4 with a scale for 32 of them, each operation its own (step_integers.cuh; gemv_mma, fused_mma).
 //
 // Why. Between two launches of a step the memory is idle for about 2 us: the last blocks add up, the next ones begin, and
 // their first loads take a latency of device memory. Weights depend on nothing, so here they do not stop: each warp has a
-// ring of slots of CHUNK numbers in shared memory, filled by bulk copies. As soon as a warp has read a slot it has it
-// filled with the chunk that it will need so many chunks later, of a later operation if need be. So a warp waits for
+// ring of slots in shared memory, filled by bulk copies (step_ring.cuh). As soon as a warp has read a slot it has it
+// filled with the part that it will need so many slots later, of a later operation if need be. So a warp waits for
 // nothing but its own reading before it asks for weights, and while the blocks wait for each other the copies go on: with
 // 144 KiB of ring in each of 132 processors, 19 MB, 6 us of a stream of 3 TB/s. (A producer warp would wait for the same
 // empty slots, and take registers and barriers for it.)
 //
-// Rows of W are dealt out to all warps of the grid, one (a pair of GATE and STORE) at a time; the dealing goes on from one
-// operation to the next, so that no warp has more than one row (pair) more than another in the whole step. x lies in
-// shared memory, copied or normalised by each block for itself. A row's sums are those of as many warps as gemv_fma had
-// for it (`splits`), here all in one.
+// Rows of W are dealt out to all blocks, on from one operation to the next. x lies in shared memory, copied or normalised
+// by each block for itself. A row's sums are those of as many warps as gemv_fma had for it (`splits`), here all in one.
 //
 // Blocks wait by one counter: each adds 1 when it has ended an operation, and begins the next when all have. The counter
 // goes on from launch to launch: a launch adds a multiple of the blocks. All blocks must run at once: a cooperative
 // launch. Watchdog (cooperative.cuh): a wait of more than 0.2 s ends the kernel.
 //
 // Grid: as many blocks as processors; block: THREADS (128). Dynamic shared memory: the rings, `room` bytes for x or for
-// attention's keys and values, the list, mbarriers. Constants: TOKENS (1, 2 or 4), the rows; of attention HEAD_DIM,
-// PAGE_SIZE, GROUP, SPLIT, WINDOWED. 16 bits, sm_90 and later.
+// attention's keys and values, the list, mbarriers, sums of tiles. Constants: TOKENS (1, 2 or 4), the rows; of attention HEAD_DIM,
+// PAGE_SIZE, GROUP, SPLIT, WINDOWED; INTEGERS, whether a matrix has 8 or 4 bits. Activations of 16 bits, sm_90 and later.
 //
 // Bytes and floor: all weights once, and keys and values: Llama-3.2-1B in 16 bits 2.5 GB, 0.82 ms at 3.0 TB/s. Expected by
 // the model of kernels/README.md 0.86 ms, where the step of launches is expected to take 1.1; not measured. Multiply-adds:
-// 4 rows of 3 TB/s take about half of what four warps of a processor can issue.
+// 4 rows of 3 TB/s take about half of what four warps of a processor can issue. In 4 bits, its head in 8: 0.83 GB, 0.28 ms
+// at 3.0 TB/s.
 #define DECODE_STEP 1
+#ifndef INTEGERS
+#define INTEGERS 0
+#endif
 #include "attention_decode.cu"
-#include "cooperative.cuh"
 #include "epilogue.cuh"
 #include "rotary.cuh"
-#include "wgmma.cuh"
+#if INTEGERS
+#include "step_integers.cuh"
+#else
+#include "step_ring.cuh"
+#endif
 
-// One operation, as persistent.py packs it. What it has not is null or 0.
-struct Operation {
-    const storage_t* weight;    // [outputs, inputs]
-    const storage_t* x;         // [rows, inputs]; of attention the queries
-    void* out;                  // [rows, outputs] of storage_t or float; of STORE the queries
-    const float* bias;          // [outputs]
-    const storage_t* residual;  // [rows, outputs]
-    const float* gain;          // [inputs] of the norm before the product
-    storage_t* normed;          // [rows, inputs], where somebody reads what the norm gives
-    storage_t *keys, *values;   // [pages, K, P, D]
-    int kind, items, first;     // rows or pairs of W that are dealt out, and the warp that has the first of them
-    int inputs, outputs, x_stride, out_stride, residual_stride, activation, splits;
-    int norm_threads;  // of a block of rms_norm: they determine the order of its sum
-    float epsilon;
-    int unused[2];
-};
-static_assert(sizeof(Operation) == 128, "persistent.py packs it so");
-
-enum Kind { ATTENTION, PRODUCT, LOGITS, GATE, STORE };
-
-constexpr int CHUNK = 2048, CHUNK_BYTES = CHUNK * sizeof(storage_t);  // of a row of W, in one slot
 constexpr int MOST_SPLITS = 4, MOST_NORM_WARPS = 16;
 static_assert(sizeof(storage_t) == 2 && CHUNK % (MOST_SPLITS * WARP * VECTOR) == 0, "a chunk has whole turns of all splits");
 static_assert(TOKENS <= 4, "a lane has a row's sum");
@@ -80,88 +65,18 @@ struct Common {
     dim3 attention_grid;
 };
 
-__device__ __forceinline__ bool paired(const Operation& op) { return op.kind >= GATE; }
+// Numbers from one row of x to the next in shared memory: neighbours are in other banks.
+__device__ __forceinline__ int staged_stride(int inputs) { return inputs + VECTOR; }
 
-// The row of W that an item has first, or second.
-__device__ __forceinline__ int row_of(const Operation& op, int item, int side, int half) {
-    if (op.kind < GATE) return item;
-    if (op.kind == GATE) return item + side * (op.outputs / 2);
-    int output = 2 * item + side, in_head = output % HEAD_DIM;  // two numbers that turn together lie `half` apart
-    return in_head < 2 * half ? output - in_head + in_head / 2 + in_head % 2 * half : output;
-}
-
-// A warp's weights, chunk after chunk in the order in which it needs them: through the items that it is dealt of each
-// operation, their rows, and the chunks of these. All lanes have the same values.
-struct Ring {
-    const Operation* list;
-    int count, half, warp, warps;  // operations; the warp's number in the grid, and how many there are
-    unsigned char* slots;          // the warp's own
-    mbarrier_t* full;
-    int size, slot, parity;
-    int op, item, side, at;  // of the chunk that the next free slot gets
-
-    __device__ __forceinline__ int first_item(const Operation& operation) const {
-        int ahead = warp - operation.first;
-        return ahead < 0 ? ahead + warps : ahead;
-    }
-
-    // Go to the warp's first item of operation `op`, or of the next that has one for it.
-    __device__ __forceinline__ void find_item() {
-        while (op < count && item >= list[op].items) {
-            if (++op < count) item = first_item(list[op]);
-        }
-    }
-
-    __device__ __forceinline__ void fill(int into) {
-        if (op == count) return;
-        const Operation& operation = list[op];
-        if (threadIdx.x % WARP == 0) {
-            const storage_t* row = operation.weight + (size_t)row_of(operation, item, side, half) * operation.inputs;
-            int bytes = min(CHUNK, operation.inputs - at) * (int)sizeof(storage_t);
-            bulk_copy(slots + into * CHUNK_BYTES, row + at, bytes, full + into);
-        }
-        at += CHUNK;
-        if (at < operation.inputs) return;
-        at = 0;
-        if (side++ < paired(operation)) return;
-        side = 0;
-        item += warps;
-        find_item();
-    }
-
-    __device__ __forceinline__ void begin() {
-        if (threadIdx.x % WARP == 0)
-            for (int i = 0; i < size; ++i) mbarrier_init(full + i);
-        __syncwarp();
-        slot = parity = side = at = op = 0;
-        item = first_item(list[0]);
-        find_item();
-        for (int i = 0; i < size; ++i) fill(i);
-    }
-
-    // The oldest chunk, once it is there.
-    __device__ __forceinline__ const uint4* wait() const {
-        Watchdog watchdog;
-        while (!mbarrier_completed(full + slot, parity)) watchdog.look();
-        return reinterpret_cast<const uint4*>(slots + slot * CHUNK_BYTES);
-    }
-
-    // All lanes have read it: on to the next.
-    __device__ __forceinline__ void release() {
-        fence_proxy_async();  // the reads before, the copy after
-        __syncwarp();
-        fill(slot);
-        if (++slot == size) slot = 0, parity ^= 1;
-    }
-};
-
-// The product of the warp's next row of W and row t of x, in lane t. x: [TOKENS, inputs] in shared memory.
+// The product of the warp's next row of W and row t of x, in lane t. x: [TOKENS, inputs] in shared memory, staged_stride
+// apart.
 template <int SPLITS>
 __device__ __forceinline__ float row_product(Ring& ring, const uint4* x, int inputs) {
     int lane = threadIdx.x % WARP;
+    int x_vectors = staged_stride(inputs) / VECTOR;
     float sums[SPLITS][TOKENS] = {};
     for (int at = 0; at < inputs; at += CHUNK) {
-        const uint4* chunk = ring.wait();
+        const uint4* chunk = reinterpret_cast<const uint4*>(ring.wait(ring.warp));
         int vectors = min(CHUNK, inputs - at) / VECTOR;
 #pragma unroll 2
         for (int first = 0; first < vectors; first += SPLITS * WARP) {
@@ -172,7 +87,7 @@ __device__ __forceinline__ float row_product(Ring& ring, const uint4* x, int inp
                 uint4 w = chunk[v];
 #pragma unroll
                 for (int t = 0; t < TOKENS; ++t) {
-                    uint4 xs = x[(t * inputs + at) / VECTOR + v];
+                    uint4 xs = x[t * x_vectors + at / VECTOR + v];
 #pragma unroll
                     for (int i = 0; i < VECTOR; ++i) {
                         float xi = to_float(reinterpret_cast<const storage_t*>(&xs)[i]);
@@ -181,7 +96,7 @@ __device__ __forceinline__ float row_product(Ring& ring, const uint4* x, int inp
                 }
             }
         }
-        ring.release();
+        ring.release(false);
     }
     float mine = 0.0f;
 #pragma unroll
@@ -204,11 +119,11 @@ __device__ __forceinline__ float row_product(Ring& ring, const uint4* x, const O
 __device__ __forceinline__ void stage(uint4* to, const Operation& op, int rows) {
     __shared__ float scratch[TOKENS][MOST_NORM_WARPS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, vectors = op.inputs / VECTOR;
-    int threads = op.norm_threads;
+    int threads = op.norm_threads, apart = staged_stride(op.inputs) / VECTOR;
     if (op.gain == nullptr) {
         for (int i = threadIdx.x; i < rows * vectors; i += THREADS) {
             const storage_t* row = op.x + (size_t)(i / vectors) * op.x_stride;
-            to[i] = reinterpret_cast<const uint4*>(row)[i % vectors];
+            to[i / vectors * apart + i % vectors] = reinterpret_cast<const uint4*>(row)[i % vectors];
         }
         __syncthreads();
         return;
@@ -219,7 +134,7 @@ __device__ __forceinline__ void stage(uint4* to, const Operation& op, int rows) 
             float squares = 0.0f;
             for (int v = part * WARP + lane; v < vectors; v += threads) {
                 uint4 bits = row[v];
-                to[t * vectors + v] = bits;
+                to[t * apart + v] = bits;
 #pragma unroll
                 for (int i = 0; i < VECTOR; ++i) {
                     float value = to_float(reinterpret_cast<const storage_t*>(&bits)[i]);
@@ -235,7 +150,7 @@ __device__ __forceinline__ void stage(uint4* to, const Operation& op, int rows) 
         float squares = warp_sum(lane < threads / WARP ? scratch[t][lane] : 0.0f);
         float scale = 1.0f / sqrtf(squares / op.inputs + op.epsilon);
         for (int v = threadIdx.x; v < vectors; v += THREADS) {
-            uint4 bits = to[t * vectors + v];
+            uint4 bits = to[t * apart + v];
             storage_t* values = reinterpret_cast<storage_t*>(&bits);
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i) {
@@ -243,7 +158,7 @@ __device__ __forceinline__ void stage(uint4* to, const Operation& op, int rows) 
                 value *= scale * op.gain[v * VECTOR + i];
                 values[i] = from_float(value);
             }
-            to[t * vectors + v] = bits;
+            to[t * apart + v] = bits;
             if (op.normed && blockIdx.x == 0) reinterpret_cast<uint4*>(op.normed + (size_t)t * op.inputs)[v] = bits;
         }
     }
@@ -268,6 +183,19 @@ __device__ __forceinline__ void place(const Operation& op, const Common& common,
     }
 }
 
+// What is added to a sum of PRODUCT or LOGITS.
+__device__ __forceinline__ Addends load_addends(const Operation& op, bool finishes, int row, int item) {
+    return {op.bias && finishes ? op.bias[item] : 0.0f,
+            op.residual && finishes ? op.residual[(size_t)row * op.residual_stride + item] : storage_t(0.0f)};
+}
+
+__device__ __forceinline__ void finish(const Operation& op, int row, int item, float sum, Addends added) {
+    float y = activate(sum + added.bias, op.activation) + to_float(added.residual);
+    size_t to = (size_t)row * op.out_stride + item;
+    if (op.kind == LOGITS) static_cast<float*>(op.out)[to] = y;
+    if (op.kind == PRODUCT) static_cast<storage_t*>(op.out)[to] = from_float(y);
+}
+
 __device__ __forceinline__ void finish_pair(const Operation& op, const Common& common, int row, int item, float one,
                                             float other) {
     int half = common.rotation.half;
@@ -290,24 +218,63 @@ __device__ __forceinline__ void finish_pair(const Operation& op, const Common& c
     place(op, common, row, second, b);
 }
 
-__device__ __forceinline__ void multiply(const Operation& op, const Common& common, Ring& ring, uint4* x) {
-    stage(x, op, common.rows);
-    int row = threadIdx.x % WARP;
-    bool finishes = row < common.rows;
-    for (int item = ring.first_item(op); item < op.items; item += ring.warps) {
+// By rows of 16 bits, one for each warp. x: staged.
+__device__ __forceinline__ void multiply_rows(const Operation& op, const Common& common, Ring& ring, const uint4* x) {
+    int row = threadIdx.x % WARP, items = items_of(op);
+    for (int unit = ring.first_unit(op); unit < op.units; unit += gridDim.x) {
+        int item = unit * WARPS + ring.warp;
+        bool finishes = row < common.rows && item < items;
+        item = min(item, items - 1);  // whose row the ring has
         if (paired(op)) {
             float one = row_product(ring, x, op), other = row_product(ring, x, op);
             if (finishes) finish_pair(op, common, row, item, one, other);
             continue;
         }
-        // Under way while W is read.
-        float bias = op.bias ? op.bias[item] : 0.0f;
-        storage_t residual = op.residual && finishes ? op.residual[(size_t)row * op.residual_stride + item] : storage_t(0.0f);
-        float y = activate(row_product(ring, x, op) + bias, op.activation) + to_float(residual);
-        size_t to = (size_t)row * op.out_stride + item;
-        if (finishes && op.kind == LOGITS) static_cast<float*>(op.out)[to] = y;
-        if (finishes && op.kind == PRODUCT) static_cast<storage_t*>(op.out)[to] = from_float(y);
+        Addends added = load_addends(op, finishes, row, item);  // under way while W is read
+        float sum = row_product(ring, x, op);
+        if (finishes) finish(op, row, item, sum, added);
     }
+}
+
+#if INTEGERS
+// By tiles of integers, one for the block. x: staged; sums: of two tiles, so that one is finished while the next is summed.
+template <int BITS>
+__device__ __forceinline__ void multiply_tiles(const Operation& op, const Common& common, Ring& ring,
+                                               const storage_t* x, PartOfTile* sums) {
+    bool pairs = paired(op);
+    int items = items_of(op), of_tile = pairs ? TILE / 2 : TILE, row = threadIdx.x / of_tile;
+    int output = threadIdx.x % of_tile, turn = 0;
+    for (int unit = ring.first_unit(op); unit < op.units; unit += gridDim.x) {
+        PartOfTile* parts = sums + turn * MOST_SPLITS_OF_TILE;
+        turn ^= 1;
+        int item = unit * of_tile + output;
+        bool finishes = row < common.rows && item < items;
+        Addends added = load_addends(op, finishes && !pairs, row, item);
+        multiply_tile<BITS>(ring, x, staged_stride(op.inputs), op, parts);
+        if (!finishes) continue;
+        float one = 0.0f, other = 0.0f;
+        for (int split = 0; split < op.splits; ++split) {
+            one += parts[split][row][pairs ? 2 * output : output];
+            if (pairs) other += parts[split][row][2 * output + 1];
+        }
+        if (pairs)
+            finish_pair(op, common, row, item, one, other);
+        else
+            finish(op, row, item, one, added);
+    }
+}
+
+#endif
+
+// sums: room for those of two tiles.
+__device__ __forceinline__ void multiply(const Operation& op, const Common& common, Ring& ring, uint4* x, void* sums) {
+    stage(x, op, common.rows);
+    if (op.bits == 16) multiply_rows(op, common, ring, x);
+#if INTEGERS
+    const storage_t* numbers = reinterpret_cast<const storage_t*>(x);
+    if (op.bits == 8) multiply_tiles<8>(op, common, ring, numbers, static_cast<PartOfTile*>(sums));
+    if (op.bits == 4) multiply_tiles<4>(op, common, ring, numbers, static_cast<PartOfTile*>(sums));
+#endif
 }
 
 // The blocks of attention_decode, dealt out to those that there are.
@@ -323,33 +290,34 @@ __device__ __forceinline__ void attend(const Operation& op, const Common& common
     }
 }
 
-// list: [count] operations. counter: one number, a multiple of the blocks before the launch and after it. ring: slots of
-// a warp; room: bytes of shared memory for x or `Staged`. Others as of fused_fma and attention_decode.
+// list: [count] operations. counter: one number, a multiple of the blocks before the launch and after it. ring_size: slots
+// of a warp, each of slot_bytes; room: bytes of shared memory for x or `Staged`. Others as of fused_fma and
+// attention_decode.
 extern "C" __global__ __launch_bounds__(THREADS, 1) void step(
-    const uint4* list, unsigned long long* counter, int count, int ring_size, int room, const int* slots,
+    const uint4* list, unsigned long long* counter, int count, int ring_size, int slot_bytes, int room, const int* slots,
     const int* positions, const float* frequencies, const int* text_lens, const int* query_starts, float* partials,
     int* arrived, const int* context_lens, const int* block_table, int rows, int N, int half, int original, int H, int K,
     int pages, int table_width, int max_splits, int window, int blocks_x, int blocks_y, float rotary_scale,
     float attention_scale, double factor) {
     __shared__ Shared shared;
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
-    unsigned char* after_rings = dynamic_shared + WARPS * ring_size * CHUNK_BYTES;
+    unsigned char* after_rings = dynamic_shared + WARPS * ring_size * slot_bytes;
     uint4* x = reinterpret_cast<uint4*>(after_rings);
     Staged& staged = *reinterpret_cast<Staged*>(after_rings);
     uint4* operations = reinterpret_cast<uint4*>(after_rings + room);
     constexpr int PIECES_EACH = sizeof(Operation) / 16;
     mbarrier_t* full = reinterpret_cast<mbarrier_t*>(operations + count * PIECES_EACH);
+    void* sums = full + WARPS * ring_size;
     for (int i = threadIdx.x; i < count * PIECES_EACH; i += THREADS) operations[i] = list[i];
     __syncthreads();
 
-    int warp = threadIdx.x / WARP;
     Ring ring;
     ring.list = reinterpret_cast<const Operation*>(operations);
-    ring.count = count, ring.half = half, ring.size = ring_size;
-    ring.warp = blockIdx.x * WARPS + warp, ring.warps = gridDim.x * WARPS;
-    ring.slots = dynamic_shared + warp * ring_size * CHUNK_BYTES;
-    ring.full = full + warp * ring_size;
+    ring.count = count, ring.half = half, ring.warp = threadIdx.x / WARP;
+    ring.slots = dynamic_shared, ring.full = full;
+    ring.size = ring_size, ring.slot_bytes = slot_bytes;
     ring.begin();
+    __syncthreads();
 
     Common common{slots,
                   {positions, frequencies, text_lens, query_starts, N, half, original, rotary_scale, factor},
@@ -375,7 +343,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void step(
         if (op.kind == ATTENTION)
             attend(op, common, shared, staged);
         else
-            multiply(op, common, ring, x);
+            multiply(op, common, ring, x, sums);
         if (i + 1 < count) {
             __syncthreads();
             if (threadIdx.x == 0) count_in(counter);

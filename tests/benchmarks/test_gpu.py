@@ -137,6 +137,8 @@ def test_everything_runs_emulated(part: str, tmp_path: Path, subprocess_environm
     elif part == "dependent":
         notes = [row["note"] for row in rows if row["what"] in ("plainly", "dependently", "plainly again")]
         assert notes == ["the same bits"] * 6, "of two shapes"
+        notes = [row["note"] for row in rows if row["what"] in ("int4, plainly", "int4, persistently")]
+        assert notes == ["the same bits"] * 2, "of Llama's"
         assert [row["note"] for row in rows if row["what"] == "persistently"] == ["the same bits"], "of Llama's"
         assert found["dependent", "decode, batch 3, persistently"]["launches"] == "4", "one for all layers, 3 around it"
         steps = "decode, batch 3, on the device, {}"

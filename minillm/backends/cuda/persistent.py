@@ -5,8 +5,8 @@
 
 `persist` reads the launches that `fusing.fuse` has made, and packs what the kernel needs of them into a list on the
 device: 5 operations a layer, since a norm becomes part of the product after it, and the head. What it does not
-recognise leaves the step as it is: more than `MOST_ROWS` sequences, matrices of 8 or 4 bits, norms after a sublayer or
-of single heads, layers whose attention or rotation differs.
+recognise leaves the step as it is: more than four sequences, matrices of 8 or 4 bits with offsets or other groups
+than of 32, norms after a sublayer or of single heads, layers whose attention or rotation differs.
 
 Off unless MINILLM_CUDA_PERSISTENT=1 asks for it: it has run on the emulator alone.
 """
@@ -20,19 +20,24 @@ from ...errors import DeviceError
 from .attention import DECODE_THREADS, staged_bytes
 from .device import Device
 from .fusing import Ending, Reads
+from .integers import ceil
 from .kernels import NULL, Kernels, Launch, int32s
-from .linear import split_arguments
+from .linear import ProductArguments, split_arguments
 from .rows import NormArguments
 
-MOST_ROWS = 4
+ROWS = 1, 2, 4
 LEAST_ARCHITECTURE, NEXT_ARCHITECTURE = 90, 120
 """From the first with bulk copies on, below the first whose blocks have 99 KiB of shared memory."""
 
 SHARED = 227 * 1024
 """Bytes of shared memory of a block"""
 WARPS = DECODE_THREADS // 32
-CHUNK_BYTES = 4096
-"""A slot of a warp's ring"""
+CHUNK_BYTES, TILE_BYTES = 4096, 4 * (1024 + 128 + 64)
+"""A slot of a warp's ring: a part of a row of 16 bits; the same of four rows of a tile of integers, with scales"""
+TILE, MOST_SPLITS_OF_TILE = 16, 16
+"""Rows of a block in a product with integers, and the warps of gemv_mma between which their sums may be divided"""
+INTEGER_INPUTS, INTEGER_GROUP = 256, 32
+"""Scales of a row of integers are copied 16 bytes at a time, which are those of so many numbers; numbers of a scale"""
 LEAST_SLOTS, MOST_SLOTS = 2, 16
 MOST_GROUP = 4
 """Query heads of one K/V head that a block computes together: eight need more registers than the rest of the kernel
@@ -41,15 +46,16 @@ VECTOR = 8
 """Numbers of 16 bits in 16 bytes: rows are read and copied in such pieces"""
 
 OPERATION = np.dtype([
-    *((name, np.uint64) for name in ("weight", "x", "out", "bias", "residual", "gain", "normed", "keys", "values")),
-    *((name, np.int32) for name in ("kind", "items", "first", "inputs", "outputs", "x_stride", "out_stride")),
-    *((name, np.int32) for name in ("residual_stride", "activation", "splits", "norm_threads")),
-    ("epsilon", np.float32), ("unused", np.int64),
+    *((name, np.uint64) for name in ("weight", "scales", "x", "out", "bias", "residual", "gain", "normed")),
+    *((name, np.uint64) for name in ("keys", "values")),
+    *((name, np.int32) for name in ("kind", "units", "first", "inputs", "outputs", "x_stride", "out_stride")),
+    *((name, np.int32) for name in ("residual_stride", "splits", "norm_threads")),
+    ("activation", np.int16), ("bits", np.int16), ("epsilon", np.float32),
 ])  # fmt: skip
-"""`Operation` of step.cu"""
+"""`Operation` of step_ring.cuh"""
 
 ATTENTION, PRODUCT, LOGITS, GATE, STORE = range(5)
-"""`Kind` of step.cu"""
+"""`Kind` of step_ring.cuh"""
 
 COMPUTING = ("rms_norm", "layer_norm", "rotary", "store_kv", "glu", "gemv", "gemm", "fused", "attention", "experts")
 """How the names of kernels begin that a step has only where the persistent kernel begins and ends"""
@@ -165,26 +171,28 @@ def _operation(launches: Sequence[Launch], i: int, reads: Reads) -> _Operation |
 
 
 def _product(launch: Launch, reads: Reads) -> _Operation | None:
-    """A product of few rows of 16-bit numbers, with what is fused to it."""
-    if launch.name not in ("gemv_fma", "fused_fma"):
+    """A product of few rows of x, of 16-bit numbers, with what is fused to it."""
+    if launch.name not in ("gemv_fma", "fused_fma", "gemv_mma", "fused_mma"):
         return None
     product, more = split_arguments(launch.args)
-    ending = Ending(*more[:-1]) if launch.name == "fused_fma" else Ending()
+    endings = len(Ending._fields) if launch.name.startswith("fused") else 0
+    ending, more = Ending(*more[:endings]), more[endings:]
     constants, rows = launch.constants, int(product.rows)
-    weight, x = reads.address(product.weight), reads.address(product.x)
-    if rows != constants["ROWS"] or rows > MOST_ROWS or product.x.dtype.itemsize != 2:
+    matrix = _integers(constants, product, more, reads) if "BITS" in constants else _numbers(product, more, reads)
+    if matrix is None or rows not in ROWS or product.x.dtype.itemsize != 2:
         return None
-    if not _in_pieces(weight, product.inputs) or not _in_pieces(x, product.x_stride):
+    if not _in_pieces(reads.address(product.x), product.x_stride):
         return None
     kind = LOGITS if "FLOAT_OUT" in constants else PRODUCT
     kind = GATE if "GATED" in constants else STORE if "STORES" in constants else kind
     optional = {"bias": product.bias, "residual": product.residual, "keys": ending.keys, "values": ending.values}
     fields: dict[str, Any] = {name: 0 if array is NULL else reads.address(array) for name, array in optional.items()}
-    fields |= {"weight": weight, "x": x, "out": reads.address(product.out), "kind": kind, "splits": more[-1]}
+    fields |= {"x": reads.address(product.x), "out": reads.address(product.out), "kind": kind, **matrix}
     same = ("inputs", "outputs", "x_stride", "out_stride", "residual_stride")
     fields |= {name: getattr(product, name) for name in same}
     fields["activation"] = ending.gate_activation if kind == GATE else product.activation
-    fields["items"] = int(product.outputs) // (2 if kind in (GATE, STORE) else 1)
+    of_unit = WARPS if matrix["bits"] == 16 else TILE
+    fields["units"] = ceil(int(product.outputs), of_unit * (2 if matrix["bits"] == 16 and kind in (GATE, STORE) else 1))
     common = {}
     if kind == STORE:
         arrays = ("slots", "positions", "frequencies", "text_lens", "query_starts", "N", "H", "K", "pages", "original")
@@ -192,6 +200,29 @@ def _product(launch: Launch, reads: Reads) -> _Operation | None:
         common |= {"half": constants.get("ROTATED", 0), "rotary_scale": ending.scale, "factor": ending.factor}
     heads = {name: value for name, value in constants.items() if name in ("HEAD_DIM", "PAGE_SIZE")}
     return _Operation(1, fields, heads, rows, common)
+
+
+def _numbers(product: ProductArguments, more: tuple[Any, ...], reads: Reads) -> dict[str, Any] | None:
+    """The fields of a matrix of 16 bits, with the warps that gemv_fma had for a row."""
+    weight = reads.address(product.weight)
+    if len(more) != 1 or not _in_pieces(weight, product.inputs):
+        return None
+    return {"weight": weight, "bits": 16, "splits": more[0]}
+
+
+def _integers(
+    constants: dict[str, int], product: ProductArguments, more: tuple[Any, ...], reads: Reads
+) -> dict[str, Any] | None:
+    """The fields of a matrix of 8 or 4 bits, with the warps that gemv_mma had for a row."""
+    splits, (scales, _) = constants["SPLITS"], more
+    addresses = {"weight": reads.address(product.weight), "scales": reads.address(scales)}
+    if constants["GROUP"] != INTEGER_GROUP or constants["OFFSETS"] or constants["ROWS"] != ROWS[-1]:
+        return None
+    if splits % WARPS or splits > MOST_SPLITS_OF_TILE or product.inputs % INTEGER_INPUTS:
+        return None
+    if any(address % 16 for address in addresses.values()):
+        return None
+    return {**addresses, "bits": constants["BITS"], "splits": splits}
 
 
 def _attention(launch: Launch, reads: Reads) -> _Operation | None:
@@ -240,15 +271,17 @@ def _step(kernels: Kernels, device: Device, operations: Sequence[_Operation]) ->
         return None
     (tokens,) = rows
     inputs = max(int(each.fields.get("inputs", 0)) for each in operations)
-    size = Sizes.of(inputs, tokens, len(operations), constants)
+    integers = any(operation.fields.get("bits", 16) < 16 for operation in operations)
+    size = Sizes.of(inputs, tokens, len(operations), constants, integers=integers)
     if size is None:
         return None
+    constants |= {"INTEGERS": 1} if integers else {}
     kernel = kernels.get("step", "step", shared_mem=size.shared, TOKENS=tokens, **constants)
     common |= {"rows": np.int32(tokens), "half": np.int32(common["half"])}
     blocks = kernels.processors
-    table = device.xp.asarray(_table(operations, blocks * WARPS).view(np.uint8))
+    table = device.xp.asarray(_table(operations, blocks).view(np.uint8))
     counter = device.xp.asarray(np.zeros(1, np.uint64))
-    sizes = int32s(len(operations), size.slots, size.room)
+    sizes = int32s(len(operations), size.slots, size.slot_bytes, size.room)
     arguments = (table, counter, *sizes, *(common[name] for name in ARGUMENTS))
     return Launch("step", constants, kernel, (blocks,), (DECODE_THREADS,), arguments, size.shared)
 
@@ -264,33 +297,38 @@ class Sizes(NamedTuple):
 
     slots: int
     """Number in a warp's ring"""
+    slot_bytes: int
+    """Bytes of one"""
     room: int
     """Bytes of x, or of attention's keys and values"""
     shared: int
     """All that is dynamic"""
 
     @classmethod
-    def of(cls, inputs: int, rows: int, operations: int, constants: dict[str, int]) -> "Sizes | None":
+    def of(
+        cls, inputs: int, rows: int, operations: int, constants: dict[str, int], *, integers: bool = False
+    ) -> "Sizes | None":
         """Sizes for the widest x, so many rows and operations, and the constants of attention; None if there are none.
 
-        The rings get what is left.
+        The rings get what is left. `integers`: whether a matrix has 8 or 4 bits.
         """
-        room = max(2 * rows * inputs, staged_bytes(constants["HEAD_DIM"], 2))
+        room = max(rows * (2 * inputs + 16), staged_bytes(constants["HEAD_DIM"], 2))
         scores = 4 * constants["GROUP"] * (constants["SPLIT"] + 1)
         static = scores + 4 * 16 * rows + 256  # those of attention, a norm's sums, and gaps between them
-        left = SHARED - static - room - operations * OPERATION.itemsize
-        slots = min(MOST_SLOTS, left // (WARPS * (CHUNK_BYTES + 8)))
+        fixed = room + operations * OPERATION.itemsize + integers * 2 * 4 * MOST_SPLITS_OF_TILE * rows * TILE
+        slot_bytes = TILE_BYTES if integers else CHUNK_BYTES
+        slots = min(MOST_SLOTS, (SHARED - static - fixed) // (WARPS * (slot_bytes + 8)))
         if slots < LEAST_SLOTS:
             return None
-        return cls(slots, room, WARPS * slots * (CHUNK_BYTES + 8) + room + operations * OPERATION.itemsize)
+        return cls(slots, slot_bytes, room, WARPS * slots * (slot_bytes + 8) + fixed)
 
 
-def _table(operations: Sequence[_Operation], warps: int) -> Any:
-    """The kernel's list. Rows of matrices are dealt to warps in turn, on from one operation to the next."""
+def _table(operations: Sequence[_Operation], blocks: int) -> Any:
+    """The kernel's list. Units of matrices are dealt to blocks in turn, on from one operation to the next."""
     table, dealt = np.zeros(len(operations), OPERATION), 0
     for row, operation in zip(table, operations, strict=True):
         for name, value in operation.fields.items():
             row[name] = value
-        row["first"] = dealt % warps
-        dealt += int(row["items"])
+        row["first"] = dealt % blocks
+        dealt += int(row["units"])
     return table

@@ -181,6 +181,9 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
             (1, 128, 4, WINDOW),
             (2, 128, 1, {}),
             (4, 128, 4, {}),
+            (1, 64, 1, {"INTEGERS": 1, "storage": ("float16",)}),
+            (2, 128, 4, {"INTEGERS": 1, "storage": ("bfloat16",)}),
+            (4, 128, 4, {"INTEGERS": 1, "storage": ("float16",)}),
         )
     ],
     "selective_scan": [{"VALUES": n} for n in (1, 4, 8)],

@@ -276,6 +276,11 @@ extern "C" __global__ void neighbours(float* out, float* between, const float* x
     out[blockIdx.x * 64 + t] = 2.0f * between[next * 64 + t] + 0.0f * row[t];
 }
 
+__device__ __forceinline__ void copy_piece(float* slot, const float* x, int bytes, mbarrier_t* full) {
+    mbarrier_expect(full, bytes);
+    bulk_copy(slot, x, bytes, full);
+}
+
 // out [128] = x [pieces, 128] summed over pieces, by one warp and a ring of two slots.
 extern "C" __global__ void ring(float* out, const float* x, int pieces, int plant) {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
@@ -284,7 +289,7 @@ extern "C" __global__ void ring(float* out, const float* x, int pieces, int plan
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; ++i) {
             mbarrier_init(full + i);
-            bulk_copy(slots[i], x + i * 128, 512, full + i);
+            copy_piece(slots[i], x + i * 128, 512, full + i);
         }
     }
     __syncwarp();
@@ -293,12 +298,12 @@ extern "C" __global__ void ring(float* out, const float* x, int pieces, int plan
         if (plant == COPY_NEVER_AWAITED && i == pieces - 1) break;
         bool late = plant == NO_WAIT_FOR_COPY && i == 1;
         while (!late && !mbarrier_completed(full + i % 2, i / 2 & 1)) {}
-        if (plant == SLOT_TAKEN_TOO_EARLY && i == 1 && threadIdx.x == 0) bulk_copy(slots[1], x + 3 * 128, 512, full + 1);
+        if (plant == SLOT_TAKEN_TOO_EARLY && i == 1 && threadIdx.x == 0) copy_piece(slots[1], x + 3 * 128, 512, full + 1);
         for (int j = 0; j < 4; ++j) sums[j] += slots[i % 2][threadIdx.x * 4 + j];
         while (late && !mbarrier_completed(full + i % 2, i / 2 & 1)) {}
         __syncwarp();
         if (threadIdx.x == 0 && i + 2 < pieces && !(plant == SLOT_TAKEN_TOO_EARLY && i == 1))
-            bulk_copy(slots[i % 2], x + (i + 2) * 128, plant == MORE_BYTES_THAN_EXPECTED ? 520 : 512, full + i % 2);
+            copy_piece(slots[i % 2], x + (i + 2) * 128, plant == MORE_BYTES_THAN_EXPECTED ? 520 : 512, full + i % 2);
     }
     for (int j = 0; j < 4; ++j) out[threadIdx.x * 4 + j] = sums[j];
 }

@@ -42,16 +42,20 @@ def random(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Any:
 
 
 def with_fault(file: str, old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a kernel's file compiled from a copy of the sources in which `new` stands in place of `old`."""
+    """Have a kernel's file compiled from a copy of the sources in which `new` stands in place of `old`.
+
+    That is a line of the file or of one of the headers that its name begins.
+    """
     folder = tmp_path / "cuda"
     shutil.copytree(kernel_folder(), folder)
-    faulty = folder / file
+    main = folder / file
+    (faulty,) = (path for path in folder.glob(f"{main.stem}*") if old in path.read_text())
     source = faulty.read_text()
     assert source.count(old) == 1, old
     faulty.write_text(source.replace(old, new))
     module = Emulator.module
 
     def module_with_fault(self: Emulator, path: Path, options: tuple[str, ...] = ()) -> Any:
-        return module(self, faulty if path.name == file else path, options)
+        return module(self, main if path.name == file else path, options)
 
     monkeypatch.setattr(Emulator, "module", module_with_fault)

@@ -39,6 +39,16 @@ QWEN2 = LLAMA | {"model_type": "qwen2", "num_key_value_heads": 1, "tie_word_embe
 LONG = LLAMA | {"num_hidden_layers": 1, "max_position_embeddings": 512}
 WIDE = LLAMA | {"num_hidden_layers": 1, "hidden_size": 16, "head_dim": 8, "intermediate_size": 2104}
 WINDOWED = LLAMA | {"model_type": "mistral", "sliding_window": 5}
+FEW_BITS = LLAMA | {
+    "num_hidden_layers": 1,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "head_dim": 64,
+    "vocab_size": 266,
+}
+WIDE_OF_FEW_BITS = FEW_BITS | {"intermediate_size": 2304}
+"""Rows of several slots, of which the last is not full"""
+INT4 = {"raw": FEW_BITS, "weights": "int4"}
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="on a GPU it is test_gpu.py's: a list has addresses")
 
@@ -64,12 +74,12 @@ def decode(
     batch: int = 1,
     steps: int = 4,
     prompt: int = 4,
-    storage: str = "float16",
+    weights: str = "float16",
     schedule: str = "forward",
 ) -> Decoded:
     """Decode steps after prompts of so many tokens, recorded from the second on."""
     device = RecordingDevice(Recorder(launcher(schedule)))
-    backend = CudaBackend(device, device.recorder, storage, max_batch_size=4, persistent=persists)
+    backend = CudaBackend(device, device.recorder, weights, max_batch_size=4, persistent=persists)
     runner = runner_of(model_of(raw, seed=2, backend=backend), backend=backend)
     sequences = [TokenSequence([(5 + 7 * i + 3 * j) % 96 for j in range(prompt + i)]) for i in range(batch)]
     for sequence in sequences:
@@ -88,7 +98,8 @@ def assert_same_bits(raw: dict[str, Any], **how: Any) -> None:
     """Of the persistent kernel and of the launches that it replaces: logits, keys and values."""
     plain = decode(raw, persists=False, **how | {"schedule": "forward"})
     ours = decode(raw, persists=True, **how)
-    assert ours.names == ["embed", "step", "best_of_chunks", "take_best"]
+    embedded = "expand" if how.get("weights", "").startswith("int") else "embed"
+    assert ours.names == [embedded, "step", "best_of_chunks", "take_best"]
     np.testing.assert_array_equal(ours.logits, plain.logits)
     for result, expected in zip(ours.pages, plain.pages, strict=True):
         written = ~np.isnan(expected.astype(np.float32))
@@ -170,40 +181,90 @@ def test_rows_of_several_chunks_and_sums_of_several_warps(batch: int, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("raw", "weights", "batch"),
+    [
+        (FEW_BITS, "int4", 1),
+        (FEW_BITS, "int8", 4),
+        exhaustive(FEW_BITS, "int4", 2),
+        exhaustive(WIDE_OF_FEW_BITS, "int4", 4),
+        exhaustive(WIDE_OF_FEW_BITS, "int8", 1),
+    ],
+    ids=["int4-1", "int8-4", "int4-2", "int4-wide", "int8-wide"],
+)
+def test_matrices_of_few_bits(raw: dict[str, Any], weights: str, batch: int) -> None:
+    """The head of int4 has 8 bits: both in one step."""
+    assert_same_bits(raw, weights=weights, batch=batch, steps=3)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["reverse", "random", "warps", "warps-reversed"])
 def test_in_any_order_of_threads_and_blocks(schedule: str) -> None:
     assert_same_bits(LLAMA, steps=3, schedule=schedule)
 
 
-@pytest.mark.slow
-def test_no_thread_reads_shared_memory_that_another_still_writes() -> None:
-    """The launch once more, with all accesses checked."""
-    decoded = decode(LLAMA, persists=True, steps=3)
+def run_checked(how: dict[str, Any], **constants: int) -> None:
+    """The last launch of some steps once more, with all accesses checked."""
+    decoded = decode(**how, persists=True, steps=3)
     (step,) = (launch for launch in decoded.launches if launch.name == "step")
-    constants = {"TOKENS": 1, "HEAD_DIM": 8, "PAGE_SIZE": 16, "GROUP": 1, "SPLIT": 256}
+    constants = {"TOKENS": how.get("batch", 1), "PAGE_SIZE": 16, "GROUP": 1, "SPLIT": 256, **constants}
     kernel = Kernels(Emulator(checks=True), "float16").get("step", "step", shared_mem=step.shared_mem, **constants)
     kernel(step.grid, step.block, step.args, shared_mem=step.shared_mem)
-    again = decode(LLAMA, persists=True, steps=3)
+    again = decode(**how, persists=True, steps=3)
     np.testing.assert_array_equal(again.logits, decoded.logits)
 
 
-FAULTS = {
-    "no wait for the operation before": ("while (counted(counter) < target) watchdog.look();", ";"),
-    "no wait for a chunk": ("while (!mbarrier_completed(full + slot, parity)) watchdog.look();", ";"),
-    "a slot filled before all lanes have read it": ("    __syncwarp();\n        fill(slot);", "    fill(slot);"),
-    "rows of `up` one too early": ("item + side * (op.outputs / 2)", "item + side * (op.outputs / 2 - 1)"),
-    "the norm by a block's own threads": ("int threads = op.norm_threads;", "int threads = THREADS;"),
-}
-"""Lines of step.cu, and what stands there instead"""
+@pytest.mark.slow
+def test_no_thread_reads_shared_memory_that_another_still_writes() -> None:
+    run_checked({"raw": LLAMA}, HEAD_DIM=8)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [name if i < 2 else exhaustive(name) for i, name in enumerate(FAULTS)])
+def test_no_warp_writes_sums_of_a_tile_that_another_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few bits; and with a fault, sums of each tile where those of the one before are read."""
+    four = INT4 | {"batch": 4}
+    run_checked(four, HEAD_DIM=64, INTEGERS=1)
+    with_fault("step.cu", "turn ^= 1;", ";", tmp_path, monkeypatch)
+    with pytest.raises(LaunchError, match="race"):
+        run_checked(four, HEAD_DIM=64, INTEGERS=1)
+
+
+FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "no wait for the operation before": ("while (counted(counter) < target) watchdog.look();", ";", {}),
+    "no wait for a chunk": ("while (!mbarrier_completed(full + of * size + slot, parity)) watchdog.look();", ";", {}),
+    "no wait for the slots of other warps": (
+        "of < WARPS; ++of) ring.wait(of);",
+        "of < 1; ++of) ring.wait(warp);",
+        INT4,
+    ),
+    "a slot filled before all lanes have read it": ("else\n            __syncwarp();\n        fill", "fill", {}),
+    "a slot filled before all warps have read it": (
+        "if (shared)\n            __syncthreads();\n        else\n            __syncwarp();",
+        "__syncwarp();",
+        INT4 | {"raw": WIDE_OF_FEW_BITS},
+    ),
+    "rows of `up` one too early": ("item + side * (op.outputs / 2)", "item + side * (op.outputs / 2 - 1)", {}),
+    "the norm by a block's own threads": (
+        "int threads = op.norm_threads,",
+        "int threads = THREADS,",
+        {"raw": LLAMA | {"hidden_size": 2048}},
+    ),
+    "scales of a row's beginning": (
+        "(row * row_bytes + at) / of",
+        "row * row_bytes / of",
+        INT4 | {"raw": WIDE_OF_FEW_BITS},
+    ),
+}
+"""Lines of step.cu and its headers, what stands there instead, and the steps that show it"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [name if i < 3 else exhaustive(name) for i, name in enumerate(FAULTS)])
 def test_a_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = LLAMA | {"hidden_size": 2048} if fault.startswith("the norm") else LLAMA
-    with_fault("step.cu", *FAULTS[fault], tmp_path, monkeypatch)
+    old, new, how = FAULTS[fault]
+    with_fault("step.cu", old, new, tmp_path, monkeypatch)
     with pytest.raises((AssertionError, LaunchError, NumericalError)):
-        assert_same_bits(raw, steps=3)
+        assert_same_bits(**{"raw": LLAMA, "steps": 3} | how)
 
 
 @pytest.mark.slow
@@ -225,7 +286,7 @@ class TestNotPersistent:
     @pytest.mark.slow
     def test_other_types_and_layers(self, family: str, storage: str) -> None:
         raw = next(iter(CONFIGS[family].values())) | {"head_dim": 8}
-        assert "step" not in decode(raw, persists=True, steps=2, storage=storage).names
+        assert "step" not in decode(raw, persists=True, steps=2, weights=storage).names
 
     @pytest.mark.slow
     def test_layers_that_differ(self) -> None:
@@ -250,19 +311,22 @@ def test_sizes_of_known_models_fit_shared_memory() -> None:
         assert sizes.shared < persistent.SHARED
         slots.append(sizes.slots)
     assert slots == [9, 9, 8, 5]
+    of_integers = persistent.Sizes.of(14336, 4, 161, large, integers=True)
+    assert of_integers is not None and of_integers.slots == 4
+    assert of_integers.shared < persistent.SHARED
     assert persistent.Sizes.of(28672, 4, 161, large) is None
 
 
-def test_rows_are_dealt_to_warps_in_turn_from_one_operation_to_the_next() -> None:
+def test_rows_are_dealt_to_blocks_in_turn_from_one_operation_to_the_next() -> None:
     fields: dict[str, Any] = {"kind": persistent.PRODUCT}
-    operations = [persistent._Operation(1, fields | {"items": items}, {}, 1, {}) for items in (7, 0, 10, 3)]
+    operations = [persistent._Operation(1, fields | {"units": units}, {}, 1, {}) for units in (7, 0, 10, 3)]
     assert persistent._table(operations, 8)["first"].tolist() == [0, 7, 7, 1]
 
 
 def test_the_list_is_packed_as_the_kernel_reads_it() -> None:
-    source = (kernel_folder() / "step.cu").read_text()
+    source = (kernel_folder() / "step_ring.cuh").read_text()
     (body,) = re.findall(r"struct Operation \{(.*?)\};", source, re.DOTALL)
-    names = re.findall(r"(\w+)(?:\[2\])?[,;]", re.sub(r"//.*", "", body))
+    names = re.findall(r"(\w+)[,;]", re.sub(r"//.*", "", body))
     assert tuple(names) == persistent.OPERATION.names
     (size,) = re.findall(r"sizeof\(Operation\) == (\d+)", source)
     assert persistent.OPERATION.itemsize == int(size)
@@ -273,7 +337,7 @@ def test_the_list_is_packed_as_the_kernel_reads_it() -> None:
     [
         ("attention_decode", "attention_decode", persistent.AttentionArguments._fields),
         ("norm", "rms_norm", persistent.NormArguments._fields),
-        ("step", "step", ("list", "counter", "count", "ring_size", "room", *persistent.ARGUMENTS)),
+        ("step", "step", ("list", "counter", "count", "ring_size", "slot_bytes", "room", *persistent.ARGUMENTS)),
     ],
 )
 def test_names_of_arguments_stand_in_the_order_of_the_sources(file: str, kernel: str, names: tuple[str, ...]) -> None:
