@@ -489,14 +489,15 @@ class Bench:
 class NormedHeads:
     """Queries and keys of a decode step's tokens, normed, rotated and stored with the values."""
 
-    def __init__(self, bench: Bench, T: int) -> None:
-        """T tokens, far on in their texts; all memory for results is zero."""
+    def __init__(self, bench: Bench, T: int, *, by_rows: bool = False) -> None:
+        """T tokens, far on in their texts; all memory for results is zero. `by_rows`: all heads are normed as one."""
         (self.H, self.K, D), xp = bench.heads, bench.xp
         self.bench, self.qkv = bench, bench.normal(T, self.H + 2 * self.K, D, std=1.0)
-        self.gain = xp.asarray(np.linspace(0.5, 1.5, D, dtype=np.float32))
+        self.by_rows, self.gain = by_rows, xp.asarray(np.linspace(0.5, 1.5, D, dtype=np.float32))
         frequencies = (10_000.0 ** (-np.arange(0, D, 2) / D)).astype(np.float32)
         self.rotation = Rotation(frequencies=Weight("", xp.asarray(frequencies)))
         self.positions, self.query_starts = bench.integers(np.arange(T) + 5000), bench.integers(np.arange(T + 1))
+        self.gains = [xp.tile(self.gain, heads) if by_rows else self.gain for heads in (self.H, self.K)]
         self.text_lens, self.slots = self.positions + 1, bench.integers(np.arange(T)[::-1])
         normed = [xp.zeros((T, heads, D), bench.dtype) for heads in (self.H, self.K) * 2]
         self.q_normed, self.k_normed, self.q, self.k = normed
@@ -505,8 +506,10 @@ class NormedHeads:
     def run(self) -> None:
         """Four launches."""
         kernels, stored = self.bench.kernels, self.H + self.K
-        rows.rms_norm(kernels, self.qkv[:, : self.H], self.gain, NORM_EPSILON, self.q_normed)
-        rows.rms_norm(kernels, self.qkv[:, self.H : stored], self.gain, NORM_EPSILON, self.k_normed)
+        both = (self.qkv[:, : self.H], self.q_normed), (self.qkv[:, self.H : stored], self.k_normed)
+        for (x, out), gain in zip(both, self.gains, strict=True):
+            shape = (len(x), -1) if self.by_rows else x.shape
+            rows.rms_norm(kernels, x.reshape(shape), gain, NORM_EPSILON, out.reshape(shape))
         rows.rotary(kernels, self.q_normed, self.k_normed, self, self.rotation, self.q, self.k)
         attention.store_kv(kernels, self.k, self.qkv[:, stored:], self.keys, self.values, self.slots)
 

@@ -261,13 +261,15 @@ class Check:
             yield self._figure(f"rotary, {T} tokens", outs[0], self._turned(q.astype(np.float32), angles))
 
     def heads(self) -> Iterator[Figure]:
-        """Norms of heads, rotation and store in one launch, whose bits are to be those of four."""
-        for T in (1, HEADS_ROWS):
-            heads, what = NormedHeads(self.bench, T), f"norms of heads, rotary, store, {T} tokens"
+        """Norms of heads or of all as one row, rotation and store in one launch: its bits are to be those of four."""
+        for T, by_rows in ((1, False), (HEADS_ROWS, False), (1, True), (HEADS_ROWS, True)):
+            heads = NormedHeads(self.bench, T, by_rows=by_rows)
+            what = f"norms of {'rows' if by_rows else 'heads'}, rotary, store, {T} tokens"
             heads.fused()()
             fused = [array.copy() for array in (heads.q, heads.keys, heads.values)]
             x = heads.qkv[:, : heads.H].astype(np.float32)
-            norm = self.xp.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(NORM_EPSILON))
+            squares = (x * x).mean(axis=(1, 2) if by_rows else 2, keepdims=True)
+            norm = self.xp.sqrt(squares + np.float32(NORM_EPSILON))
             angles = heads.positions[:, None].astype(np.float64) * heads.rotation.frequencies.data[None]
             yield self._figure(what, fused[0], self._turned(x / norm * heads.gain, angles))
             heads.run()

@@ -9,8 +9,8 @@ The layers launch one kernel for each operation, as the specification has it. `f
 reads what the other writes, and for nobody else who reads it, by the addresses of their arguments. What it does not
 recognise stays as it is. The results are the same bits (`kernels/cuda/gemv_fused.cu`, `norm_rotate_store.cu`).
 
-The last, of norms of query and key heads, needs no rotation (EXAONE 4's layers without a window), or has it before
-(Hunyuan), and may have norms of values (Gemma 4). Norms of all heads as one row stay as they are (OLMo 2).
+The last, of norms of query and key heads or of all of them as one row (OLMo 2), needs no rotation (EXAONE 4's layers
+without a window), or has it before (Hunyuan), and may have norms of values (Gemma 4).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -83,6 +83,8 @@ class HeadsArguments(NamedTuple):
     k_stride: np.int32
     v_stride: np.int32
     norms_values: np.int32
+    q_threads: np.int32
+    k_threads: np.int32
     epsilon: np.float32
     positions: Any = NULL
     frequencies: Any = NULL
@@ -177,52 +179,64 @@ def _ending(
 
 
 def _heads(kernels: Kernels, launches: Sequence[Launch], i: int, reads: "Reads") -> tuple[Launch, int] | None:
-    """Norms of query and key heads from launch i on, with rotation and store, as one; and how many these are."""
-    of_heads = takewhile(lambda launch: launch.name == "rms_norm" and len(launch.grid) == 2, launches[i : i + 3])
-    norms = [NormArguments(*launch.args) for launch in of_heads]
-    if not norms:
-        return None
+    """Norms of queries and keys from launch i on, with rotation and store, as one; and how many these are."""
+    norms = [*takewhile(lambda launch: launch.name == "rms_norm", launches[i : i + 3])]
     count = len(norms)
+    if count < 2:
+        return None
     *_, last = launches[i : i + count + 1]
     rotary = last.args if isinstance(last.args, RotaryArguments) else None
     count += 1 if rotary is None else 2
     *_, last = launches[i : i + count]
     if not isinstance(last.args, StoreArguments) or last.constants.keys() != {"HEAD_DIM", "PAGE_SIZE"}:
         return None
-    arguments = _heads_arguments(norms, rotary, last.args, i + count - 1, reads)
+    constants = dict(last.constants)
+    D = constants["HEAD_DIM"]
+    arguments = _heads_arguments(norms, rotary, last.args, D, i + count - 1, reads)
     if arguments is None:
         return None
-    constants = dict(last.constants)
-    D, vector = constants["HEAD_DIM"], 16 // arguments.q.dtype.itemsize
+    vector = 16 // arguments.q.dtype.itemsize
     sizes = D, arguments.q_stride, arguments.k_stride, arguments.v_stride
     arrays = [array for array in arguments[:9] if array is not NULL]
     if any(reads.address(array) % 16 for array in arrays) or any(int(size) % vector for size in sizes):
         return None
     if rotary is not None:
         constants["ROTATED"] = int(rotary.half)
+    if arguments.q_threads:
+        constants["ROWS_NORMED"] = 1
     grid = len(arguments.q_out), -(-int(arguments.H + 2 * arguments.K) // HEADS_WARPS)
     kernel = kernels.get("norm_rotate_store", "norm_rotate_store", **constants)
     return Launch("norm_rotate_store", constants, kernel, grid, (HEADS_WARPS * WARP,), arguments, 0), count
 
 
 def _heads_arguments(
-    norms: list[NormArguments], rotary: RotaryArguments | None, store: StoreArguments, at: int, reads: "Reads"
+    launches: list[Launch], rotary: RotaryArguments | None, store: StoreArguments, D: int, at: int, reads: "Reads"
 ) -> HeadsArguments | None:
-    """The arguments of such launches, the store number `at`, as those of one; None if it would do something else."""
-    k_normed = store.k if rotary is None else rotary.k
-    k = next((norm for norm in norms if reads.same(norm.out, k_normed)), None)
-    v = next((norm for norm in norms if reads.same(norm.out, store.v)), None)
-    queries = [norm for norm in norms if norm is not k and norm is not v]
-    if k is None or len(queries) != 1:
+    """The arguments of such norms, rotation and store, which is launch `at`, as those of one; None if they do more."""
+    norms = [NormArguments(*launch.args) for launch in launches]
+
+    def norm_of(array: Any) -> int | None:
+        return next((i for i, norm in enumerate(norms) if reads.same(norm.out, array)), None)
+
+    at_k, at_v = norm_of(store.k if rotary is None else rotary.k), norm_of(store.v)
+    others = {*range(len(norms))} - {at_k, at_v}
+    if at_k is None or len(others) != 1:
         return None
-    (q,) = queries
-    if rotary is not None and not (reads.same(rotary.q, q.out) and reads.same(rotary.k_out, store.k)):
+    (at_q,) = others
+    q, k, v = norms[at_q], norms[at_k], None if at_v is None else norms[at_v]
+    if rotary is not None:
+        widths = int(rotary.D), int(rotary.key_dim)
+        if widths != (D, D) or not (reads.same(rotary.q, q.out) and reads.same(rotary.k_out, store.k)):
+            return None
+    T, of_rows = len(q.out), [len(launch.grid) == 1 for launch in launches]
+    H = q.out.size // (T * D)
+    if T > HEADS_ROWS or (any(of_rows) and (not all(of_rows) or v is not None)):
         return None
-    T, H, D = q.out.shape
-    alike = all((norm.E, norm.gain_stride, norm.epsilon) == (D, np.int32(0), q.epsilon) for norm in norms)
-    if T > HEADS_ROWS or not alike or any(norm.residual is not NULL for norm in norms):
-        return None
-    q_out = q.out if rotary is None else rotary.q_out
+    for norm in norms:
+        E = norm.out.size // T if all(of_rows) else D
+        if (norm.E, norm.gain_stride, norm.epsilon) != (E, np.int32(0), q.epsilon) or norm.residual is not NULL:
+            return None
+    q_out = q.out.reshape(T, H, D) if rotary is None else rotary.q_out
     v_in, v_stride = (store.v, store.v_stride) if v is None else (v.x, v.x_stride)
     inputs = q.x, k.x, v_in
     written = [q_out, *(norm.out for norm in norms), *([] if rotary is None else [rotary.k_out])]
@@ -230,11 +244,12 @@ def _heads_arguments(
         return None
     if any(reads.after(at, one) for one in written if not reads.same(one, q_out)):
         return None
+    q_threads, k_threads = (np.int32(launches[i].block[0] if all(of_rows) else 0) for i in (at_q, at_k))
     turned = {} if rotary is None else _all_but(rotary, *LAYOUT)
     return HeadsArguments(
         q_out, store.keys, store.values, *inputs, q.gain, k.gain, NULL if v is None else v.gain, store.slots,
-        np.int32(H), store.K, store.pages, q.x_stride, k.x_stride, v_stride, np.int32(v is not None), q.epsilon,
-        **turned,
+        np.int32(H), store.K, store.pages, q.x_stride, k.x_stride, v_stride, np.int32(v is not None), q_threads,
+        k_threads, q.epsilon, **turned,
     )  # fmt: skip
 
 
@@ -273,8 +288,9 @@ class Reads:
         return any(self.overlap(one, array) for one in self._results)
 
     def same(self, one: Any, other: Any) -> bool:
-        """Whether two arrays are the same numbers, in the same shape."""
-        return (self.address(one), one.shape, one.strides) == (self.address(other), other.shape, other.strides)
+        """Whether two arrays are the same numbers in the same order, each array without gaps."""
+        whole = one.flags.c_contiguous and other.flags.c_contiguous
+        return bool(whole and self.address(one) == self.address(other) and one.size == other.size)
 
     def overlap(self, one: Any, other: Any) -> bool:
         (start, stop), (first, last) = self._extent(one), self._extent(other)

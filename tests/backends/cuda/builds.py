@@ -172,7 +172,8 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     "norm_rotate_store": [
         {"HEAD_DIM": D, "PAGE_SIZE": 16, **rotated}
         for D, rotated in ((64, {"ROTATED": 32}), (128, {"ROTATED": 64}), (128, {}), (256, {"ROTATED": 128}))
-    ],
+    ]
+    + [{"HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64, "ROWS_NORMED": 1}],
     "step": [
         {"TOKENS": tokens, "HEAD_DIM": D, "PAGE_SIZE": 16, "GROUP": group, "SPLIT": split_of(D, 2), **STEP, **mask}
         for tokens, D, group, mask in (

@@ -49,6 +49,7 @@ class Heads:
         assert np.shares_memory(self.v, self.qkv)
         self.q_gain, self.k_gain = rng.standard_normal((2, D)).astype(np.float32)
         self.v_gain: Any = None
+        self.row_gains = [rng.standard_normal(heads * D).astype(np.float32) for heads in (H, K)]
         self.epsilons = [EPSILON] * 3
         self.positions = rng.integers(0, 5000, T).astype(np.int32)
         self.text_lens, self.query_starts = self.positions + 1, np.arange(T + 1, dtype=np.int32)
@@ -70,8 +71,11 @@ class Heads:
         if "rotated first" in order and turned is not None:
             rotary(kernels, q, k, self, turned, self.q_out, self.k_out)
             q, k, turned = self.q_out, self.k_out, None
-        rms_norm(kernels, q, self.q_gain, self.epsilons[0], self.q_normed)
-        rms_norm(kernels, k, self.k_gain, self.epsilons[1], self.k_normed)
+        q_gain, k_gain = self.row_gains if "by rows" in order else (self.q_gain, self.k_gain)
+        shapes = [(self.T, -1)] * 2 if "by rows" in order else [q.shape, k.shape]
+        both = (q, self.q_normed, q_gain), (k, self.k_normed, k_gain)
+        for (x, out, gain), epsilon, shape in zip(both, self.epsilons, shapes, strict=False):
+            rms_norm(kernels, x.reshape(shape), gain, epsilon, out.reshape(shape))
         q, k = self.q_normed, self.k_normed
         if turned is not None:
             rotary(kernels, q, k, self, turned, self.q_out, self.k_out)
@@ -158,6 +162,18 @@ def test_layers_of_other_families(emulator: Emulator, order: str, count: int) ->
     assert_same_bits(emulator, rotation(HALF), order, count)
 
 
+@pytest.mark.parametrize(
+    ("storage", "H", "K", "D"), [("float16", 5, 2, 32), ("float32", 5, 50, 32), exhaustive("bfloat16", 40, 3, 128)]
+)
+def test_norms_of_all_heads_as_one_row(emulator: Emulator, storage: str, H: int, K: int, D: int) -> None:
+    """OLMo 2: of blocks with queries and keys; rows of one and of many of rms_norm's warps, and of two pieces a thread."""
+    assert_same_bits(emulator, rotation(HALF), "by rows", storage=storage, H=H, K=K, D=D)
+
+
+def test_norms_of_rows_in_any_order_of_threads(any_emulator: Emulator) -> None:
+    assert_same_bits(any_emulator, rotation(HALF), "by rows", H=17, K=2)
+
+
 class TestNotFused:
     """Each case but for one thing as above."""
 
@@ -231,12 +247,14 @@ FAULTS = {
     "padding is stored": ("if (slot < 0) return;", "slot = max(slot, 0);"),
     "heads of values one too early": ("(number - H) % K", "(number - H) % max(K - 1, 1)"),
     "gains of queries for keys": ("is_value ? v_gain : k_gain", "is_value ? v_gain : q_gain"),
+    "rows: no wait for sums": ("    __syncthreads();\n    return 1.0f", "    __syncwarp();\n    return 1.0f"),
+    "rows: by a block's own threads": ("k_threads, epsilon", "WARPS * WARP, epsilon"),
 }
 """Lines of norm_rotate_store.cu, and what stands there instead"""
 
 
 @pytest.mark.skipif(ON_GPU, reason="is shown to the emulator")
-@pytest.mark.parametrize("fault", [name if i < 3 else exhaustive(name) for i, name in enumerate(FAULTS)])
+@pytest.mark.parametrize("fault", [name if i in (0, 1, 6) else exhaustive(name) for i, name in enumerate(FAULTS)])
 def test_a_planted_fault_is_found(
     fault: str, tmp_path: Path, checking_emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,4 +271,7 @@ def test_a_planted_fault_is_found(
 
     monkeypatch.setattr(Emulator, "module", module_with_fault)
     with pytest.raises((AssertionError, LaunchError)):
-        assert_same_bits(checking_emulator, rotation(HALF), K=3, dependent=True)
+        more: dict[str, Any] = {"K": 3}
+        if fault.startswith("rows"):  # of more pieces than a block has threads, and no rounding to 16 bits
+            more = {"order": "by rows", "K": 50, "storage": "float32"}
+        assert_same_bits(checking_emulator, rotation(HALF), **more, dependent=True)
