@@ -166,7 +166,7 @@ def test_layers_of_other_families(emulator: Emulator, order: str, count: int) ->
     ("storage", "H", "K", "D"), [("float16", 5, 2, 32), ("float32", 5, 50, 32), exhaustive("bfloat16", 40, 3, 128)]
 )
 def test_norms_of_all_heads_as_one_row(emulator: Emulator, storage: str, H: int, K: int, D: int) -> None:
-    """OLMo 2: of blocks with queries and keys; rows of one and of many of rms_norm's warps, and of two pieces a thread."""
+    """OLMo 2: blocks with queries and keys; rows of one and of many of rms_norm's warps, of two pieces a thread."""
     assert_same_bits(emulator, rotation(HALF), "by rows", storage=storage, H=H, K=K, D=D)
 
 
