@@ -28,7 +28,7 @@ CARVEOUTS = ("", "29", "44", "100")
 """Percentages of 228 KB: with 29 (64 KB) a block of attention fits, with 44 (100 KB) more of products"""
 BIT_STEPS = 6
 """Steps whose logits are compared"""
-PERSISTENT, PERSISTENT_ROWS = ("llama", "mistral", "qwen2"), 4
+PERSISTENT, PERSISTENT_ROWS = ("llama", "mistral", "qwen2", "qwen3"), 4
 """Families whose steps of up to so many sequences may be one kernel"""
 NORMS_HEADS = ("qwen3", "gemma3_text")
 """Families with norms of query and key heads, which are one launch with rotation and store"""

@@ -5,13 +5,15 @@
 //       PRODUCT  y = activation(norm(x) @ W.T + b) + r      LOGITS  the same in float32
 //       GATE     y = activation(gate) * up                  of gate, up = norm(x) @ W.T + b
 //       STORE    q, keys[slot], values[slot] = rotated q, k, v of norm(x) @ W.T + b
+//       HEADS    q, keys[slot], values[slot] = rotated norm(q), norm(k), v of each head
 //       ATTENTION  out = softmax(keys @ q * scale) @ values
 //
 // `norm` is the RMS norm, where the operation has a gain. The operations are those of the recorded step's launches, which
-// remain the specification: rms_norm (norm.cu), gemv_fma and fused_fma (gemv.cu, gemv_fused.cu), attention_decode. The
-// same numbers are added in the same order and rounded at the same places, so the results are the same bits. (On a GPU
-// but for what the compiler contracts to fma here and not there.) minillm/backends/cuda/persistent.py makes the list. W has
-// 16 bits, or 8 or 4 with a scale for 32 of them, each operation its own (step_integers.cuh; gemv_mma, fused_mma).
+// remain the specification: rms_norm (norm.cu), gemv_fma and fused_fma (gemv.cu, gemv_fused.cu), attention_decode; HEADS
+// is rms_norm twice, rotary and store_kv, after a PRODUCT in place of STORE. The same numbers are added in the same order
+// and rounded at the same places, so the results are the same bits. (On a GPU but for what the compiler contracts to fma
+// here and not there.) minillm/backends/cuda/persistent.py makes the list. W has 16 bits, or 8 or 4 with a scale for 32 of
+// them, each operation its own (step_integers.cuh; gemv_mma, fused_mma).
 //
 // Why. Between two launches of a step the memory is idle for about 2 us: the last blocks add up, the next ones begin, and
 // their first loads take a latency of device memory. Weights depend on nothing, so here they do not stop: each warp has a
@@ -29,8 +31,9 @@
 // launch. Watchdog (cooperative.cuh): a wait of more than 0.2 s ends the kernel.
 //
 // Grid: as many blocks as processors; block: THREADS (128). Dynamic shared memory: the rings, `room` bytes for x or for
-// attention's keys and values, the list, mbarriers, sums of tiles. Constants: TOKENS (1, 2 or 4), the rows; of attention HEAD_DIM,
-// PAGE_SIZE, GROUP, SPLIT, WINDOWED; INTEGERS, whether a matrix has 8 or 4 bits. Activations of 16 bits, sm_90 and later.
+// attention's keys and values, the list, mbarriers, sums of tiles. Constants: TOKENS (1, 2 or 4), the rows; of attention
+// HEAD_DIM, PAGE_SIZE, GROUP, SPLIT, WINDOWED; INTEGERS, whether a matrix has 8 or 4 bits; HEAD_NORMS, whether there are
+// HEADS. Activations of 16 bits, sm_90 and later.
 //
 // Bytes and floor: all weights once, and keys and values: Llama-3.2-1B in 16 bits 2.5 GB, 0.82 ms at 3.0 TB/s. Expected by
 // the model of kernels/README.md 0.86 ms, where the step of launches is expected to take 1.1; not measured. Multiply-adds:
@@ -39,6 +42,9 @@
 #define DECODE_STEP 1
 #ifndef INTEGERS
 #define INTEGERS 0
+#endif
+#ifndef HEAD_NORMS
+#define HEAD_NORMS 0
 #endif
 #include "attention_decode.cu"
 #include "epilogue.cuh"
@@ -196,6 +202,15 @@ __device__ __forceinline__ void finish(const Operation& op, int row, int item, f
     if (op.kind == PRODUCT) static_cast<storage_t*>(op.out)[to] = from_float(y);
 }
 
+// Rotate the numbers j and j + half of a head of row `row`.
+__device__ __forceinline__ void rotate_pair(const Common& common, int row, int j, storage_t& a, storage_t& b) {
+    Rotation turned = common.rotation;
+    float growth = turned.stretch(row), cosine, sine, one = to_float(a), other = to_float(b);
+    turned.turn(row, j, growth, cosine, sine);
+    rotate(one, other, cosine, sine);
+    a = from_float(one), b = from_float(other);
+}
+
 __device__ __forceinline__ void finish_pair(const Operation& op, const Common& common, int row, int item, float one,
                                             float other) {
     int half = common.rotation.half;
@@ -206,14 +221,7 @@ __device__ __forceinline__ void finish_pair(const Operation& op, const Common& c
         static_cast<storage_t*>(op.out)[(size_t)row * op.out_stride + item] = y;
         return;
     }
-    if (first / HEAD_DIM < common.H + common.K && j < half) {
-        Rotation turned = common.rotation;
-        float growth = turned.stretch(row), cosine, sine;
-        turned.turn(row, j, growth, cosine, sine);
-        one = to_float(a), other = to_float(b);
-        rotate(one, other, cosine, sine);
-        a = from_float(one), b = from_float(other);
-    }
+    if (first / HEAD_DIM < common.H + common.K && j < half) rotate_pair(common, row, j, a, b);
     place(op, common, row, first, a);
     place(op, common, row, second, b);
 }
@@ -276,6 +284,49 @@ __device__ __forceinline__ void multiply(const Operation& op, const Common& comm
     if (op.bits == 4) multiply_tiles<4>(op, common, ring, numbers, static_cast<PartOfTile*>(sums));
 #endif
 }
+
+#if HEAD_NORMS
+// HEADS, one for each warp: normalised as by a block of rms_norm, which is one warp. scratch: [WARPS, HEAD_DIM].
+__device__ __forceinline__ void store_heads(const Operation& op, const Common& common, storage_t* scratch) {
+    static_assert(HEAD_DIM <= WARP * VECTOR, "a lane has 16 bytes of a head");
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, heads = common.H + 2 * common.K;
+    storage_t* head = scratch + warp * HEAD_DIM;
+    for (int i = warp * gridDim.x + blockIdx.x; i < common.rows * heads; i += WARPS * gridDim.x) {
+        int row = i / heads, number = i % heads, at = lane * VECTOR;
+        bool turns = number < common.H + common.K;  // a value does not, and has no norm
+        const storage_t* from = op.x + (size_t)row * op.x_stride + number * HEAD_DIM;
+        uint4 bits = at < HEAD_DIM ? *reinterpret_cast<const uint4*>(from + at) : make_uint4(0, 0, 0, 0);
+        storage_t* numbers = reinterpret_cast<storage_t*>(&bits);
+        if (turns) {
+            const float* gain = number < common.H ? op.gain : op.bias;
+            float squares = 0.0f;
+#pragma unroll
+            for (int k = 0; k < VECTOR; ++k) {
+                float value = to_float(numbers[k]);
+                squares += value * value;
+            }
+            float scale = 1.0f / sqrtf(warp_sum(squares) / HEAD_DIM + op.epsilon);
+#pragma unroll
+            for (int k = 0; k < VECTOR; ++k) {
+                float value = to_float(numbers[k]);
+                if (at < HEAD_DIM) value *= scale * gain[at + k];
+                numbers[k] = from_float(value);
+            }
+        }
+        if (at < HEAD_DIM) *reinterpret_cast<uint4*>(head + at) = bits;
+        __syncwarp();
+        int half = turns ? common.rotation.half : 0, first = number * HEAD_DIM;
+        for (int j = lane; j < half; j += WARP) {
+            storage_t a = head[j], b = head[j + half];
+            rotate_pair(common, row, j, a, b);
+            place(op, common, row, first + j, a);
+            place(op, common, row, first + j + half, b);
+        }
+        for (int j = 2 * half + lane; j < HEAD_DIM; j += WARP) place(op, common, row, first + j, head[j]);
+        __syncwarp();  // until then the head is read
+    }
+}
+#endif
 
 // The blocks of attention_decode, dealt out to those that there are.
 __device__ __forceinline__ void attend(const Operation& op, const Common& common, Shared& shared, Staged& staged) {
@@ -342,6 +393,10 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void step(
         }
         if (op.kind == ATTENTION)
             attend(op, common, shared, staged);
+#if HEAD_NORMS
+        else if (op.kind == HEADS)
+            store_heads(op, common, reinterpret_cast<storage_t*>(x));
+#endif
         else
             multiply(op, common, ring, x, sums);
         if (i + 1 < count) {

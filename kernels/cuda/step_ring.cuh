@@ -19,11 +19,11 @@
 struct Operation {
     const void* weight;         // [outputs, inputs] of storage_t, or of integers as integers.cuh orders their bytes
     const __half* scales;       // [outputs, inputs / GROUP_OF_SCALE], of integers
-    const storage_t* x;         // [rows, inputs]; of attention the queries
-    void* out;                  // [rows, outputs] of storage_t or float; of STORE the queries
-    const float* bias;          // [outputs]
+    const storage_t* x;         // [rows, inputs]; of attention the queries, of HEADS the heads of q, k and v
+    void* out;                  // [rows, outputs] of storage_t or float; of STORE and HEADS the queries
+    const float* bias;          // [outputs]; of HEADS the gain of a key's norm, [D]
     const storage_t* residual;  // [rows, outputs]
-    const float* gain;          // [inputs] of the norm before the product
+    const float* gain;          // [inputs] of the norm before the product; of HEADS that of a query's norm, [D]
     storage_t* normed;          // [rows, inputs], where somebody reads what the norm gives
     storage_t *keys, *values;   // [pages, K, P, D]
     int kind, units, first;     // units of W, and the block that has the first of them
@@ -34,7 +34,7 @@ struct Operation {
 };
 static_assert(sizeof(Operation) == 128, "persistent.py packs it so");
 
-enum Kind { ATTENTION, PRODUCT, LOGITS, GATE, STORE };
+enum Kind { ATTENTION, HEADS, PRODUCT, LOGITS, GATE, STORE };
 
 constexpr int CHUNK = 2048, CHUNK_BYTES = CHUNK * sizeof(storage_t);  // of a row of W, in one slot
 constexpr int TILE = 16, ROWS_OF_SLOT = TILE / WARPS;

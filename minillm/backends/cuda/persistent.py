@@ -3,10 +3,12 @@
     embed, [rms_norm, fused, attention_decode, gemv, rms_norm, fused, gemv] x L, rms_norm, gemv, argmax
     embed, step, argmax
 
+Where queries and keys have norms `gemv, rms_norm, rms_norm, rotary, store_kv` stand in place of `fused`.
+
 `persist` reads the launches that `fusing.fuse` has made, and packs what the kernel needs of them into a list on the
-device: 5 operations a layer, since a norm becomes part of the product after it, and the head. What it does not
-recognise leaves the step as it is: more than four sequences, matrices of 8 or 4 bits with offsets or other groups
-than of 32, norms after a sublayer or of single heads, layers whose attention or rotation differs.
+device: 5 operations a layer, since a norm becomes part of the product after it, or 6 with norms of heads, and the head.
+What it does not recognise leaves the step as it is: more than four sequences, matrices of 8 or 4 bits with offsets or
+other groups than of 32, norms after a sublayer, layers whose attention or rotation differs.
 
 Off unless MINILLM_CUDA_PERSISTENT=1 asks for it: it has run on the emulator alone.
 """
@@ -17,13 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import DeviceError
-from .attention import DECODE_THREADS, staged_bytes
+from .attention import DECODE_THREADS, StoreArguments, staged_bytes
 from .device import Device
 from .fusing import Ending, Reads
 from .integers import ceil
 from .kernels import NULL, Kernels, Launch, int32s
 from .linear import ProductArguments, split_arguments
-from .rows import NormArguments
+from .rows import NormArguments, RotaryArguments
 
 ROWS = 1, 2, 4
 LEAST_ARCHITECTURE, NEXT_ARCHITECTURE = 90, 120
@@ -54,7 +56,7 @@ OPERATION = np.dtype([
 ])  # fmt: skip
 """`Operation` of step_ring.cuh"""
 
-ATTENTION, PRODUCT, LOGITS, GATE, STORE = range(5)
+ATTENTION, HEADS, PRODUCT, LOGITS, GATE, STORE = range(6)
 """`Kind` of step_ring.cuh"""
 
 COMPUTING = ("rms_norm", "layer_norm", "rotary", "store_kv", "glu", "gemv", "gemm", "fused", "attention", "experts")
@@ -150,7 +152,9 @@ def _operation(launches: Sequence[Launch], i: int, reads: Reads) -> _Operation |
     if launch.name != "rms_norm":
         return _product(launch, reads)
     norm = NormArguments(*launch.args)
-    if i + 1 == len(launches) or norm.gain is NULL or norm.residual is not NULL or len(launch.grid) != 1:
+    if len(launch.grid) == 2:
+        return _heads(launches[i : i + 4], i, reads)
+    if i + 1 == len(launches) or norm.gain is NULL or norm.residual is not NULL:
         return None
     product = _product(launches[i + 1], reads)
     if product is None or product.fields["x"] != reads.address(norm.out):
@@ -195,11 +199,52 @@ def _product(launch: Launch, reads: Reads) -> _Operation | None:
     fields["units"] = ceil(int(product.outputs), of_unit * (2 if matrix["bits"] == 16 and kind in (GATE, STORE) else 1))
     common = {}
     if kind == STORE:
-        arrays = ("slots", "positions", "frequencies", "text_lens", "query_starts", "N", "H", "K", "pages", "original")
-        common = {name: getattr(ending, name) for name in arrays}
-        common |= {"half": constants.get("ROTATED", 0), "rotary_scale": ending.scale, "factor": ending.factor}
+        common = {name: getattr(ending, name) for name in ("slots", "H", "K", "pages", *ROTATION)}
+        common |= {"half": np.int32(constants.get("ROTATED", 0)), "rotary_scale": ending.scale}
     heads = {name: value for name, value in constants.items() if name in ("HEAD_DIM", "PAGE_SIZE")}
     return _Operation(1, fields, heads, rows, common)
+
+
+ROTATION = ("positions", "frequencies", "text_lens", "query_starts", "N", "original", "factor")
+"""Arguments of rotation that have one name in all kernels"""
+
+
+def _heads(launches: Sequence[Launch], first: int, reads: Reads) -> _Operation | None:
+    """Norms of queries and of keys, their rotation, and the store: launch number `first` and the three after it."""
+    if [launch.name for launch in launches] != ["rms_norm", "rms_norm", "rotary", "store_kv"]:
+        return None
+    norms, rotary = [NormArguments(*launch.args) for launch in launches[:2]], RotaryArguments(*launches[2].args)
+    store, sizes = StoreArguments(*launches[3].args), launches[3].constants
+    (rows, H), (_, K), D = launches[0].grid, launches[1].grid, sizes["HEAD_DIM"]
+    x, width = norms[0].x, D * norms[0].x.dtype.itemsize
+    at, between = reads.address(x), (norms[0].out, norms[1].out, rotary.k_out)
+    places = [reads.address(each) for each in (x, norms[1].x, store.v, rotary.q, rotary.k, store.k)]
+    recognised = (
+        places == [at, at + H * width, at + (H + K) * width, *(reads.address(each) for each in between)]
+        and (rows == 1 or norms[0].x_stride == norms[1].x_stride == store.v_stride)
+        and all(_is_of_heads(norm, launch, D) for norm, launch in zip(norms, launches[:2], strict=True))
+        and norms[0].epsilon == norms[1].epsilon
+        and rotary.D == rotary.key_dim == D
+        and sizes.keys() == {"HEAD_DIM", "PAGE_SIZE"}
+        and _in_pieces(at, norms[0].x_stride)
+        and not any(reads.after(first + 3, array) for array in between)
+        and not any(reads.overlap(rotary.q_out, array) for array in (x, norms[1].x, store.v))
+    )
+    if not recognised:
+        return None
+    fields = {"kind": HEADS, "x": at, "x_stride": norms[0].x_stride, "inputs": D, "epsilon": norms[0].epsilon}
+    fields |= {"gain": reads.address(norms[0].gain), "bias": reads.address(norms[1].gain)}
+    fields |= {"out": reads.address(rotary.q_out), "out_stride": H * D}
+    fields |= {"keys": reads.address(store.keys), "values": reads.address(store.values)}
+    common = {name: getattr(rotary, name) for name in ("half", *ROTATION)} | {"rotary_scale": rotary.scale}
+    common |= {"slots": store.slots, "pages": store.pages, "H": np.int32(H), "K": np.int32(K)}
+    return _Operation(4, fields, dict(sizes), rows, common)
+
+
+def _is_of_heads(norm: NormArguments, launch: Launch, D: int) -> bool:
+    """Whether a norm is of heads of D numbers, each by one warp, with one gain for all."""
+    plain = norm.gain is not NULL and norm.residual is NULL and norm.gain_stride == 0 and norm.E == D
+    return bool(plain and launch.block[0] == 32 and launch.constants == {"VECTORS": 1})
 
 
 def _numbers(product: ProductArguments, more: tuple[Any, ...], reads: Reads) -> dict[str, Any] | None:
@@ -267,7 +312,7 @@ def _step(kernels: Kernels, device: Device, operations: Sequence[_Operation]) ->
     kinds = {operation.fields["kind"] for operation in operations}
     rows = {operation.rows for operation in operations}
     windowed = {"WINDOWED" in operation.constants for operation in operations if not operation.fields["kind"]}
-    if not {ATTENTION, STORE} <= kinds or len(rows) != 1 or len(windowed) != 1:
+    if ATTENTION not in kinds or not kinds & {STORE, HEADS} or len(rows) != 1 or len(windowed) != 1:
         return None
     (tokens,) = rows
     inputs = max(int(each.fields.get("inputs", 0)) for each in operations)
@@ -276,8 +321,9 @@ def _step(kernels: Kernels, device: Device, operations: Sequence[_Operation]) ->
     if size is None:
         return None
     constants |= {"INTEGERS": 1} if integers else {}
+    constants |= {"HEAD_NORMS": 1} if HEADS in kinds else {}
     kernel = kernels.get("step", "step", shared_mem=size.shared, TOKENS=tokens, **constants)
-    common |= {"rows": np.int32(tokens), "half": np.int32(common["half"])}
+    common |= {"rows": np.int32(tokens)}
     blocks = kernels.processors
     table = device.xp.asarray(_table(operations, blocks).view(np.uint8))
     counter = device.xp.asarray(np.zeros(1, np.uint64))

@@ -185,6 +185,10 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
             (1, 64, 1, {"INTEGERS": 1, "storage": ("float16",)}),
             (2, 128, 4, {"INTEGERS": 1, "storage": ("bfloat16",)}),
             (4, 128, 4, {"INTEGERS": 1, "storage": ("float16",)}),
+            (1, 128, 1, {"INTEGERS": 1, "storage": ("float16",)}),
+            (1, 128, 1, {"HEAD_NORMS": 1, "INTEGERS": 1, "storage": ("float16",)}),
+            (1, 128, 1, {"HEAD_NORMS": 1, "storage": ("bfloat16",)}),
+            (4, 128, 2, {"HEAD_NORMS": 1, "INTEGERS": 1, "storage": ("float16",)}),
         )
     ],
     "selective_scan": [{"VALUES": n} for n in (1, 4, 8)],

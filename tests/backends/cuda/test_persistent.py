@@ -49,6 +49,8 @@ FEW_BITS = LLAMA | {
 WIDE_OF_FEW_BITS = FEW_BITS | {"intermediate_size": 2304}
 """Rows of several slots, of which the last is not full"""
 INT4 = {"raw": FEW_BITS, "weights": "int4"}
+QWEN3 = LLAMA | {"model_type": "qwen3", "head_dim": 16}
+QWEN3_OF_FEW_BITS = FEW_BITS | {"model_type": "qwen3"}
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="on a GPU it is test_gpu.py's: a list has addresses")
 
@@ -152,8 +154,8 @@ def test_a_recorded_step_keeps_what_its_kernels_read() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("raw", "batch"),
-    [(LLAMA, 1), (LLAMA, 4), (QWEN2, 2), exhaustive(QWEN2, 3), exhaustive(WINDOWED, 1)],
-    ids=["llama-1", "llama-4", "qwen2-2", "qwen2-3", "mistral-1"],
+    [(LLAMA, 1), (LLAMA, 4), (QWEN2, 2), (QWEN3, 2), exhaustive(QWEN2, 3), exhaustive(WINDOWED, 1)],
+    ids=["llama-1", "llama-4", "qwen2-2", "qwen3-2", "qwen2-3", "mistral-1"],
 )
 def test_steps_have_the_bits_of_their_launches(raw: dict[str, Any], batch: int) -> None:
     assert_same_bits(raw, batch=batch)
@@ -189,8 +191,9 @@ def test_rows_of_several_chunks_and_sums_of_several_warps(batch: int, monkeypatc
         exhaustive(FEW_BITS, "int4", 2),
         exhaustive(WIDE_OF_FEW_BITS, "int4", 4),
         exhaustive(WIDE_OF_FEW_BITS, "int8", 1),
+        exhaustive(QWEN3_OF_FEW_BITS, "int4", 1),
     ],
-    ids=["int4-1", "int8-4", "int4-2", "int4-wide", "int8-wide"],
+    ids=["int4-1", "int8-4", "int4-2", "int4-wide", "int8-wide", "qwen3"],
 )
 def test_matrices_of_few_bits(raw: dict[str, Any], weights: str, batch: int) -> None:
     """The head of int4 has 8 bits: both in one step."""
@@ -249,6 +252,12 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "int threads = THREADS,",
         {"raw": LLAMA | {"hidden_size": 2048}},
     ),
+    "keys with the queries' gain": ("number < common.H ? op.gain : op.bias", "op.gain", {"raw": QWEN3}),
+    "a head that is read before all lanes have written it": (
+        "bits;\n        __syncwarp();",
+        "bits;",
+        {"raw": QWEN3, "schedule": "reverse"},
+    ),
     "scales of a row's beginning": (
         "(row * row_bytes + at) / of",
         "row * row_bytes / of",
@@ -281,7 +290,7 @@ class TestNotPersistent:
 
     @pytest.mark.parametrize(
         ("family", "storage"),
-        [("llama", "float32"), ("qwen3", "float16"), ("olmo2", "float16"), exhaustive("gpt2", "float16")],
+        [("llama", "float32"), ("gemma3_text", "float16"), ("olmo2", "float16"), exhaustive("gpt2", "float16")],
     )
     @pytest.mark.slow
     def test_other_types_and_layers(self, family: str, storage: str) -> None:
