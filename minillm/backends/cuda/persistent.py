@@ -3,7 +3,7 @@
     embed, [rms_norm, fused, attention_decode, gemv, rms_norm, fused, gemv] x L, rms_norm, gemv, argmax
     embed, step, argmax
 
-Where queries and keys have norms `gemv, rms_norm, rms_norm, rotary, store_kv` stand in place of `fused`.
+Where queries and keys have norms `gemv, norm_rotate_store` stand in place of `fused`.
 
 `persist` reads the launches that `fusing.fuse` has made, and packs what the kernel needs of them into a list on the
 device: 5 operations a layer, since a norm becomes part of the product after it, or 6 with norms of heads, and the head.
@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import DeviceError
-from .attention import DECODE_THREADS, StoreArguments, staged_bytes
+from .attention import DECODE_THREADS, staged_bytes
 from .device import Device
-from .fusing import Ending, Reads
+from .fusing import Ending, HeadsArguments, Reads
 from .integers import ceil
 from .kernels import NULL, Kernels, Launch, int32s
 from .linear import ProductArguments, split_arguments
-from .rows import NormArguments, RotaryArguments
+from .rows import WARP, NormArguments
 
 ROWS = 1, 2, 4
 LEAST_ARCHITECTURE, NEXT_ARCHITECTURE = 90, 120
@@ -59,7 +59,9 @@ OPERATION = np.dtype([
 ATTENTION, HEADS, PRODUCT, LOGITS, GATE, STORE = range(6)
 """`Kind` of step_ring.cuh"""
 
-COMPUTING = ("rms_norm", "layer_norm", "rotary", "store_kv", "glu", "gemv", "gemm", "fused", "attention", "experts")
+COMPUTING = (
+    "rms_norm", "layer_norm", "rotary", "store_kv", "glu", "gemv", "gemm", "fused", "attention", "experts", "norm_rotate",
+)  # fmt: skip
 """How the names of kernels begin that a step has only where the persistent kernel begins and ends"""
 
 
@@ -149,11 +151,11 @@ def _operation(launches: Sequence[Launch], i: int, reads: Reads) -> _Operation |
     launch = launches[i]
     if launch.name == "attention_decode":
         return _attention(launch, reads)
+    if launch.name == "norm_rotate_store":
+        return _heads(launch, reads)
     if launch.name != "rms_norm":
         return _product(launch, reads)
     norm = NormArguments(*launch.args)
-    if len(launch.grid) == 2:
-        return _heads(launches[i : i + 4], i, reads)
     if i + 1 == len(launches) or norm.gain is NULL or norm.residual is not NULL:
         return None
     product = _product(launches[i + 1], reads)
@@ -209,42 +211,30 @@ ROTATION = ("positions", "frequencies", "text_lens", "query_starts", "N", "origi
 """Arguments of rotation that have one name in all kernels"""
 
 
-def _heads(launches: Sequence[Launch], first: int, reads: Reads) -> _Operation | None:
-    """Norms of queries and of keys, their rotation, and the store: launch number `first` and the three after it."""
-    if [launch.name for launch in launches] != ["rms_norm", "rms_norm", "rotary", "store_kv"]:
-        return None
-    norms, rotary = [NormArguments(*launch.args) for launch in launches[:2]], RotaryArguments(*launches[2].args)
-    store, sizes = StoreArguments(*launches[3].args), launches[3].constants
-    (rows, H), (_, K), D = launches[0].grid, launches[1].grid, sizes["HEAD_DIM"]
-    x, width = norms[0].x, D * norms[0].x.dtype.itemsize
-    at, between = reads.address(x), (norms[0].out, norms[1].out, rotary.k_out)
-    places = [reads.address(each) for each in (x, norms[1].x, store.v, rotary.q, rotary.k, store.k)]
+def _heads(launch: Launch, reads: Reads) -> _Operation | None:
+    """Norms of the heads of queries and of keys, their rotation, and the store, of one projection's result."""
+    heads, sizes = HeadsArguments(*launch.args), dict(launch.constants)
+    half, (rows, H, D) = sizes.pop("ROTATED", 0), heads.q_out.shape
+    at, width = reads.address(heads.q), D * heads.q.dtype.itemsize
     recognised = (
-        places == [at, at + H * width, at + (H + K) * width, *(reads.address(each) for each in between)]
-        and (rows == 1 or norms[0].x_stride == norms[1].x_stride == store.v_stride)
-        and all(_is_of_heads(norm, launch, D) for norm, launch in zip(norms, launches[:2], strict=True))
-        and norms[0].epsilon == norms[1].epsilon
-        and rotary.D == rotary.key_dim == D
-        and sizes.keys() == {"HEAD_DIM", "PAGE_SIZE"}
-        and _in_pieces(at, norms[0].x_stride)
-        and not any(reads.after(first + 3, array) for array in between)
-        and not any(reads.overlap(rotary.q_out, array) for array in (x, norms[1].x, store.v))
+        sizes.keys() == {"HEAD_DIM", "PAGE_SIZE"}  # and not norms of whole rows
+        and not heads.norms_values
+        and heads.q_gain is not NULL
+        and heads.k_gain is not NULL
+        and [reads.address(each) for each in (heads.k, heads.v)] == [at + H * width, at + int(H + heads.K) * width]
+        and (rows == 1 or heads.q_stride == heads.k_stride == heads.v_stride)
+        and _in_pieces(at, heads.q_stride)
+        and width <= 16 * WARP  # 16 bytes of a head for each lane
     )
     if not recognised:
         return None
-    fields = {"kind": HEADS, "x": at, "x_stride": norms[0].x_stride, "inputs": D, "epsilon": norms[0].epsilon}
-    fields |= {"gain": reads.address(norms[0].gain), "bias": reads.address(norms[1].gain)}
-    fields |= {"out": reads.address(rotary.q_out), "out_stride": H * D}
-    fields |= {"keys": reads.address(store.keys), "values": reads.address(store.values)}
-    common = {name: getattr(rotary, name) for name in ("half", *ROTATION)} | {"rotary_scale": rotary.scale}
-    common |= {"slots": store.slots, "pages": store.pages, "H": np.int32(H), "K": np.int32(K)}
-    return _Operation(4, fields, dict(sizes), rows, common)
-
-
-def _is_of_heads(norm: NormArguments, launch: Launch, D: int) -> bool:
-    """Whether a norm is of heads of D numbers, each by one warp, with one gain for all."""
-    plain = norm.gain is not NULL and norm.residual is NULL and norm.gain_stride == 0 and norm.E == D
-    return bool(plain and launch.block[0] == 32 and launch.constants == {"VECTORS": 1})
+    fields = {"kind": HEADS, "x": at, "x_stride": heads.q_stride, "inputs": D, "epsilon": heads.epsilon}
+    fields |= {"gain": reads.address(heads.q_gain), "bias": reads.address(heads.k_gain)}
+    fields |= {"out": reads.address(heads.q_out), "out_stride": H * D}
+    fields |= {"keys": reads.address(heads.keys), "values": reads.address(heads.values)}
+    common = {name: getattr(heads, name) for name in ("slots", "H", "K", "pages", *ROTATION)}
+    common |= {"half": np.int32(half), "rotary_scale": heads.scale}
+    return _Operation(1, fields, sizes, rows, common)
 
 
 def _numbers(product: ProductArguments, more: tuple[Any, ...], reads: Reads) -> dict[str, Any] | None:
