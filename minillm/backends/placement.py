@@ -102,14 +102,17 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     float32), so it never rounds float32. With weights in 8 or 4 bits it computes in bfloat16 if the checkpoint is
     stored in it, else in float16.
 
-    With MINILLM_CUDA_DEBUG=1 in the environment the kernels check indices against their bounds; with
-    MINILLM_CUDA_DEPENDENT=0 those of a recorded step are not launched dependently, with 1 they must be, in steps of any
-    number of sequences. With MINILLM_CUDA_PROMPTS=1 passes of prompts and of guesses to verify are recorded too, which
-    no GPU has run yet; with MINILLM_CUDA_RANKS=1 decode steps of several ranks, which neither has; with
-    MINILLM_CUDA_PERSISTENT=1 the layers of a step of 1 to 4 sequences are one kernel, likewise; with MINILLM_CUDA_TMA=1
-    products of many rows are our own kernel's on Hopper in the place of the library's, likewise; with
-    MINILLM_CUDA_INTEGER_WGMMA=1 matrices of 8 and 4 bits are not expanded for more than 64 rows on Hopper, likewise.
-    MINILLM_CUDA_CARVEOUT=PERCENT is for measuring (`CupyLauncher`).
+    The environment has switches, MINILLM_CUDA_NAME; no GPU has run those from PROMPTS on yet:
+
+        DEBUG=1           kernels check indices against their bounds
+        DEPENDENT=0, =1   launches of a recorded step do not begin early; do, in steps of any number of sequences
+        CARVEOUT=PERCENT  shared memory of all kernels, to measure (`CupyLauncher`)
+        PROMPTS=1         passes of prompts, and of guesses to verify, are recorded too
+        RANKS=1           decode steps of several ranks are recorded
+        PERSISTENT=1      the layers of a step of 1 to 4 sequences are one kernel
+        DEFERRED=1        the products of such a step take on the RMS norms before them
+        TMA=1             products of many rows are our own kernel's on Hopper, in the library's place
+        INTEGER_WGMMA=1   matrices of 8 and 4 bits are not expanded for more than 64 rows on Hopper
 
     Raises:
         DeviceError: there is no GPU, or it lacks what the arguments or the environment ask for.
@@ -139,23 +142,23 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     if carveout and not (carveout.isdecimal() and int(carveout) <= 100):
         raise DeviceError(f"MINILLM_CUDA_CARVEOUT should be a percentage, 0 to 100, found {carveout!r}")
     launcher = CupyLauncher(int(carveout) if carveout else None)  # checks first for a GPU
-    names = "DEBUG", "DEPENDENT", "PROMPTS", "RANKS", "PERSISTENT", "TMA", "INTEGER_WGMMA"
-    values = (os.environ.get(f"MINILLM_CUDA_{name}", "") for name in names)
-    debug, dependent, prompts, ranks, persistent, tma, integers = values
-    if integers == "1":
+    names = "DEBUG", "PROMPTS", "RANKS", "PERSISTENT", "DEFERRED", "TMA", "INTEGER_WGMMA"
+    on = {name: os.environ.get(f"MINILLM_CUDA_{name}") == "1" for name in names}
+    dependent = os.environ.get("MINILLM_CUDA_DEPENDENT", "")
+    if on["INTEGER_WGMMA"]:
         check_integer_warpgroups(launcher.architecture)
-    if persistent == "1":
+    if on["PERSISTENT"]:
         persists(launcher.architecture)
-    if tma == "1":
+    if on["TMA"]:
         has_maps(launcher.architecture)
     if dependent == "1":
         check_architecture(launcher.architecture)
     early = dependent == "1" or (dependent != "0" and has_dependent_launches(launcher.architecture))
-    switches: dict[str, Any] = {"debug": debug == "1", "dependent": early, "records_ranks": ranks == "1"}
-    rows, device = None if dependent == "1" else MOST_ROWS, CupyDevice(own_library=prompts == "1")
-    switches |= {"max_batch_size": max_batch_size, "prompt_tokens": TOKENS[-1] if prompts == "1" else 0}
-    switches |= {"persistent": persistent == "1", "integer_warpgroups": integers == "1"}
-    switches["tensor_maps"] = TensorMaps(device.address) if tma == "1" else None
+    switches: dict[str, Any] = {"debug": on["DEBUG"], "dependent": early, "records_ranks": on["RANKS"]}
+    rows, device = None if dependent == "1" else MOST_ROWS, CupyDevice(own_library=on["PROMPTS"])
+    switches |= {"max_batch_size": max_batch_size, "prompt_tokens": TOKENS[-1] if on["PROMPTS"] else 0}
+    switches |= {"persistent": on["PERSISTENT"], "deferred": on["DEFERRED"], "integer_warpgroups": on["INTEGER_WGMMA"]}
+    switches["tensor_maps"] = TensorMaps(device.address) if on["TMA"] else None
     return CudaBackend(device, launcher, placement.dtype, dependent_rows=rows, **switches)
 
 

@@ -64,6 +64,7 @@ class CudaBackend(Recordable, Backend):
         persistent: bool = False,
         tensor_maps: TensorMaps | None = None,
         integer_warpgroups: bool = False,
+        deferred: bool = False,
     ) -> None:
         """Set the device and the launcher of its kernels.
 
@@ -83,6 +84,7 @@ class CudaBackend(Recordable, Backend):
             tensor_maps: products of many rows are `gemm_tma`'s in the place of the library's, where it can
             integer_warpgroups: products of many rows with matrices of 8 and 4 bits are by warpgroups, where the device
                 has them (`Products`)
+            deferred: products of a recorded step of few sequences take on the norms before them (`deferring.py`)
         """
         self.device, self._records_ranks = device, records_ranks
         self.kernels = Kernels(launcher, debug=debug, dependent=dependent)
@@ -95,7 +97,7 @@ class CudaBackend(Recordable, Backend):
         sampler = CudaSampler(device, self.kernels)
         memory = CudaMemory(device, self.kernels, loader.uploader, sampler, self.products, max_batch_size)
         memory.dependent_rows, memory.prompt_tokens = dependent_rows, prompt_tokens
-        memory.persistent = persistent
+        memory.persistent, memory.deferred = persistent, deferred
         super().__init__(loader, memory, sampler)
         form = loader.formats.projection
         if form is not None and not form.scale_bits:

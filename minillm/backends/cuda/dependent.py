@@ -35,7 +35,7 @@ WAITING = frozenset({
     "embed", "expand", "layer_norm", "rms_norm", "rotary", "glu", "gate", "multiply", "store_kv", "scale_logits",
     "gemv_fma", "gemv_mma", "fused_fma", "fused_mma", "gemm_tiled", "gemm_mma", "gemm_wgmma", "gemm_wgmma_integers",
     "gemm_tma", "attention_decode", "best_of_chunks", "take_best", "low_rank_down", "low_rank_up", "route", "sort_rows",
-    "combine", "experts_fma", "experts_mma", "move_heads", "norm_rotate_store",
+    "combine", "experts_fma", "experts_mma", "move_heads", "norm_rotate_store", "deferred_fma",
 })  # fmt: skip
 """Kernels that wait for the results of those before them; any other begins when these have ended"""
 
@@ -60,7 +60,7 @@ class Config(ctypes.Structure):
 
 
 ATTENTION = "attention_decode"
-PRODUCTS = frozenset(name for name in WAITING if name.startswith(("gemv", "gemm", "fused", "experts")))
+PRODUCTS = frozenset(name for name in WAITING if name.startswith(("gemv", "gemm", "fused", "experts", "deferred")))
 """Kernels whose third argument is a matrix"""
 
 EARLY_BYTES = 32 << 20

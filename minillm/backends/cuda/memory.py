@@ -29,6 +29,7 @@ from ..states import States, StateShapes
 from . import attention
 from .batches import BatchBuffers, Bucket, Layout, bucket_of, bucket_of_prompts, bucket_of_step, known_ids
 from .choosing import Choice, CudaSampler
+from .deferring import defer
 from .device import CACHE, WORKSPACE, Device
 from .fusing import fuse
 from .kernels import ALL_REDUCE, Kernels, Launch
@@ -159,11 +160,12 @@ class RecordedStep(Generic[Result]):
         dependent: bool,
         prompts: bool = False,
         persistent: bool = False,
+        deferred: bool = False,
     ) -> None:
         """`dependent`: whether its kernels may begin early; `prompts`: whether it is a pass of prompts; `persistent`:
-        whether its layers may be one kernel.
+        whether its layers may be one kernel; `deferred`: whether products take norms on.
         """
-        self._dependent, self.prompts, self._persistent = dependent, prompts, persistent
+        self._dependent, self.prompts, self._persistent, self._deferred = dependent, prompts, persistent, deferred
         self.workspace = StepWorkspace(device, scratch)
         self.sums: list[int] = []
         """Bytes of each sum over ranks in it"""
@@ -207,6 +209,8 @@ class RecordedStep(Generic[Result]):
                 launches = fuse(self._kernels, launches, results, self._device.address)
                 if self._persistent:
                     launches = persist(self._kernels, self._device, launches, results)
+                if self._deferred:
+                    launches = defer(self._kernels, launches, results, self._device.address)
                 self._launches = launches
                 self.sums = [launch.args[0].nbytes for launch in launches if launch.name == ALL_REDUCE]
                 run_all = partial(self._device.launch_all, launches, dependent=self._dependent)
@@ -275,6 +279,8 @@ class CudaMemory(Memory):
         """The ranks whose decode steps are recorded with this one's"""
         self.persistent = False
         """Whether the layers of a step of few sequences are one kernel (`persistent.py`)"""
+        self.deferred = False
+        """Whether products of a recorded step take on the norms before them (`deferring.py`)"""
         self.adapter_numbers: dict[str, int] = {}
         self.adapter_bytes = 0
         """Bytes of the adapters' matrices as recorded steps read them"""
@@ -456,7 +462,7 @@ class CudaMemory(Memory):
             early = self._kernels.dependent and few and not prompts
             scratch = self._scratch[owner][prompts]
             switches = {"dependent": early, "prompts": prompts, "persistent": self.persistent and not prompts}
-            step = RecordedStep(self._device, self._kernels, scratch, **switches)
+            step = RecordedStep(self._device, self._kernels, scratch, deferred=self.deferred, **switches)
         steps[bucket] = step  # the last of a dictionary is the latest
         return step
 

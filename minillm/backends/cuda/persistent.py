@@ -60,7 +60,8 @@ ATTENTION, HEADS, PRODUCT, LOGITS, GATE, STORE = range(6)
 """`Kind` of step_ring.cuh"""
 
 COMPUTING = (
-    "rms_norm", "layer_norm", "rotary", "store_kv", "glu", "gemv", "gemm", "fused", "attention", "experts", "norm_rotate",
+    "rms_norm", "layer_norm", "norm_rotate_store", "rotary", "store_kv", "glu", "gemv", "gemm", "fused", "attention",
+    "experts",
 )  # fmt: skip
 """How the names of kernels begin that a step has only where the persistent kernel begins and ends"""
 

@@ -146,6 +146,15 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
             for rows, outs in ((4, 16), (8, 32), (16, 64))
         ),
     ],
+    "gemv_deferred": [
+        *({"ROWS": rows, "OUTS": outs} for rows, outs in ((1, 1), (4, 4))),
+        {"ROWS": 2, "OUTS": 4, "storage": SIXTEEN_BITS},
+        *(
+            {"ROWS": rows, "OUTS": outs, "storage": SIXTEEN_BITS, **more}
+            for rows, outs in ((1, 2), (4, 4))
+            for more in ({"STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64}, {"GATED": 1})
+        ),
+    ],
     "gemv_fused": [
         {"ROWS": rows, "OUTS": outs, "storage": storages, **more}
         for rows, outs, storages in ((1, 2, STORAGES), (4, 4, STORAGES), (16, 32, SIXTEEN_BITS))

@@ -13,6 +13,7 @@ from minillm.backends.cuda import device as devices
 from minillm.backends.cuda import low_rank
 from minillm.backends.cuda.attention import store_kv
 from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.deferring import defer
 from minillm.backends.cuda.dependent import (
     COOPERATIVE,
     PROGRAMMATIC,
@@ -235,6 +236,13 @@ def test_other_kernels_of_larger_steps_wait_too() -> None:
     layer_norm(half, x, gain, gain, 1e-5, y)
     rms_norm(half, y, gain, 1e-5, x, y)
     gemv(half, Product(x[:3], weight, gain, y[:3], residual=out[:3]))
+
+    def after_a_norm() -> None:
+        rms_norm(half, y[:3], gain, 1e-5, out[:3])
+        gemv(half, Product(out[:3], weight, gain, x[:3]))
+
+    (deferred,) = defer(half, half.collect(after_a_norm), (), lambda array: int(array.__array_interface__["data"][0]))
+    deferred()
     gemv(half, Product(x[:30], weight, gain, y[:30], residual=out[:30]))
     gemm(half, Product(y, weight, gain, out, room=room))
     store_kv(half, out.reshape(40, 3, 8), y.reshape(40, 3, 8), keys, values, slots)
