@@ -78,8 +78,10 @@ struct Ring {
     }
 };
 
+// A wait that does not end stops the kernel.
 __device__ __forceinline__ void wait(mbarrier_t* barrier, unsigned parity) {
-    while (!mbarrier_completed(barrier, parity)) {}
+    Watchdog watchdog;
+    while (!mbarrier_completed(barrier, parity)) watchdog.look();
 }
 
 // By one thread: all steps of this cluster's tiles.

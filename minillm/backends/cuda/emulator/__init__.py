@@ -18,7 +18,7 @@ array directly, and names the lines.
     tensor_map.py where a copy of a box of a matrix finds it
 
 It cannot show speed, bank conflicts, wrong PTX, streams, graphs, or how a GPU rounds. Blocks that wait for each other
-never end here.
+never end here, but for those of a cooperative launch and of a cluster.
 """
 
 from .building import BuildError
