@@ -84,6 +84,7 @@ def found(runner: Runner, tokens: list[int]) -> int:
 # --- truncation, forks ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("keep", [0, 1, 7, 8, 9, 12, 13, 14])
 @pytest.mark.parametrize("last", [1, 2, 6])
 def test_a_truncated_sequence_goes_on_from_the_last_state_that_it_has(keep: int, last: int) -> None:

@@ -102,7 +102,7 @@ def is_within(text: str, schema: dict[str, Any]) -> bool:
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @every_range
 def test_what_a_random_model_writes_is_within_the_range(engine: Engine, schema: dict[str, Any]) -> None:
     texts = texts_of(engine, schema, num_return_sequences=20)
@@ -110,7 +110,7 @@ def test_what_a_random_model_writes_is_within_the_range(engine: Engine, schema: 
     assert len(set(texts)) > 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @every_range
 def test_the_numbers_just_outside_a_range_are_not_admitted(engine: Engine, schema: dict[str, Any]) -> None:
     ends = [value for value in bounds_of(schema).values() if isinstance(value, int | float) and value < 2**70]

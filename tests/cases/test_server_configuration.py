@@ -67,7 +67,7 @@ def on_the_command_line(flag: str, action: argparse.Action, words: list[str]) ->
     return [flag, *words]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("spelling", ["-", "_"])
 @pytest.mark.parametrize("flag", FLAGS)
 def test_a_flag_counts_on_the_command_line_before_the_environment_before_the_file(

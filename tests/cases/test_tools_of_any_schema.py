@@ -113,7 +113,7 @@ def left_out_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line.partition("leaves out ")[2].removesuffix(" of the schema") for line in lines]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ODD)
 def test_a_required_call_admits_what_fits_and_the_log_names_what_is_left_out(
     name: str, engine: Engine, caplog: pytest.LogCaptureFixture
@@ -169,7 +169,7 @@ def test_a_schema_that_refers_to_itself_is_followed(engine: Engine) -> None:
     assert not follows(engine, text.replace("{}", "5"), guided_grammar=grammar)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "parameters", [{}, {"anyOf": 3}, {"type": None}, {"type": ["object", "null"]}, {"minProperties": -1}]
 )

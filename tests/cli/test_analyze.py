@@ -42,8 +42,8 @@ def test_a_short_model_is_asked_for_as_much_as_it_has_room_for(
     ("model", "parameters"),
     [
         ("opt-125m", 125_239_296),
-        ("opt-1.3b", 1_315_758_080),
-        ("opt-13b", 12_853_473_280),
+        pytest.param("opt-1.3b", 1_315_758_080, marks=pytest.mark.slow),
+        pytest.param("opt-13b", 12_853_473_280, marks=pytest.mark.slow),
         ("opt-175b", 174_604_468_224),
     ],
 )

@@ -345,6 +345,7 @@ SERVED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SERVED)
 def test_the_checkpoints_own_settings_are_served(name, capsys, tmp_path):
     """The engine is as wide as they ask, which no option of the command line said."""

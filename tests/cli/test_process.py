@@ -91,7 +91,8 @@ def test_ctrl_c_at_the_prompt_of_a_chat(start: list[str]) -> None:
     assert (process.returncode, output, errors) == (130, "", "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_leaves_nothing_of_a_checkpoint_half_written(number: int, checkpoint: Path, tmp_path: Path) -> None:
     arguments = ["quantize", str(checkpoint), str(tmp_path / "out"), "--dtype", "int8"]
     result = run_signalled("open", "model.safetensors", number, *arguments)
@@ -183,6 +184,7 @@ def test_standard_output_that_is_closed_is_one_line_and_exit_code_1(command: str
     assert result.returncode == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", ["chat", "generate"])
 def test_standard_input_that_is_closed_is_one_line(command: str) -> None:
     result = run([*MODULE, command, *FAST], preexec_fn=lambda: os.close(0))

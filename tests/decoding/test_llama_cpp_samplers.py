@@ -107,6 +107,7 @@ def test_xtc_drops_the_tokens_that_llama_cpp_drops() -> None:
     assert dropped > 8
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sampler", LLAMA_CPP)
 def test_samplers_in_any_order_leave_what_llama_cpp_leaves(sampler: str) -> None:
     """Chains that hold this sampler and others; penalties, which count what was generated, see no prompt here."""

@@ -154,7 +154,7 @@ def test_every_text_has_its_exact_weight_on_average() -> None:
     assert agrees([weights([(line, count * weight)]) for line, weight in drawn] + dead)
 
 
-@pytest.mark.parametrize("returned", [12, 3])
+@pytest.mark.parametrize("returned", [3, pytest.param(12, marks=pytest.mark.slow)])
 def test_so_it_has_with_resampling(returned: int) -> None:
     """Also where fewer are drawn from them in proportion to the weights."""
     fields = {"ess_threshold": 1.0, "num_return_sequences": returned}

@@ -46,7 +46,8 @@ def assert_same(ours: Any, theirs: Any) -> None:
         np.testing.assert_allclose(ours.watched[name], rows, atol=1e-4 * max(1, abs(rows).max()), err_msg=name)
 
 
-@pytest.mark.parametrize("parallel", DEGREES, ids=NAMES)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("parallel", DEGREES[::-1], ids=NAMES[::-1])
 def test_every_point_is_watched_and_changed_as_in_one_process(parallel: Parallel) -> None:
     """In a batch with a stranger, whose tokens stay as they are."""
     changes = {"blocks.*.attention.z": other_heads, "blocks.*.mlp.hidden": larger, "blocks.*.residual": larger}
@@ -96,6 +97,7 @@ def test_an_encoder_and_its_decoder(raw: dict[str, Any], tmp_path: Path) -> None
     assert_same(on_ranks(DEGREES[0], run, folder).result, on_one(run, folder))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("parallel", DEGREES[:2], ids=NAMES[:2])
 def test_hooks_for_all_requests_reach_texts_and_their_errors_leave_the_engine_whole(parallel: Parallel) -> None:
     def run(engine: Engine) -> Any:

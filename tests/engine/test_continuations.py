@@ -38,7 +38,10 @@ def assert_scores(engine: Engine, scores: list, prefix: list[int], endings: list
         assert score.greedy == (best.tolist() == score.token_ids)
 
 
-@pytest.mark.parametrize(("budget", "chunk", "positions"), [(512, 128, 16384), (7, 3, 16384), (50, 128, 1)])
+@pytest.mark.parametrize(
+    ("budget", "chunk", "positions"),
+    [(7, 3, 16384), (50, 128, 1), pytest.param(512, 128, 16384, marks=pytest.mark.slow)],
+)
 def test_each_score_is_that_of_the_whole_text(
     engine: Engine, budget: int, chunk: int, positions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

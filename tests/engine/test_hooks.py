@@ -28,7 +28,7 @@ from .test_ahead import AheadMemory
 
 PROMPT = "A list of colors: red,"
 IDS = [40, 41, 42, 43, 44, 45, 46]
-QUICK = ("beams", "samples", "lookahead", "draft samples", "naive", "adapter")
+QUICK = ("beams", "lookahead", "draft samples", "naive")
 WATCHED = ("blocks.1.residual", "blocks.0.attention.pattern", "final")
 
 
@@ -524,6 +524,7 @@ def test_the_bytes_of_an_encoder_s_watched_rows_are_those_predicted(tmp_path: Pa
         assert engine.stats.watched_bytes == watched_bytes(engine.config, ["**"], tokens, source=5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fields", [{}, {"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}])
 def test_an_aborted_request_has_the_rows_of_the_tokens_that_were_computed(fields: dict[str, Any]) -> None:
     ids = [*range(40, 61)]

@@ -79,6 +79,7 @@ def content(path: Path) -> tuple[dict[str, str], dict[str, bytes]]:
 # --- the same bits ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "options", "length"),
     [

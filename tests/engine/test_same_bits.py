@@ -180,7 +180,7 @@ def compare(bench: Bench, mixes: int, at_least: int, seed: int = 1) -> None:
 @pytest.mark.parametrize(
     ("model", "form"),
     [
-        ("opt", "float32"),
+        pytest.param("opt", "float32", marks=pytest.mark.slow),
         ("mixtral", "float16"),
         ("lfm2", "float32"),
         pytest.param("qwen3_5_text", "float32", marks=pytest.mark.slow),

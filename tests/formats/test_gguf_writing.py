@@ -316,7 +316,7 @@ def prompt_of(engine: Engine) -> list[int]:
     return np.random.default_rng(0).integers(5, 90, 12).tolist()
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(("family", "name"), QUICK)
 def test_a_file_written_in_float32_gives_the_same_logits(tmp_path, family, name):
     source, target = written(tmp_path, CONFIGS[family][name])

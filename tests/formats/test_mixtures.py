@@ -127,7 +127,7 @@ def test_with_experts_only_these_are_in_mxfp4() -> None:
     assert [mixture.type_of(name, 64).name for name in names] == ["MXFP4", "Q8_0"]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_a_file_says_its_mixture_and_gives_the_weights_that_the_package_gguf_reads(
     tmp_path: Path, mixture: str

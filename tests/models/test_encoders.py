@@ -82,7 +82,7 @@ def test_a_text_has_the_same_states_in_any_company_and_each_token_sees_all_of_it
     assert np.abs(states(runner, [changed])[0][0] - together[0][0]).max() > 1e-3  # the first token sees the last
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_kernels_in_c_agree_with_numpy(raw: dict[str, Any]) -> None:
     ids = [*texts(4, seed=2), [5], [7, 8]]
     numpy, compiled = NumpyBackend(), CpuBackend()

@@ -54,7 +54,7 @@ def test_chunks_and_pages_of_any_size_give_the_logits_of_one_pass(
     np.testing.assert_allclose(chunks(runner, LINE, chunk), logits_of(runner_of(model), LINE), rtol=0, atol=1e-4)
 
 
-@pytest.mark.sampled(4, slow=2)
+@pytest.mark.sampled(8, slow=2)
 def test_cached_naive_and_single_tokens_are_the_same(raw: dict[str, Any]) -> None:
     """Tokens, whose logits are those of one pass by the test above, in every configuration."""
     runner, prompts = runner_of(model_of(raw), pages=128, page_size=16), random_prompts(3, seed=3)

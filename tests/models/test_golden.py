@@ -48,7 +48,7 @@ def test_logits_and_hidden_states_of_every_position(case: tuple[str, str]) -> No
     np.testing.assert_allclose(output.hidden, arrays["hidden"], rtol=0, atol=1e-4)
 
 
-@pytest.mark.sampled(4, slow=4)  # test_live_families.py has every family
+@pytest.mark.sampled(8, slow=4)  # test_live_families.py has every family
 @pytest.mark.parametrize("use_cache", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["cached", "naive"])
 @every_case
 def test_greedy_tokens_of_a_ragged_batch(case: tuple[str, str], use_cache: bool) -> None:
@@ -67,7 +67,7 @@ def test_the_golden_lines_do_not_repeat_themselves(case: tuple[str, str]) -> Non
     assert len({tuple(line) for line in greedy}) > 6
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @every_case
 def test_beams_and_their_scores(case: tuple[str, str]) -> None:
     runner, expected = load(case)

@@ -247,7 +247,7 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
     assert split == parts * config.num_layers + 2 * shared + norms
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("family", "name"), GOLDEN_CASES, ids=GOLDEN_IDS)
 def test_ranks_of_a_checkpoint_have_the_whole(family: str, name: str) -> None:
     """As published: GPT-2's matrices are transposed, the rows of GPT-NeoX and BLOOM go head by head."""

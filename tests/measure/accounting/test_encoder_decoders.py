@@ -43,7 +43,7 @@ def test_parameter_count_is_what_the_tensors_hold(raw: dict[str, Any]) -> None:
         assert weights_bytes(config, storage) == closed_form.weights_bytes(config, storage)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
 def test_every_step_counts_what_the_formula_says(raw: dict[str, Any], use_cache: bool) -> None:
     """The encoder's pass and the decoder's are counted in the step in which they run."""
