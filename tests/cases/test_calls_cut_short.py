@@ -19,7 +19,7 @@ ARGUMENTS = ['{"from": "m", "to": "km"}', "{}"]
 
 
 def pieces_of(text: str, form: CallFormat, size: int, *, cut: bool) -> Answer:
-    """What is read of a text that comes in pieces."""
+    """The answer in a text that comes in pieces."""
     answer, parser = Answer(), CallParser(form, OFFERED)
     for at in range(0, len(text), size):
         answer.add(parser.push(text[at : at + size]))

@@ -108,7 +108,7 @@ def tool_of(parameter: Any, **more: Any) -> dict[str, Any]:
 
 
 def left_out_in(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What log lines say is left out."""
+    """The parts of a schema that log lines say are left out."""
     lines = [record.getMessage() for record in caplog.records if "not strict" in record.getMessage()]
     return [line.partition("leaves out ")[2].removesuffix(" of the schema") for line in lines]
 

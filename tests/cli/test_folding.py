@@ -40,7 +40,7 @@ def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def shown(command: str, width: int | None, capsys: Any) -> str:
-    """What a command prints on a terminal of `width` columns, or into a pipe."""
+    """The output of a command on a terminal of `width` columns, or into a pipe."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(width or 300))  # a pipe has no width, whatever the variable says
         patch.setattr("sys.stdout.isatty", lambda: width is not None)

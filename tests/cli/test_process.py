@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals and streams of 
 
 MODULE = [sys.executable, "-m", "minillm"]
 SCRIPT = [sys.executable, "-c", "import sys; from minillm.__main__ import main; sys.exit(main())"]
-"""As the `minillm` that is installed begins"""
+"""The command `minillm` as its entry point starts it where it is installed"""
 PROMPT = ["--prompt", "A list of colors: red,"]
 FAST = ["--backend", "numpy"]
 

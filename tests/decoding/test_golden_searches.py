@@ -101,7 +101,7 @@ def test_the_cases_cover_what_they_should() -> None:
 
 @pytest.mark.slow
 def test_ours_give_the_texts_with_all_phrases_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of transformers come in the same order; where it gives none, or fewer, some were displaced by others."""
+    """Sequences of transformers come in the same order; where it gives none, or fewer, others displaced some."""
     monkeypatch.undo()
     displaced = 0
     for case, ours in results("constrained", 2):

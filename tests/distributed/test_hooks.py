@@ -29,7 +29,7 @@ def larger(array: Any, place: Any) -> Any:
 
 
 def other_heads(array: Any, place: Any) -> Any:
-    """What depends on all heads at once."""
+    """A change that depends on all heads at once."""
     return array[:, ::-1] if place.layer else array.cumsum(axis=1) * 0.9
 
 

@@ -61,7 +61,7 @@ WAYS: list[dict[str, Any]] = [
 
 
 def context_of(sequence: TokenSequence, place: int) -> tuple[int, ...]:
-    """What the logits at a place follow from: the tokens up to it, or the whole tree of guesses that it is in."""
+    """Tokens from which the logits at a place follow: those up to it, or the whole tree of guesses that it is in."""
     if place < len(sequence.token_ids) - len(sequence.tree):
         return tuple(sequence.token_ids[: place + 1])
     return (*sequence.token_ids, -1, *sequence.tree, place)

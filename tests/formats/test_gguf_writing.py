@@ -289,7 +289,7 @@ def written(folder: Path, raw: dict, dtype: str = "float32") -> tuple[Path, Path
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["int8", "int4", "bfloat16"])
 def test_the_errors_are_those_of_the_file(dtype: str, tmp_path: Path) -> None:
-    """As the package gguf reads it; of experts, one error for those of a layer."""
+    """Errors of the weights as the package gguf reads them; of experts, one error for those of a layer."""
     source, exact = written(tmp_path, CONFIGS["qwen3_moe"]["three of six"])
     found = {one.name: one for one in write_gguf(source, tmp_path / "small.gguf", dtype)}
     values = [

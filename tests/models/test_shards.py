@@ -77,7 +77,7 @@ def values_of(tensor: Tensor, dtype: Any = np.float32) -> np.ndarray:
 
 
 def bytes_of(offset: int, shape: tuple[int, ...], taken: Any, itemsize: int) -> set[int]:
-    """Where the elements of a C-ordered array of this shape that `taken` picks lie in a file."""
+    """Offsets in a file of the bytes of the elements that `taken` picks from a C-ordered array of this shape."""
     picked = np.arange(np.prod(shape)).reshape(shape)[taken].ravel()
     return {offset + int(i) * itemsize + byte for i in picked for byte in range(itemsize)}
 
@@ -250,7 +250,7 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(("family", "name"), GOLDEN_CASES, ids=GOLDEN_IDS)
 def test_ranks_of_a_checkpoint_have_the_whole(family: str, name: str) -> None:
-    """As published: GPT-2's matrices are transposed, the rows of GPT-NeoX and BLOOM go head by head."""
+    """Matrices as published: GPT-2's are transposed, the rows of GPT-NeoX and BLOOM go head by head."""
     folder = GOLDEN / family / name.replace(" ", "-")
     shares = [load_model(folder, NumpyBackend(), rank=rank, ranks=2) for rank in range(2)]
     assert_shares_are_the_whole(load_model(folder, NumpyBackend()), shares)
