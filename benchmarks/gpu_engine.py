@@ -28,8 +28,12 @@ CARVEOUTS = ("", "29", "44", "100")
 """Percentages of 228 KB: with 29 (64 KB) a block of attention fits, with 44 (100 KB) more of products"""
 BIT_STEPS = 6
 """Steps whose logits are compared"""
-PERSISTENT, PERSISTENT_ROWS = ("llama", "mistral", "qwen2", "qwen3"), 4
-"""Families whose steps of up to so many sequences may be one kernel"""
+SAME_BITS = "the same bits"
+UNLIKE = "THE SAME BITS, as if nothing had been deferred", "other bits, as it should be"
+FEW_ROWS = 4
+"""Sequences of a step up to which it may be one kernel, and its products may take on norms"""
+PERSISTENT = ("llama", "mistral", "qwen2", "qwen3")
+"""Families for which they may"""
 NORMS_HEADS = ("qwen3", "gemma3_text")
 """Families with norms of query and key heads, which are one launch with rotation and store"""
 
@@ -48,6 +52,8 @@ def engine(sizes: Sizes, shapes: list[str], dtype: str = "float16") -> Iterator[
 def dependent(sizes: Sizes, shapes: list[str], dtype: str = "float16", *, emulated: bool) -> Iterator[Figure]:
     """Decode steps launched dependently, as one kernel, with norms of heads, rotation and store in four launches, and
     plainly before and after; whether logits are the same. With weights of 4 bits too, plainly and as one kernel.
+
+    Last, of few sequences, with norms that products take on: their logits have other bits, and `verify` compares them.
     """
     if emulated:
         setattr(devices, "Driver", _PlainDriver)  # noqa: B010
@@ -56,16 +62,20 @@ def dependent(sizes: Sizes, shapes: list[str], dtype: str = "float16", *, emulat
         family, said = published_config(shape).model_type, dict[str, list[Any]]()
         more = ["persistently"] * (family in PERSISTENT) + ["norms of heads apart"] * (family in NORMS_HEADS)
         ways = [(dtype, how) for how in ("plainly", "dependently", *more, "plainly again")]
-        ways += [("int4", how) for how in ("plainly", "persistently") if family in PERSISTENT]
+        if family in PERSISTENT:
+            ways += [(dtype, "deferred, dependently"), ("int4", "plainly"), ("int4", "persistently")]
         for form, how in ways:
             setattr(fusing, "HEADS_ROWS", 0 if how == "norms of heads apart" else fusing.MOST_ROWS)  # noqa: B010
-            os.environ["MINILLM_CUDA_DEPENDENT"] = str(int(how == "dependently"))
+            os.environ["MINILLM_CUDA_DEPENDENT"] = str(int(how.endswith("dependently")))
             os.environ["MINILLM_CUDA_PERSISTENT"] = str(int(how == "persistently"))
-            name = how if form == dtype else f"{form}, {how}"
-            few = form == "int4" or how == "persistently"
-            batches = [batch for batch in sizes.batches if batch <= PERSISTENT_ROWS or not few]
+            deferred, name = how.startswith("deferred"), how if form == dtype else f"{form}, {how}"
+            os.environ["MINILLM_CUDA_DEFERRED"] = str(int(deferred))
+            few = form == "int4" or how == "persistently" or deferred
+            batches = [batch for batch in sizes.batches if batch <= FEW_ROWS or not few]
             try:
                 for figure in _dependent_steps(sizes, shape, form, said.setdefault(form, []), batches):
+                    if deferred and figure.note:
+                        figure = figure._replace(note=UNLIKE[figure.note != SAME_BITS])
                     yield figure._replace(part="dependent", what=f"{figure.what}, {name}".lstrip(", "))
             except Exception as error:  # one way that fails must not end the others
                 yield Figure("dependent", shape, name, note=f"failed: {type(error).__name__}: {error}")
@@ -100,7 +110,7 @@ def _dependent_steps(sizes: Sizes, shape: str, dtype: str, said: list[Any], batc
         watch = Watch(engine)  # before the first step is recorded
         said.append([_bits(engine, sizes, each) for each in batches])
         same = said[-1] == said[0][: len(batches)]
-        yield Figure("", shape, "", note="the same bits" if same else "OTHER BITS than at first")
+        yield Figure("", shape, "", note=SAME_BITS if same else "OTHER BITS than at first")
         for each in batches:
             yield from _decode(engine, watch, sizes, config, shape, each, storage)
 

@@ -17,6 +17,7 @@ from gpu_kernels import LOGITS_STD, PAGE, Bench, Clock, NormedHeads
 from minillm.backends.cuda import attention, linear, rows, sampling
 from minillm.backends.cuda.attention import Trees
 from minillm.backends.cuda.batches import fill_tree, tree_words
+from minillm.backends.cuda.deferring import defer
 from minillm.backends.cuda.fusing import HEADS_ROWS
 from minillm.backends.cuda.integers import IntegerShape, interleave
 from minillm.backends.cuda.linear import Product, Products
@@ -52,8 +53,8 @@ def verify(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
         for shape in shapes:
             check = Check(Bench(clock, published_config(shape)), storage)
             integers = [check.integers] if storage == "float16" else []  # whose builds are enough of one type
-            compared = check.products, check.attention, check.masks, check.rows, check.heads, check.choosing
-            for compare in (*compared, *integers):
+            products, others = (check.products, check.deferred), (check.rows, check.heads, check.choosing)
+            for compare in (*products, check.attention, check.masks, *others, *integers):
                 try:
                     for figure in compare():
                         yield figure._replace(part="verify", shape=shape, what=f"{figure.what}, {storage}")
@@ -127,6 +128,30 @@ class Check:
                 fed = linear.MOST_ROWS[self.storage] < T and self.kernels.has("gemm_tma")
                 if fed and linear.gemm_tma(self.kernels, product, self.clock.maps, _tma_shape(T, outputs)):
                     yield self._figure(f"{name}, {T} rows, by gemm_tma", out, expected)
+
+    def deferred(self) -> Iterator[Figure]:
+        """Products that take on the norm before them."""
+        for name, T in (("qkv", 1), ("up", 4)):
+            outputs, inputs = self.bench.linears[name].shape
+            x, matrix = self.bench.normal(T, inputs, std=1.0), self.bench.normal(outputs, inputs)
+            gain = self.xp.asarray(np.linspace(0.5, 1.5, inputs, dtype=np.float32))
+            out = self.xp.empty((T, outputs), self.bench.dtype)
+            self._with_norm(x, gain, matrix, out)
+            truth = x.astype(np.float32)
+            scale = self.xp.sqrt((truth * truth).mean(axis=-1, keepdims=True) + np.float32(1e-5))
+            expected = self.xp.matmul(truth / scale * gain, matrix.astype(np.float32).T)
+            yield self._figure(f"{name} with its norm, {T} rows", out, expected)
+
+    def _with_norm(self, x: Any, gain: Any, matrix: Any, out: Any) -> None:
+        """A norm and a product in one launch."""
+        normed = self.xp.empty(x.shape, self.bench.dtype)
+
+        def run() -> None:
+            rows.rms_norm(self.kernels, x, gain, 1e-5, normed)
+            linear.linear(self.kernels, Product(normed, matrix, None, out))
+
+        (launch,) = defer(self.kernels, self.kernels.collect(run), (), self.clock.device.address)
+        launch()
 
     def integers(self) -> Iterator[Figure]:
         """The projections of the MLP in 8 and 4 bits, expanded and by warpgroups; other kinds as they are compiled."""

@@ -141,6 +141,7 @@ def test_everything_runs_emulated(part: str, tmp_path: Path, subprocess_environm
         assert notes == ["the same bits"] * 2, "of Llama's"
         assert [row["note"] for row in rows if row["what"] == "persistently"] == ["the same bits"], "of Llama's"
         assert found["dependent", "decode, batch 3, persistently"]["launches"] == "4", "one for all layers, 3 around it"
+        assert found["dependent", "deferred, dependently"]["note"] == "other bits, as it should be"
         steps = "decode, batch 3, on the device, {}"
         assert all(found["dependent", steps.format(how)]["median_us"] for how in ("plainly", "dependently"))
         assert found["carve-out", steps.format("carve-out of 44 %")]["median_us"]
