@@ -78,10 +78,8 @@ struct Ring {
     }
 };
 
-// A wait that does not end stops the kernel.
 __device__ __forceinline__ void wait(mbarrier_t* barrier, unsigned parity) {
-    Watchdog watchdog;
-    while (!mbarrier_completed(barrier, parity)) watchdog.look();
+    while (!mbarrier_completed(barrier, parity)) {}
 }
 
 // By one thread: all steps of this cluster's tiles.
@@ -90,7 +88,10 @@ __device__ __forceinline__ void copy_tiles(Ring ring, const TensorMap& x_map, co
     for (int group = blockIdx.x / CLUSTER; group < groups.number; group += gridDim.x / CLUSTER) {
         int row = groups.row(group, rank), output = groups.output(group, rank);
         for (int k = 0; k < inputs; k += DEPTH, ring.advance()) {
-            wait(ring.empty + ring.stage, ring.parity ^ 1);  // the first time round at once: it is the phase before the first
+            // The first time round at once: it is the phase before the first. Here alone a wait that does not end stops the
+            // kernel: a branch out of the other loop has the assembler put products in a row.
+            Watchdog watchdog;
+            while (!mbarrier_completed(ring.empty + ring.stage, ring.parity ^ 1)) watchdog.look();
             mbarrier_t* full = ring.full + ring.stage;
             mbarrier_expect(full, STAGE);
             unsigned char *xs = ring.tile(), *ws = xs + X_BYTES;
