@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from typing import Any
 
 import pytest
@@ -207,16 +208,19 @@ def test_the_served_examples_answer_as_the_engine(capsys: pytest.CaptureFixture[
 
 
 def commands() -> list[str]:
-    """What follows `python -m minillm` in every block that is not Python."""
+    """The words after `python -m minillm` in every block that is not Python."""
     texts = [text for name in PAGES for language in ("console", "sh", "") for text in blocks(name, language)]
     pattern = re.compile(r"python -m minillm (.*?)(?: && |$)", re.MULTILINE)
     return sorted({command for text in texts for command in pattern.findall(text)})
 
 
+parser = cache(build_parser)
+
+
 @pytest.mark.parametrize("command", commands())
 def test_a_command_is_understood(command):
     words = shlex.split(command, comments=True)
-    assert build_parser().parse_args(words).run
+    assert parser().parse_args(words).run
 
 
 def test_the_commands_for_tasks_are_shown():
