@@ -65,7 +65,7 @@ def check_architecture(architecture: str) -> None:
         )
 
 
-def encode(tensor: Tensor) -> Map:
+def encode_by_driver(tensor: Tensor) -> Map:
     """The map of a tensor, by the driver.
 
     Raises:
@@ -93,6 +93,10 @@ def encode(tensor: Tensor) -> Map:
     if code:
         raise DeviceError(f"the driver refuses {tensor} (CUresult {code}): leave MINILLM_CUDA_TMA unset")
     return made
+
+
+encode = encode_by_driver
+"""Makes maps; a stand-in for CuPy has its own"""
 
 
 def aligned_map() -> Map:

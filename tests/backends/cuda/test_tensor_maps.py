@@ -132,7 +132,7 @@ def test_the_driver_is_given_sizes_strides_and_box(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(tensor_maps.ctypes, "CDLL", lambda name: SimpleNamespace(cuTensorMapEncodeTiled=tiled))
     status = 0
-    made = tensor_maps.encode(Tensor(0x1000, (100, 2, 4, 3), (208, 416, 1664), (64, 2, 1, 16)))
+    made = tensor_maps.encode_by_driver(Tensor(0x1000, (100, 2, 4, 3), (208, 416, 1664), (64, 2, 1, 16)))
     assert made.shape == () and made.tobytes() == b"\7" * 128
     # CU_TENSOR_MAP_DATA_TYPE_UINT16, no interleave, _SWIZZLE_128B, _L2_PROMOTION_L2_256B, zeros beyond the end
     named = ["place", "kind", "rank", "at", "sizes", "strides", "box", "ones", "how"]
@@ -140,10 +140,10 @@ def test_the_driver_is_given_sizes_strides_and_box(monkeypatch: pytest.MonkeyPat
     assert given == dict(zip(named, values, strict=True))
     status = 1
     with pytest.raises(DeviceError, match=r"refuses .* \(CUresult 1\): leave MINILLM_CUDA_TMA unset"):
-        tensor_maps.encode(Tensor(0x1000, (100, 17), (208,), (64, 8)))
+        tensor_maps.encode_by_driver(Tensor(0x1000, (100, 17), (208,), (64, 8)))
 
 
 def test_a_driver_without_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_maps.ctypes, "CDLL", lambda name: SimpleNamespace())
     with pytest.raises(DeviceError, match=r"^MINILLM_CUDA_TMA=1 needs a driver with cuTensorMapEncodeTiled [^\n]*$"):
-        tensor_maps.encode(Tensor(0x1000, (100, 17), (208,), (64, 8)))
+        tensor_maps.encode_by_driver(Tensor(0x1000, (100, 17), (208,), (64, 8)))
