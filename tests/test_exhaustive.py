@@ -71,6 +71,7 @@ def test_what_depends_on_a_change_is_run_again(
     assert not unchanged(sorted(files), passed), "it was never noted on this processor"
 
 
+@pytest.mark.longer
 def test_every_file_belongs_to_a_unit() -> None:
     known = {file for unit in dependencies.units() for file in dependencies.files_of(unit)}
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split("\n")
@@ -150,6 +151,7 @@ def test_the_tables_name_folders_that_there_are() -> None:
     ("expression", "marks"),
     [
         ("not slow and not real", {"slow", "real"}),
+        ("longer and not slow and not real", {"slow", "real"}),
         ("(slow or reference) and not real and not exhaustive", {"real", "exhaustive"}),
         ("(unsampled or not slow) and not real", {"real"}),
         ("slow and not exhaustive", {"exhaustive"}),

@@ -35,6 +35,7 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
+@pytest.mark.longer
 @pytest.mark.usefixtures("installed")
 def test_a_strategy_runs_beside_others_and_takes_its_options(engine: Engine) -> None:
     greedy = engine.generate(PROMPT, max_new_tokens=6)
@@ -187,6 +188,7 @@ def test_without_the_package_its_names_are_unknown(engine: Engine, tmp_path: Pat
         Engine(tmp_path)
 
 
+@pytest.mark.longer
 @pytest.mark.usefixtures("installed")
 def test_the_command_line_lists_and_runs_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["strategies"]) == 0

@@ -238,6 +238,7 @@ SLOW_WORK = """
 """
 
 
+@pytest.mark.longer
 @pytest.mark.usefixtures("listening")
 def test_a_signal_clears_the_bar_of_a_command() -> None:
     code = "from minillm.cli.startup import end_at_signals; end_at_signals()\n" + textwrap.dedent(SLOW_WORK)
@@ -274,6 +275,7 @@ STAND_IN = """
 """
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("widgets", [True, False])
 def test_a_notebook_has_a_widget_or_a_line_of_text(widgets: bool) -> None:
     ends = """

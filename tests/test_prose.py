@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[1] / "minillm"
 OPENINGS = {"Of", "What", "That"}
 
@@ -27,6 +29,7 @@ def test_no_docstring_opens_with_a_word_that_leans_on_another() -> None:
     assert not leaning, "\n".join(leaning)
 
 
+@pytest.mark.longer
 def test_no_variable_is_called_found() -> None:
     """A variable is called what it is: `tokenizer`, `rows`, `pages`; loops, comprehensions and parameters too."""
     places = []

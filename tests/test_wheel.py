@@ -43,12 +43,14 @@ def test_kernels_are_found_inside_the_package(installed: Path) -> None:
     assert files_below(folder.parent) == files_below(ROOT / "kernels")
 
 
+@pytest.mark.longer
 def test_the_benchmark_of_the_cache_is_inside(installed: Path) -> None:
     code = "from minillm.cli import bench; print(*bench.find(bench.FOLDER))"
     result = subprocess.run([sys.executable, "-c", code], cwd=installed, check=True, capture_output=True, text=True)
     assert result.stdout.split() == ["naive_vs_cached"]
 
 
+@pytest.mark.longer
 def test_the_course_is_inside(installed: Path) -> None:
     code = "from minillm.course.lesson import lessons; print(len(lessons()))"
     result = subprocess.run([sys.executable, "-c", code], cwd=installed, check=True, capture_output=True, text=True)
@@ -92,6 +94,7 @@ def test_the_small_model_is_inside(installed: Path) -> None:
     assert (installed / "minillm" / "assets" / "demo-opt" / "model.safetensors").stat().st_size > 2**20
 
 
+@pytest.mark.longer
 def test_the_lock_file_is_of_these_requirements_and_names_the_public_index_alone() -> None:
     """After a change of the requirements: `uv lock`."""
     lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))

@@ -139,6 +139,7 @@ def address_of(array: Any) -> int:
     return address
 
 
+@pytest.mark.longer
 def test_random_numbers_are_the_same_in_parts() -> None:
     tensor = RandomTensor("a", (5000, 700), 0, 0.5)
     parts = list(tensor.chunks())

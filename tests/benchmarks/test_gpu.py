@@ -243,6 +243,7 @@ def test_what_cannot_be_run_is_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.longer
 def test_a_machine_without_a_gpu_gets_one_line(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if find_spec("cupy"):
         import cupy

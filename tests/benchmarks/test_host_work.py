@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.longer
 def test_every_kind_of_request_has_its_time(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import host_work
 

@@ -26,6 +26,7 @@ def folder(small: str, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.longer
 def test_a_worker_answers(report: Any, folder: Path, subprocess_environment: dict[str, str]) -> None:
     from peer_process import Worker
 

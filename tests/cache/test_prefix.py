@@ -79,6 +79,7 @@ def test_the_longest_common_prefix_is_taken_over(runner: Runner, prompt: list[in
     check_contents(runner)
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("page_size", [1, 4, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (3, 8, 16))])
 def test_a_fork_at_any_token_computes_only_its_branch(page_size: int) -> None:

@@ -101,6 +101,7 @@ def test_of_a_text_that_grows_only_new_pages_are_written(tmp_path: Path) -> None
     assert len(after) == 7 and before.items() <= after.items()
 
 
+@pytest.mark.longer
 def test_random_texts_of_two_processes_on_one_folder(tmp_path: Path) -> None:
     """The longest stored beginning, in whole pages, is what a process finds that has computed nothing of it."""
     rng, texts = random.Random(2), list[list[int]]()
@@ -215,6 +216,7 @@ def test_more_than_may_wait_is_stored_the_next_time(tmp_path: Path, monkeypatch:
         assert len(files(tmp_path)) == stored
 
 
+@pytest.mark.longer
 def test_pages_that_are_given_away_before_they_are_copied_are_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +280,7 @@ def test_a_disk_that_takes_nothing_is_told_once(
     assert len(files(tmp_path)) == 10
 
 
+@pytest.mark.longer
 def test_a_process_that_is_killed_leaves_only_whole_pages(folder: Path, tmp_path: Path) -> None:
     program = f"""
 import os, threading
@@ -335,6 +338,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 # --- engines ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("backend", ["numpy", "cpu"])
 def test_an_engine_goes_on_after_a_restart_with_the_same_bits(folder: Path, tmp_path: Path, backend: str) -> None:
     prompts = [[*LONG, 7], LONG[:300], [9, *LONG[:280]], [40, 41]]
@@ -349,6 +353,7 @@ def test_an_engine_goes_on_after_a_restart_with_the_same_bits(folder: Path, tmp_
                 assert [result.completions[0].top_logprobs for result in results] == [rows for _, rows in expected]
 
 
+@pytest.mark.longer
 def test_adapters_and_helper_models_have_pages_of_their_own(folder: Path, tmp_path: Path) -> None:
     one, store = write_adapter(tmp_path / "one"), tmp_path / "store"
     options: dict[str, Any] = {"backend": "numpy", "adapters": {"one": one}, "prefix_store": store}
@@ -413,6 +418,7 @@ for number in range(2):
 """
 
 
+@pytest.mark.longer
 def test_an_engine_that_is_dropped_or_left_open_writes_its_pages(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", LEFT_OPEN, str(folder), str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

@@ -150,6 +150,7 @@ def test_the_same_bits_as_with_all_positions() -> None:
 # --- going back -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("raw", [SOME, ALL])
 def test_going_back_within_the_margin_keeps_and_beyond_computes_again(raw: dict[str, Any]) -> None:
     runner = windowed(raw)

@@ -27,6 +27,7 @@ def pieces_of(text: str, form: CallFormat, size: int, *, cut: bool) -> Answer:
     return answer
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", TWO)
 def test_a_text_cut_at_any_character_of_its_calls_has_the_content_before_them(name: str) -> None:

@@ -62,6 +62,7 @@ def ids(generation: Any) -> list[int]:
     return token_ids
 
 
+@pytest.mark.longer
 def test_a_changed_run_leaves_nothing_to_later_requests(engine: Engine) -> None:
     name = engine.runner.backend.name
     with put_between(engine.runner, Ablated(engine.runner.backend)):
@@ -102,6 +103,7 @@ def test_prompts_of_one_changed_call_are_each_computed(engine: Engine) -> None:
     check_loop(engine._driver.loop)
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("wrap", [AblatedAndCounted, lambda inner: CountingBackend(Ablated(inner))])
 def test_a_change_under_an_observer_or_in_a_subclass_of_one_is_a_change(engine: Engine, wrap: Any) -> None:

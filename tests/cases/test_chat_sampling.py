@@ -45,6 +45,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     return capsys.readouterr().out
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("said", [{}, {"do_sample": True, "temperature": 3.0, "top_k": 0}], ids=["nothing", "own"])
 def test_a_chat_in_the_terminal_draws_as_a_request_with_these_fields(

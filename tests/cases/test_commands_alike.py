@@ -74,6 +74,7 @@ def test_the_fields_of_compare_reach_every_strategy(engine: Engine, capsys: pyte
         assert len(result["tokens"]) == len(result["token_ids"]) <= 6
 
 
+@pytest.mark.longer
 def test_every_json_with_ids_has_their_texts(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer, [prompt, _] = engine.tokenizer, PROMPTS
     assert tokenizer is not None

@@ -33,6 +33,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield make_app(engine)
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_required_call_is_made_whatever_form_the_final_text_has(app: Any, form: dict[str, Any]) -> None:

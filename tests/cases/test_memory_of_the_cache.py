@@ -77,6 +77,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> int:
     return 16
 
 
+@pytest.mark.longer
 def test_pages_of_ended_texts_are_used_again_before_memory_is_taken_for_the_first_time(kept: int) -> None:
     assert pages_begun(frugal=False, texts=40, length=100) == 80, "each text stays known"
     assert pages_begun(frugal=True, texts=40, length=100) == kept + 1
@@ -124,6 +125,7 @@ def test_a_cleared_cache_uses_the_memory_that_it_has() -> None:
 # --- what fits --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("pages", "context"), [(2, 256), (3, 384), (4, 512), (40, 512)])
 def test_the_context_of_an_engine_is_what_fits(pages: int, context: int) -> None:

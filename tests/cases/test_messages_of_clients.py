@@ -217,6 +217,7 @@ def known(endpoint: Any) -> set[str]:
     return own | WORDS[endpoint.reader].keys() | WORDS[API].keys()
 
 
+@pytest.mark.longer
 def test_every_field_of_openais_requests_is_done_ignored_or_refused_by_decision() -> None:
     official_client()
     from openai.types import completion_create_params as completions

@@ -102,6 +102,7 @@ def is_within(text: str, schema: dict[str, Any]) -> bool:
     )
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(6)
 @every_range
 def test_what_a_random_model_writes_is_within_the_range(engine: Engine, schema: dict[str, Any]) -> None:
@@ -110,6 +111,7 @@ def test_what_a_random_model_writes_is_within_the_range(engine: Engine, schema: 
     assert len(set(texts)) > 1
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(6)
 @every_range
 def test_the_numbers_just_outside_a_range_are_not_admitted(engine: Engine, schema: dict[str, Any]) -> None:
@@ -147,6 +149,7 @@ def test_a_number_that_cannot_be_held_is_refused_by_name_wherever_it_stands(
         call_grammar(FORMATS["json"], [{"type": "function", "function": function}], {})
 
 
+@pytest.mark.longer
 def test_numbers_that_can_be_held_are_written_exactly(engine: Engine) -> None:
     for value in (EDGE, EDGE + 2, -(2**62), 10**18, 0.1, 3.141592653589793, -1e-7, 1e20, 0, -5):
         [text] = texts_of(engine, {"const": value}, num_return_sequences=1)
@@ -264,6 +267,7 @@ def test_digits_of_texts_have_no_limit(engine: Engine) -> None:
     assert follows(engine, xml, guided_grammar=grammar)
 
 
+@pytest.mark.longer
 def test_tokens_of_several_digits_and_exponents_keep_to_the_limit(tmp_path: Path) -> None:
     """A vocabulary with 123, 00000000 and e100 as tokens."""
     folder = write_checkpoint(tmp_path, max_position_embeddings=512, vocab_size=520)

@@ -196,6 +196,7 @@ def test_probes_are_logged_only_where_they_fail_or_are_looked_for(caplog: pytest
     assert caplog.records[-1].levelno == logging.DEBUG
 
 
+@pytest.mark.longer
 @pytest.mark.usefixtures("plain_again")
 def test_a_line_of_json_has_the_numbers_of_a_request_and_none_of_its_text(caplog: pytest.LogCaptureFixture) -> None:
     app = make_app({"demo": Engine(backend="numpy")})

@@ -466,6 +466,7 @@ def test_the_second_text_of_a_pair_has_its_type_unless_the_model_reads_none(tmp_
         assert encode_texts(tokenizer, "hello", "world").types == types
 
 
+@pytest.mark.longer
 def test_text_that_loses_spaces_before_signs_is_the_same_in_pieces() -> None:
     draw = random.Random(3)
     signs = [*(old for old, _ in RULES), " ", "'", "n", "'t", ".", "a", " '", "  .", "v", "s"]

@@ -113,6 +113,7 @@ def left_out_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line.partition("leaves out ")[2].removesuffix(" of the schema") for line in lines]
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ODD)
 def test_a_required_call_admits_what_fits_and_the_log_names_what_is_left_out(
@@ -169,6 +170,7 @@ def test_a_schema_that_refers_to_itself_is_followed(engine: Engine) -> None:
     assert not follows(engine, text.replace("{}", "5"), guided_grammar=grammar)
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "parameters", [{}, {"anyOf": 3}, {"type": None}, {"type": ["object", "null"]}, {"minProperties": -1}]

@@ -101,6 +101,7 @@ def test_the_rest_of_the_context_is_the_limit_where_the_cache_holds_it(engine: E
     assert cut.settings.max_new_tokens == cut.max_new_tokens
 
 
+@pytest.mark.longer
 def test_a_source_has_its_place_beside_the_text(tmp_path: Path) -> None:
     with Engine(seq2seq.write_checkpoint(tmp_path), max_batch_size=1) as engine:
         page = engine.runner.cache.storage.nbytes // engine.runner.cache.num_pages

@@ -62,6 +62,7 @@ def test_json_of_published_names(model: str, parameters: int, capsys: pytest.Cap
         assert layers == list(range(len(layers)))
 
 
+@pytest.mark.longer
 def test_cache_of_opt_13b(capsys: pytest.CaptureFixture[str]) -> None:
     assert analyzed(capsys, "opt-13b", "--dtype", "float16")["kv_cache_bytes_per_token"] == 819_200
     assert analyzed(capsys, "opt-13b", "--cache-dtype", "int8")["kv_cache_bytes_per_token"] == 2 * 40 * 40 * (128 + 4)
@@ -103,6 +104,7 @@ def test_tables_show_every_part_and_operation(capsys: pytest.CaptureFixture[str]
     assert f"each of 8 devices has about {found['weights_bytes'] / 8e6:.2f} MB of weights" in out
 
 
+@pytest.mark.longer
 def test_a_model_too_large_for_the_hardware_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["analyze", "bloom", "--hardware", "a100"]) == 0
     printed = capsys.readouterr().out
@@ -169,6 +171,7 @@ def test_numbers_as_text() -> None:
     assert [seconds_text(s) for s in (2.5, 0.0428, 3e-6, 4e-9)] == ["2.5 s", "42.8 ms", "3 us", "4 ns"]
 
 
+@pytest.mark.longer
 def test_experts_are_read_as_far_as_they_are_used(capsys: pytest.CaptureFixture[str]) -> None:
     """One token reads k experts; four read 8 (1 - (3/4)^4) = 5.47 of Mixtral's eight, if they choose at random."""
     alone, four = analyzed(capsys, "mixtral-8x7b"), analyzed(capsys, "mixtral-8x7b", "--batch", "4")
@@ -270,6 +273,7 @@ def test_without_matplotlib_it_is_said(option: str, tmp_path: Path, monkeypatch:
     assert run(["analyze", "opt-125m"]) == 0
 
 
+@pytest.mark.longer
 def test_the_state_of_a_sequence_is_shown_where_a_model_keeps_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert analyzed(capsys, "lfm2-1.2b")["state_bytes_per_sequence"] == 10 * 2 * 2048 * 4
     assert analyzed(capsys, "opt-125m")["state_bytes_per_sequence"] == 0

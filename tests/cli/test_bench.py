@@ -70,6 +70,7 @@ def test_where_there_is_no_checkout(
     assert error.count("\n") == 1
 
 
+@pytest.mark.longer
 def test_every_script_of_the_checkout_asks_its_question() -> None:
     """A script that can be run and asks none would be missing from the list."""
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}

@@ -219,6 +219,7 @@ def test_an_answer_that_is_stopped_stays_as_far_as_it_is(engine):
     assert (beginning + said(conversation.more({"max_new_tokens": 18}))).startswith(" orange, yellow, green, blue")
 
 
+@pytest.mark.longer
 def test_a_conversation_is_saved_and_loaded(folder, tmp_path, monkeypatch, capsys):
     file = tmp_path / "talk.json"
     few = ["--model", str(folder), "--max-new-tokens", "6", "--temperature", "0"]
@@ -260,6 +261,7 @@ def test_help_and_the_line_below_the_prompt_fit_a_narrow_terminal(width, engine,
     assert ("SmolLM2" in line) == (width >= 80)
 
 
+@pytest.mark.longer
 def test_fields_are_set_in_a_chat_as_by_flags(monkeypatch, capsys):
     prompt = "Once upon a time"
     flags = ["--temperature", "1", "--seed", "3", "--top-k", "50", "--max-new-tokens", "8"]

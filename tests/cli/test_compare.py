@@ -38,6 +38,7 @@ class Elements(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.longer
 def test_the_table_has_a_line_and_a_text_for_each_strategy(capsys):
     assert run(ARGUMENTS) == 0
     head, *lines = capsys.readouterr().out.splitlines()
@@ -48,6 +49,7 @@ def test_the_table_has_a_line_and_a_text_for_each_strategy(capsys):
         assert line.endswith(variant.settings)
 
 
+@pytest.mark.longer
 def test_strategies_by_name_and_values_of_a_field(capsys):
     assert run([*ARGUMENTS, "--strategies", "beam search, greedy search", "--json"]) == 0
     assert [r["name"] for r in json.loads(capsys.readouterr().out)["results"]] == ["beam search", "greedy search"]

@@ -48,6 +48,7 @@ def shown(command: str, width: int | None, capsys: Any) -> str:
     return str(capsys.readouterr().out)
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_line_is_wider_than_a_terminal(command: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,6 +84,7 @@ def test_several_prompts_run_side_by_side(engine, capsys):
     assert [line["completions"][0]["text"] for line in lines] == [engine.generate(p).text for p in prompts]
 
 
+@pytest.mark.longer
 def test_a_sampling_option_turns_sampling_on(capsys):
     results = set()
     for seed in ("1", "2", "3"):
@@ -94,6 +95,7 @@ def test_a_sampling_option_turns_sampling_on(capsys):
     assert capsys.readouterr().out in results
 
 
+@pytest.mark.longer
 def test_the_naive_way_prints_the_same(capsys):
     assert run(["generate", "--prompt", PROMPT]) == 0
     cached = capsys.readouterr().out
@@ -155,6 +157,7 @@ def test_stop_strings_end_the_text_and_stay_out_of_it(engine, capsys):
     assert capsys.readouterr().out == whole[: whole.index(stop)] + "\n"
 
 
+@pytest.mark.longer
 def test_beams_and_echo_and_a_prompt_file(engine, capsys, tmp_path):
     file = tmp_path / "prompt.txt"
     file.write_text(PROMPT + "\n", encoding="utf-8")
@@ -219,6 +222,7 @@ def test_a_prompt_without_a_flag_and_from_standard_input(engine, capsys, monkeyp
     assert capsys.readouterr().out == expected
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(("end", "limit"), [(3, 298), (None, 256)])
 def test_without_a_limit_a_text_goes_on_to_its_end_or_the_context(end, limit, tmp_path, capsys, caplog):
     """And nothing is said about a limit that nobody has set; 256 tokens are enough of a text that cannot end."""
@@ -231,6 +235,7 @@ def test_without_a_limit_a_text_goes_on_to_its_end_or_the_context(end, limit, tm
     assert caplog.records == []
 
 
+@pytest.mark.longer
 def test_a_long_prompt_is_refused_and_a_long_answer_cut(capsys, caplog):
     assert run(["generate", "--prompt", "red, " * 600]) == 2
     assert "512" in capsys.readouterr().err
@@ -245,6 +250,7 @@ def test_standard_input_is_a_prompt_too(engine):
     assert result.stdout.decode() == engine.generate(PROMPT).text + "\n"
 
 
+@pytest.mark.longer
 def test_invalid_utf8_on_standard_input_is_one_line():
     result = minillm("generate", input=b"caf\xe9")
     assert result.returncode == 2
@@ -297,6 +303,7 @@ def test_ctrl_c_ends_cleanly():
     assert b"Traceback" not in errors
 
 
+@pytest.mark.longer
 def test_help_of_every_command_reads_well(capsys):
     for command in COMMANDS:
         with pytest.raises(SystemExit) as stop:

@@ -28,6 +28,7 @@ def out(capsys, *args):
     return capsys.readouterr().out
 
 
+@pytest.mark.longer
 def test_every_command_takes_a_file(made, capsys, tmp_path):
     _, file = made
     (tmp_path / "text").write_text("Hello there, how are you?", encoding="utf-8")

@@ -68,6 +68,7 @@ def test_the_cache_and_folders_by_the_names_that_model_takes(
     assert set(listed(capsys)) == {"tiny/model@main", "tiny/model@v2"}
 
 
+@pytest.mark.longer
 def test_the_prediction_is_that_of_the_roofline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_checkpoint(tmp_path / "base", hidden_size=256, word_embed_proj_dim=256, ffn_dim=1024)
     quantise(folder, tmp_path / "int4", "int4", None)

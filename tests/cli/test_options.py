@@ -108,6 +108,7 @@ def test_a_flag_reaches_its_field(words, tmp_path):
     assert generation_fields(parser().parse_args(["generate", *arguments])) == FLAGS[words]
 
 
+@pytest.mark.longer
 def test_every_declared_flag_is_tried_and_none_sets_what_was_not_asked_for():
     declared = {setting.flag.split()[0] for setting in FIELDS.values() if setting.flag}
     assert declared == {word for words in FLAGS for word in words.split() if word.startswith("--")}

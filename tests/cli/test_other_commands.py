@@ -156,6 +156,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(arguments, cap
     assert "cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.longer
 def test_starting_imports_only_what_is_needed():
     """The first token comes within 0.4 s of the start only if nothing heavy is imported."""
     code = "import sys, minillm.cli.main as m; m.run(['tokenize', '--prompt', 'a', '--ids']); print(*sys.modules)"
@@ -189,6 +190,7 @@ def test_text_needs_a_tokenizer_which_an_option_names(command, bare, capsys, mon
     assert len(capsys.readouterr().out) > len(captured.out)
 
 
+@pytest.mark.longer
 def test_a_profile_needs_no_tokenizer(bare, capsys):
     assert run(["profile", "--model", bare, "--prompt-length", "4", "--new-tokens", "2", "--hardware", "h100"]) == 0
     assert "decode" in capsys.readouterr().out

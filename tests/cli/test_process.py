@@ -91,6 +91,7 @@ def test_ctrl_c_at_the_prompt_of_a_chat(start: list[str]) -> None:
     assert (process.returncode, output, errors) == (130, "", "")
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_leaves_nothing_of_a_checkpoint_half_written(number: int, checkpoint: Path, tmp_path: Path) -> None:
@@ -120,6 +121,7 @@ def test_a_signal_that_was_set_aside_stays_so() -> None:
     assert "orange" in result.stdout
 
 
+@pytest.mark.longer
 def test_a_benchmark_ends_with_the_command_that_runs_it(tmp_path: Path) -> None:
     (tmp_path / "wait.py").write_text(
         '"""Does it wait?"""\nimport time\nprint("waiting", flush=True)\ntime.sleep(600)\n'
@@ -184,6 +186,7 @@ def test_standard_output_that_is_closed_is_one_line_and_exit_code_1(command: str
     assert result.returncode == 1
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", ["chat", "generate"])
 def test_standard_input_that_is_closed_is_one_line(command: str) -> None:
@@ -202,6 +205,7 @@ def test_what_was_to_go_to_a_closed_standard_error_goes_nowhere() -> None:
     assert (result.returncode, result.stdout) == (2, "")
 
 
+@pytest.mark.longer
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_mistake_keeps_its_exit_code_where_it_cannot_be_told() -> None:
     with Path("/dev/full").open("wb") as full:

@@ -146,6 +146,7 @@ def test_a_single_token_has_no_decode_phase(capsys: pytest.CaptureFixture[str]) 
     assert list(json.loads(capsys.readouterr().out)["phases"]) == ["prefill"]
 
 
+@pytest.mark.longer
 def test_the_model_inside_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profile", "--prompt-length", "5", "--new-tokens", "2", "--repeat", "1", "--backend", "numpy"]) == 0
     assert "the model inside minillm on numpy" in capsys.readouterr().out

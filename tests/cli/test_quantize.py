@@ -25,6 +25,7 @@ from ..tiny import write_checkpoint
 PROMPT = "A list of colors: red,"
 
 
+@pytest.mark.longer
 def test_a_written_checkpoint_runs_as_any_other(tmp_path, capsys):
     out = tmp_path / "demo-int4"
     assert run(["quantize", str(DEMO_MODEL), str(out), "--dtype", "int4", "--group-size", "64"]) == 0
@@ -74,6 +75,7 @@ def test_a_mistake_is_one_clear_line(arguments, code, words, tmp_path, capsys, m
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.longer
 def test_it_ends_with_errors_sizes_and_the_next_command(tmp_path, capsys):
     source, target = write_checkpoint(tmp_path / "SRC"), tmp_path / "a folder"
     worst = max(write_weights(source, tmp_path / "again", "int4"), key=lambda one: one.error)
@@ -164,6 +166,7 @@ def test_a_random_shape_has_logits_and_no_text(capsys, monkeypatch):
     assert capsys.readouterr().out.splitlines()[1].split()[3:5] == ["-", "-"]
 
 
+@pytest.mark.longer
 def test_a_quantised_folder_against_its_own_float32(tmp_path, capsys):
     out = tmp_path / "out"
     assert run(["quantize", str(DEMO_MODEL), str(out), "--dtype", "int8"]) == 0

@@ -12,6 +12,7 @@ from minillm.cli.source import definitions, files_of, locate, read_glossary
 ENTRIES = read_glossary()
 
 
+@pytest.mark.longer
 def test_every_name_in_the_glossary_is_defined_in_its_file() -> None:
     missing = []
     for entry in ENTRIES:

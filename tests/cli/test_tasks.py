@@ -72,6 +72,7 @@ def test_a_text_a_file_and_standard_input_say_the_same(
     assert printed(capsys, *command) == expected
 
 
+@pytest.mark.longer
 def test_a_whole_file_is_one_text(models: dict[str, str], lines: str, capsys: Any) -> None:
     [record] = pipeline("summarization", models["t5"])("\n".join([TEXTS[0], "", *TEXTS[1:]]))
     found = printed(capsys, "summarize", "--model", models["t5"], "--whole", "--file", lines)

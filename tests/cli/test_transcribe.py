@@ -59,6 +59,7 @@ def test_the_text_of_a_file(folder: Path, engine: Engine, capsys: pytest.Capture
     assert text == read(folder / "short.wav", generate_kwargs=options)["text"].strip() + "\n"
 
 
+@pytest.mark.longer
 def test_segments_with_times(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(folder, capsys, "--timestamps").splitlines()
     assert len(lines) > 1
@@ -70,6 +71,7 @@ def test_segments_with_times(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert subtitles.count(" --> ") == len(lines)
 
 
+@pytest.mark.longer
 def test_words_with_times(folder: Path, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(folder, capsys, "--words", "--language", "de").splitlines()
     [record] = map(json.loads, printed(folder, capsys, "--words", "--language", "de", "--format", "json").splitlines())
@@ -81,6 +83,7 @@ def test_words_with_times(folder: Path, engine: Engine, capsys: pytest.CaptureFi
     assert printed(folder, capsys, "--words", "--format", "vtt").count(" --> ") == len(lines)
 
 
+@pytest.mark.longer
 def test_doubtful_windows_are_decoded_again(folder: Path, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--temperatures", "0,0.4", "--logprob-threshold", "0", "--seed", "3", "--language", "de"]
     [record] = map(json.loads, printed(folder, capsys, *words, "--format", "json").splitlines())
@@ -104,6 +107,7 @@ def test_subtitles() -> None:
     )
 
 
+@pytest.mark.longer
 def test_sounds_of_every_form_give_one_transcript(folder: Path, engine: Engine) -> None:
     read = pipeline("automatic-speech-recognition", engine, generate_kwargs={"max_new_tokens": 8})
     content = wav_of(SOUND)
@@ -114,6 +118,7 @@ def test_sounds_of_every_form_give_one_transcript(folder: Path, engine: Engine) 
     assert expected["text"].split() == " ".join(chunk["text"] for chunk in expected["chunks"]).split()
 
 
+@pytest.mark.longer
 def test_chunks_are_transcribed_apart_and_joined(engine: Engine) -> None:
     read = pipeline("automatic-speech-recognition", engine, generate_kwargs={"max_new_tokens": 8, "language": "de"})
     alone = read(SOUND, return_timestamps="word")

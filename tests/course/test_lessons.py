@@ -141,6 +141,7 @@ def test_lists_arrays_and_tuples_are_alike_in_an_answer() -> None:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 def test_the_command_lists_writes_and_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["course"]) == 0
     assert "1  Tokens and embeddings" in capsys.readouterr().out
@@ -185,6 +186,7 @@ def test_options_after_two_dashes_are_refused_where_jupyter_is_not_started(capsy
         assert "what follows -- is for Jupyter" in capsys.readouterr().err
 
 
+@pytest.mark.longer
 def test_without_matplotlib_a_lesson_goes_on_without_its_figures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -147,6 +147,7 @@ def test_the_seed_decides_whatever_else_is_in_the_batch(runner) -> None:
     assert runner.cache.free_pages == runner.cache.num_pages
 
 
+@pytest.mark.longer
 def test_the_smallest_temperature_is_beam_search(runner) -> None:
     """The likeliest candidate weighs everything, and once it is drawn nothing weighs anything: best first."""
     for prompt in random_prompts(4, seed=6):

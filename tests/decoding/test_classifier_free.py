@@ -36,6 +36,7 @@ def formula(runner: Any, prompt: list[int], tokens: list[int], fields: dict[str,
     return fields["guidance_scale"] * own + (1 - fields["guidance_scale"]) * other
 
 
+@pytest.mark.longer
 def test_greedy_tokens_are_the_formulas() -> None:
     runner = tiny_runner(seed=2, pages=300)
     plain = [r[0].token_ids for r in run(loop_of(target=runner), [request_for(p, max_new_tokens=9) for p in PROMPTS])]
@@ -56,6 +57,7 @@ def test_greedy_tokens_are_the_formulas() -> None:
     assert runner.cache.free_pages == runner.cache.num_pages
 
 
+@pytest.mark.longer
 def test_samples_are_drawn_from_the_softmax_of_the_scores() -> None:
     runner, draws, fields = tiny_runner(seed=2, pages=900), 3000, CASES[1]
     sampling = {"do_sample": True, "top_k": 8, "num_return_sequences": 300, "max_new_tokens": 1, "temperature": 5.0}
@@ -69,6 +71,7 @@ def test_samples_are_drawn_from_the_softmax_of_the_scores() -> None:
     assert p_value([drawn[token] for token in best.tolist()], draws * weights / weights.sum()) > 0.001
 
 
+@pytest.mark.longer
 def test_each_sample_and_each_beam_has_a_negative_text_of_its_own() -> None:
     runner, fields = tiny_runner(seed=2), CASES[1] | {"max_new_tokens": 8}
     sampled = {"do_sample": True, "seed": 1, "temperature": 5.0, "top_k": 2, "num_return_sequences": 4}
@@ -88,6 +91,7 @@ def test_each_sample_and_each_beam_has_a_negative_text_of_its_own() -> None:
                 assert all(score >= np.sort(row)[-2] - 1e-4 for score, row in zip(scores, rows, strict=True))
 
 
+@pytest.mark.longer
 def test_log_probabilities_are_those_after_the_prompt() -> None:
     runner = tiny_runner(seed=2)
     for beams in (1, 2):
@@ -140,6 +144,7 @@ def test_a_request_gives_the_same_alone_and_beside_others_that_stay_the_same(che
     check_loop(engine._driver.loop)
 
 
+@pytest.mark.longer
 def test_many_samples_run_in_parts(engine: Engine) -> None:
     fields = fields_of("samples") | {"num_return_sequences": 11}
     many = engine.generate("hello", **fields)
@@ -176,6 +181,7 @@ def test_the_memory_of_both_prompts_is_counted() -> None:
         loop_of(target=tiny_runner(pages=needed - 1, page_size=4)).add(request)
 
 
+@pytest.mark.longer
 def test_preempted_requests_go_on_as_they_would_have() -> None:
     asked = [request_for(p, **CASES[1] | kind) for p in PROMPTS for kind in ({}, {"num_beams": 2})]
     loop = loop_of(target=tiny_runner(seed=2, pages=36, page_size=4), headroom=1)

@@ -68,6 +68,7 @@ def test_a_text_that_a_stop_string_ends_has_all_phrases_too(engine: Engine) -> N
         assert holds(completion.token_ids, [77, 79])
 
 
+@pytest.mark.longer
 def test_a_word_follows_a_space() -> None:
     engine = Engine(backend="numpy")
     answer = engine.generate("A list of colors: red,", force_words=[["dog", "car"], "moon"], num_beams=3)
@@ -153,6 +154,7 @@ def test_a_phrase_is_token_ids(ids: Any) -> None:
         DisjunctiveConstraint([[5, 6], [5]])
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("fields", [{"length_penalty": 2.0}, {"early_stopping": True, "num_return_sequences": 3}])
 def test_the_same_beside_others(engine: Engine, fields: dict[str, Any]) -> None:
     prompts = [PROMPT, PROMPT[:1], list(range(50, 60))]

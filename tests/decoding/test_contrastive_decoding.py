@@ -55,6 +55,7 @@ def test_greedy_tokens_are_the_formulas(alpha: float, temperature: float, use_ca
     assert all(runner.cache.free_pages == runner.cache.num_pages for runner in runners.values())
 
 
+@pytest.mark.longer
 def test_samples_are_drawn_from_the_softmax_of_the_scores() -> None:
     runners, draws = models(), 3000
     fields = {"do_sample": True, "top_k": 0, "num_return_sequences": 300, "max_new_tokens": 1, "temperature": 2.0}

@@ -26,6 +26,7 @@ def search(runner: Runner, **fields: Any) -> list[list[list[int]]]:
     return [[r.token_ids for r in one] for one in run(loop_of(target=runner, max_batch_size=24), requests)]
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fields", [{}, {"repetition_penalty": 1.4, "length_penalty": 0.0}], ids=str)
 def test_one_group_is_beam_search(runner: Runner, fields: dict[str, Any]) -> None:

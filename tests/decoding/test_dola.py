@@ -67,6 +67,7 @@ def formula(runner: Runner, tokens: list[int], layers: tuple[int, ...]) -> np.nd
     return np.where(final >= final.max() + np.log(0.1), scores, -np.inf)
 
 
+@pytest.mark.longer
 def test_samples_are_drawn_from_the_softmax_of_the_scores() -> None:
     runner, draws, layers = tiny_runner(seed=2, pages=400), 3000, (0, 1)
     sampling: dict[str, Any] = {"do_sample": True, "top_k": 0, "num_return_sequences": 300, "temperature": 3.0}
@@ -151,6 +152,7 @@ def test_a_number_that_is_none_is_an_error_of_the_request_alone() -> None:
     assert {event.request_id for event in events if event.finish_reason == "length"} == {other}
 
 
+@pytest.mark.longer
 def test_preempted_requests_go_on_as_they_would_have() -> None:
     asked = [request_for(p, dola_layers=(0, 1)) for p in random_prompts(8, seed=4)]
     small, roomy = (runner_of(tiny_model(seed=2), pages=pages, page_size=4) for pages in (24, 300))

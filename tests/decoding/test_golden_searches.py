@@ -131,6 +131,7 @@ def test_same_sequences_and_scores(name: str, every: int) -> None:
     assert differences(name, every) == 0
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_same_without_a_cache(name: str) -> None:

@@ -108,6 +108,7 @@ def test_whatever_else_is_asked_the_tokens_are_those_without_guesses(way: str, f
     assert_all_free(loop)
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", ["draft", "prompt lookup", "lookahead"])
 def test_log_probabilities_are_the_targets_own(way: str) -> None:
@@ -312,6 +313,7 @@ def test_the_demo_model_needs_fewer_passes(fields: dict[str, Any], prompts: list
         assert engine.stats.speculation.tokens_per_step > least
 
 
+@pytest.mark.longer
 def test_looking_back_finds_the_longest_match_whatever_its_limit() -> None:
     """Against looking at every length and every place; a limit of a million costs no more than the text is long."""
     draw, long = random.Random(5), 0

@@ -87,6 +87,7 @@ def test_without_correction_the_surprise_misses_tau() -> None:
     assert abs(bits[100:].mean() - 3.0) > 0.2
 
 
+@pytest.mark.longer
 def test_rows_do_not_touch_each_other() -> None:
     rng = np.random.default_rng(4)
     steps = [zipf(rng, 3) for _ in range(60)]

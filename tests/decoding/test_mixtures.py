@@ -107,6 +107,7 @@ def begun(request: Request) -> TokenState:
 SLOW = [pytest.param(name, seed, marks=pytest.mark.slow) for name in CHOOSERS for seed in range(1, 6)]
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(("name", "seed"), [("kernels", 0), *SLOW])
 def test_each_row_is_as_alone_and_by_definition(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)

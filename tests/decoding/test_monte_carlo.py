@@ -189,6 +189,7 @@ class Milder:
         return -math.inf if len(ids) == 1 else self.prefix(ids) + 0.5
 
 
+@pytest.mark.longer
 def test_a_guide_forbids_and_a_potential_weighs() -> None:
     """Texts that end at once are left out of what is expected: of those the potential above had none to forbid."""
     cells = CELLS.copy()
@@ -206,6 +207,7 @@ def test_fewer_texts_have_the_weight_of_all() -> None:
         assert sums == pytest.approx([sums[0]] * 3)
 
 
+@pytest.mark.longer
 def test_many_particles_have_the_target_distribution() -> None:
     """Chi-square of counts; draws at even distances only make it smaller."""
     drawn = particles(5, 2000, num_return_sequences=1000)
@@ -304,6 +306,7 @@ def test_processors_see_the_texts_that_particles_have_after_resampling(engine: E
         assert all(tuple(completion.token_ids[:step]) in lines for step, lines in enumerate(seen))
 
 
+@pytest.mark.longer
 def test_potentials_read_text_and_may_be_objects_or_answer_yes_and_no() -> None:
     engine = Engine(backend="numpy")
     fields: dict[str, Any] = {"do_sample": True, "seed": 1, "num_particles": 4, "max_new_tokens": 8}

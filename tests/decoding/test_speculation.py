@@ -78,6 +78,7 @@ def test_n_gram_speculation_gives_the_greedy_tokens_in_fewer_steps(chunk: int, f
     assert_all_free(runner)
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(
     "variant",
     [pytest.param(name, marks=() if name == "pre-norm" else pytest.mark.exhaustive) for name in VARIANTS],
@@ -104,6 +105,7 @@ def test_a_draft_model_gives_the_greedy_tokens_of_the_target(noise: float) -> No
     assert_all_free(target, draft)
 
 
+@pytest.mark.longer
 def test_each_model_is_fed_only_what_it_has_not_seen() -> None:
     """The target computes each accepted token once, and each refused guess once."""
     target = runner_of(tiny_model(seed=2), pages=100, page_size=4)
@@ -128,6 +130,7 @@ def counting(forward, fed: dict[str, int], name: str):
     return counted
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("strategy_class", [NGram, Draft])
 def test_a_draft_of_another_width(strategy_class: type) -> None:

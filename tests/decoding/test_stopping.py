@@ -51,6 +51,7 @@ def run(matcher: StopStrings, parts: list[str]) -> str:
     return released + matcher.flush()
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("include_stop", [False, True])
 def test_equals_a_search_of_the_whole_text(include_stop):
     draw = random.Random(1)
@@ -66,6 +67,7 @@ def test_equals_a_search_of_the_whole_text(include_stop):
     assert 1000 < found < 3800  # both outcomes are common
 
 
+@pytest.mark.longer
 def test_holds_back_exactly_what_may_begin_a_stop_string():
     draw = random.Random(2)
     for _ in range(2000):

@@ -49,6 +49,7 @@ def by_definition(line: list[int], most: int, begin: list[int], end: list[int], 
     return end[max(n for n in range(len(end)) if n <= len(thoughts) and thoughts[len(thoughts) - n :] == end[:n])]
 
 
+@pytest.mark.longer
 def test_what_is_forced_is_what_the_definition_says() -> None:
     rng, forced = np.random.default_rng(6), 0
     for _ in range(4000):

@@ -56,6 +56,7 @@ def test_generated_texts_are_detected_and_others_are_not(engine: Engine, config:
     assert marked != plain
 
 
+@pytest.mark.longer
 def test_watermarked_requests_are_the_same_beside_others(engine: Engine) -> None:
     each = [WAYS["sampled"] | {"watermarking_config": config} for config in (*GREEN.values(), *SYNTH.values())]
     each = [fields | {"max_new_tokens": 8, "eos_token_id": []} for fields in [*each, {}, WAYS["sampled"]]]

@@ -64,6 +64,7 @@ def assert_close(ours: Any, theirs: Any) -> None:
                 np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("parallel", DEGREES[:2], ids=NAMES[:2])
 def test_quick_strategies(parallel: Parallel, alone: Engine) -> None:
@@ -103,6 +104,7 @@ def test_requests_in_one_batch_share_prefixes_and_stream(alone: Engine) -> None:
     assert [g.token_ids for g in ours[2]] == [g.token_ids for g in theirs[2]]
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("parallel", DEGREES, ids=NAMES)
 def test_forward_and_score(parallel: Parallel, alone: Engine) -> None:
@@ -184,6 +186,7 @@ def test_other_ranks_take_no_requests() -> None:
     on_ranks(Parallel(tensor=2), refused, make=make)
 
 
+@pytest.mark.longer
 def test_a_failure_on_one_rank_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
     from minillm.distributed.runner import RankRunner
 
@@ -255,6 +258,7 @@ def test_a_checkpoint_that_one_rank_lacks_is_named(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.longer
 def test_equal_logits_are_chosen_from_as_on_one_rank() -> None:
     """Of equals the smallest id is the most likely; a draw among the k best takes in all equals of the k-th."""
     from minillm.backends.token_sampler import TokenSampler

@@ -46,6 +46,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
         np.testing.assert_allclose(ours.watched[name], rows, atol=1e-4 * max(1, abs(rows).max()), err_msg=name)
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("parallel", DEGREES[::-1], ids=NAMES[::-1])
 def test_every_point_is_watched_and_changed_as_in_one_process(parallel: Parallel) -> None:
@@ -97,6 +98,7 @@ def test_an_encoder_and_its_decoder(raw: dict[str, Any], tmp_path: Path) -> None
     assert_same(on_ranks(DEGREES[0], run, folder).result, on_one(run, folder))
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("parallel", DEGREES[:2], ids=NAMES[:2])
 def test_hooks_for_all_requests_reach_texts_and_their_errors_leave_the_engine_whole(parallel: Parallel) -> None:
@@ -119,6 +121,7 @@ def test_hooks_for_all_requests_reach_texts_and_their_errors_leave_the_engine_wh
     assert text == theirs[2]
 
 
+@pytest.mark.longer
 def test_an_encoder_alone(tmp_path: Path) -> None:
     folder = write_task_model(tmp_path / "model", BERT)
 

@@ -73,6 +73,7 @@ def test_masks_of_windows_come_from_the_ranks_that_have_the_layer(family: str, n
 # --- profiles ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("backend", ["cpu", "numpy"])
 @pytest.mark.parametrize("parallel", DEGREES[:2], ids=NAMES[:2])
@@ -93,6 +94,7 @@ def test_a_profile_is_of_rank_0_and_shows_its_all_reduces(parallel: Parallel, ba
 # --- adapters ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", ["cpu", "numpy"])
 @pytest.mark.parametrize("parallel", DEGREES, ids=NAMES)

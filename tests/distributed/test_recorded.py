@@ -19,6 +19,7 @@ def steps_of(engine: Engine) -> list[Any]:
     return [step for steps in engine.runner.backend.memory._steps.values() for step in steps.values()]
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("parallel", DEGREES, ids=NAMES)
 def test_decode_steps_are_replayed_with_their_all_reduces(parallel: Parallel) -> None:

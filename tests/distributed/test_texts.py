@@ -64,6 +64,7 @@ def vectors_and_labels(engine: Engine) -> list[Any]:
     return found
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "parallel"), CASES)
 def test_vectors_and_labels_of_every_encoder(name: str, parallel: Parallel) -> None:
@@ -94,6 +95,7 @@ def test_pairs_have_token_types(tmp_path: Path) -> None:
     assert_close(on_ranks(Parallel(tensor=2), run, folder).result, run(Engine(folder, backend="numpy")))
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("parallel", DEGREES[1:], ids=NAMES[1:])
 def test_vectors_of_a_decoder_between_its_requests(parallel: Parallel, tmp_path: Path) -> None:
@@ -173,6 +175,7 @@ QUICK = ("t5", "original")
 OTHERS = [pytest.param(*case, marks=SLOW) for case in seq2seq.GOLDEN_CASES if case != QUICK]
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("backend", ["numpy", pytest.param("cpu", marks=SLOW)])
 @pytest.mark.parametrize(("family", "name"), [QUICK, *OTHERS])
 def test_every_encoder_decoder(family: str, name: str, backend: str) -> None:
@@ -207,6 +210,7 @@ def test_bytes_of_a_source_and_a_step(family: str, name: str) -> None:
     assert shared.traffic[0].of("step").messages == passes + 2  # the source, the passes, and the end
 
 
+@pytest.mark.longer
 def test_adapters_of_an_encoder_decoder(folders: dict[str, Path]) -> None:  # noqa: F811
     def run(engine: Engine) -> Any:
         return [engine.forward(LINE, source=SOURCES[0], lora=name) for name in ("one", None)]

@@ -48,6 +48,7 @@ def make(folder: Path) -> Callable[..., Engine]:
     return lambda **arguments: Engine(folder, **{"max_batch_size": 4} | arguments)
 
 
+@pytest.mark.longer
 def test_a_mixture_gives_what_an_engine_alone_gives(make: Callable[..., Engine]) -> None:
     """Also from streams, whose events are put together."""
     alone, mixed = make(), [(prompt, {"max_new_tokens": 10} | fields) for prompt, fields in MIXED]

@@ -111,6 +111,7 @@ def test_keys_that_change_with_the_length_are_not_shared(case: tuple[str, str]) 
         np.testing.assert_allclose(score.logprobs, whole, atol=1e-4)
 
 
+@pytest.mark.longer
 def test_the_last_token_needs_no_place_in_the_context(engine: Engine) -> None:
     ids = np.random.default_rng(3).integers(3, 2000, 513).tolist()
     [score] = engine.score_continuations(ids[:500], [ids[500:]])

@@ -69,6 +69,7 @@ def assert_same(runner: Runner, sources: list[list[int]], ours: list[list[int]],
         assert_same_tokens(a, b, lambda tokens, s=source: logits_of(runner, s, start + tokens)[-1])
 
 
+@pytest.mark.longer
 def test_cached_naive_chunked_and_single_sources_are_the_same(runner: Runner) -> None:
     """A ragged batch: no source sees another one."""
     single = [generate(runner, [source], max_new_tokens=12)[0] for source in SOURCES]

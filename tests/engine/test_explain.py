@@ -44,6 +44,7 @@ def test_the_steps_are_temperature_then_top_k_then_top_p_by_hand(engine: Engine)
     assert 1 < count < 6
 
 
+@pytest.mark.longer
 def test_tokens_are_drawn_from_the_last_step(engine: Engine) -> None:
     fields = {"do_sample": True, "temperature": 1.3, "top_k": 5, "repetition_penalty": 1.1}
     probabilities = engine.explain(PROMPT, **fields).steps[-1].probabilities
@@ -84,6 +85,7 @@ def test_a_strategy_that_chooses_otherwise_is_refused(engine: Engine) -> None:
         engine.explain(PROMPT, num_beams=2)
 
 
+@pytest.mark.longer
 def test_inspect_prints_the_steps(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["inspect", "--prompt", PROMPT, "--temperature", "0.7", "--top-p", "0.8"]
     assert run(options) == 0

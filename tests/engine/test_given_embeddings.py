@@ -87,6 +87,7 @@ def test_no_other_text_takes_over_their_keys(engine: Engine, table: np.ndarray) 
     assert again.token_ids == expected.token_ids and again.cached_tokens > 0
 
 
+@pytest.mark.longer
 def test_a_preempted_request_and_one_in_chunks_go_on_with_its_vectors() -> None:
     width = tiny_runner(seed=2).model.embedding.tokens.shape[1]  # type: ignore[attr-defined]
     arrays = [np.random.default_rng(seed).standard_normal((20, width)).astype(np.float32) for seed in range(4)]

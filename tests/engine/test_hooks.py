@@ -163,6 +163,7 @@ def test_the_encoder_s_rows_come_too(tmp_path: Path) -> None:
 # --- what is changed --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 def test_a_change_reaches_what_follows_and_nothing_before(engine: Engine) -> None:
     names = [*engine.names()]
     plain = engine.generate(PROMPT, max_new_tokens=1, watch=["**"]).watched
@@ -251,6 +252,7 @@ def test_functions_run_in_their_order_and_know_their_place(engine: Engine) -> No
     np.testing.assert_array_equal(both, np.ones_like(both))
 
 
+@pytest.mark.longer
 def test_strangers_in_the_batch_are_neither_seen_nor_changed(engine: Engine) -> None:
     def run_beside(**inside: Any) -> tuple[list[Any], set[int]]:
         seen: set[int] = set()
@@ -367,6 +369,7 @@ def test_a_pass_that_a_hook_ends_says_nothing_of_the_next(engine: Engine) -> Non
     assert engine.generate([5], max_new_tokens=2).text == expected
 
 
+@pytest.mark.longer
 def test_a_step_is_not_launched_ahead_of_a_hook() -> None:
     with Engine(backend="numpy") as engine:
         memory = engine.runner.backend.memory
@@ -501,6 +504,7 @@ def test_a_request_that_is_cut_off_has_what_was_computed(engine: Engine) -> None
         assert len(answer.watched["final"]) == answer.prompt_tokens + len(answer.token_ids) - 1
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("fields", [{}, {"use_cache": False}, {"prompt_lookup_num_tokens": 3}])
 def test_the_bytes_of_watched_rows_are_those_predicted(engine: Engine, fields: dict[str, Any]) -> None:
     for watch in (["**"], ["blocks.*.residual", "blocks.2.attention.pattern"], "final"):
@@ -524,6 +528,7 @@ def test_the_bytes_of_an_encoder_s_watched_rows_are_those_predicted(tmp_path: Pa
         assert engine.stats.watched_bytes == watched_bytes(engine.config, ["**"], tokens, source=5)
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fields", [{}, {"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}])
 def test_an_aborted_request_has_the_rows_of_the_tokens_that_were_computed(fields: dict[str, Any]) -> None:
@@ -559,6 +564,7 @@ def test_an_async_engine_offers_the_same() -> None:
     np.testing.assert_allclose(streamed["final"], whole["final"], atol=1e-4)
 
 
+@pytest.mark.longer
 def test_an_async_engine_has_hooks_for_all_requests() -> None:
     functions = {"blocks.1.mlp.out": silent}
 

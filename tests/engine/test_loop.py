@@ -61,6 +61,7 @@ def assert_agree(runner: Runner, prompts: list[list[int]], ours: list[list[int]]
 # --- greedy: one result, many ways to it ------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
 def test_a_ragged_batch_gives_what_each_prompt_gives_alone(runner: Runner, use_cache: bool) -> None:
@@ -85,6 +86,7 @@ def test_a_prompt_in_chunks_gives_what_the_whole_gives(runner: Runner, chunk: in
     assert_agree(runner, PROMPTS, outputs, singly(runner, PROMPTS, max_new_tokens=8))
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "page_size", [1, 5, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (2, 16, 64, 100))]
@@ -101,6 +103,7 @@ def test_any_batch_size_gives_the_same(runner: Runner, max_batch_size: int) -> N
     assert_agree(runner, PROMPTS, outputs, singly(runner, PROMPTS))
 
 
+@pytest.mark.longer
 def test_requests_may_come_while_others_run() -> None:
     runner = tiny_runner(seed=2, page_size=8)
     loop, tokens = loop_of(target=runner, chunk=5), {}
@@ -136,6 +139,7 @@ def test_times_leave_out_the_compilation_of_kernels(monkeypatch: pytest.MonkeyPa
     assert 0 < stats.decode_pass_seconds["target"] <= stats.decode_seconds
 
 
+@pytest.mark.longer
 def test_different_settings_run_side_by_side() -> None:
     runner = tiny_runner(seed=2, pages=400, page_size=4)
     kinds = [{}, {"num_beams": 3}, {"repetition_penalty": 1.5}, {"do_sample": True, "seed": 5}, {"use_cache": False}]
@@ -182,6 +186,7 @@ def test_draws_depend_neither_on_the_batch_nor_on_its_order(runner: Runner, opti
         )
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 def test_draws_follow_their_seed_and_the_index_of_the_sequence(runner: Runner) -> None:
     def samples(seed: int) -> list[list[int]]:
@@ -194,6 +199,7 @@ def test_draws_follow_their_seed_and_the_index_of_the_sequence(runner: Runner) -
     assert first[0] == run(loop_of(target=runner), [request_for(PROMPTS[0], seed=3, **SAMPLING)])[0][0].token_ids
 
 
+@pytest.mark.longer
 def test_samples_that_end_early_leave_the_others_alone() -> None:
     runner = tiny_runner(seed=2)
     fields = {"seed": 3, "num_return_sequences": 6, **SAMPLING}
@@ -232,6 +238,7 @@ def test_a_thousand_prompts_pass_through_a_small_batch_and_cache() -> None:
     assert runner.cache.free_pages == 24
 
 
+@pytest.mark.longer
 def test_an_end_token_ends_a_sequence_and_is_its_last() -> None:
     runner = tiny_runner(seed=2)
     plain = singly(runner, PROMPTS)
@@ -293,6 +300,7 @@ def test_an_aborted_request_leaves_nothing_behind() -> None:
     assert runner.cache.free_pages == runner.cache.num_pages
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("place", range(4))
 def test_a_strategy_that_raises_ends_its_request_and_leaves_the_others_alone(place: int) -> None:

@@ -62,6 +62,7 @@ def together(engine: Engine, requests: list[tuple[list[int], dict[str, Any]]]) -
     return [tokens[i] for i in ids]
 
 
+@pytest.mark.longer
 def test_logits_are_those_of_the_merged_model(engine: Engine, merged: dict[str | None, Engine]) -> None:
     plain = engine.forward(PROMPTS[1])
     for name in ("one", "two", "three", None):
@@ -156,6 +157,7 @@ def test_weights_of_fewer_bits_are_left_as_they_are(folders: dict[str, Path], dt
     assert 0 < error < 0.05
 
 
+@pytest.mark.longer
 def test_decode_steps_with_adapters_are_recorded_once_and_replayed(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,6 +130,7 @@ def test_the_first_request_is_never_preempted_even_if_it_is_the_cheapest() -> No
         loop.step()
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("headroom", [None, 20])
 def test_nobody_is_preempted_who_was_promised_all_pages(engine: Engine, headroom: int | None) -> None:
@@ -157,6 +158,7 @@ def test_what_was_preempted_waits_before_what_has_never_run() -> None:
     assert [run.id for run in scheduler.waiting] == [1, 0, 4, 3, 2]
 
 
+@pytest.mark.longer
 def test_two_that_do_not_fit_together_both_end() -> None:
     """Each of them needs all pages at its end; neither preempts the other for ever."""
     runner = tiny_runner(seed=2, pages=12, page_size=4)
@@ -174,6 +176,7 @@ def test_two_that_do_not_fit_together_both_end() -> None:
     assert loop.stats.steps <= 3 * (45 + 2)
 
 
+@pytest.mark.longer
 def test_nobody_is_preempted_for_a_request_of_lower_priority() -> None:
     runner = tiny_runner(seed=2, pages=12, page_size=4)
     loop, preempted = loop_of(target=runner, headroom=0), []

@@ -79,6 +79,7 @@ def content(path: Path) -> tuple[dict[str, str], dict[str, bytes]]:
 # --- the same bits ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "options", "length"),
@@ -113,6 +114,7 @@ def test_a_text_goes_on_with_the_bits_that_the_saving_process_has(
     assert content(tmp_path / "again.safetensors") == content(path)
 
 
+@pytest.mark.longer
 def test_a_restored_text_says_what_one_without_any_cache_does(folder: Path, saved: Path) -> None:
     with Engine(folder, backend="numpy") as engine, Engine(folder, backend="numpy", prefix_cache=False) as plain:
         engine.load_prefix(saved)
@@ -189,6 +191,7 @@ def test_notes_and_text_prompts(engine: Engine, tmp_path: Path) -> None:
 # --- adapters and helper models ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 def test_a_prefix_belongs_to_its_adapter_whatever_that_is_called(folder: Path, tmp_path: Path) -> None:
     one, two = (write_adapter(tmp_path / name, seed=i) for i, name in enumerate(("one", "two")))
     path = tmp_path / "line.safetensors"
@@ -382,6 +385,7 @@ def test_what_hooks_have_changed_is_not_saved(folder: Path, tmp_path: Path) -> N
 # --- asyncio ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 def test_an_async_engine_saves_and_loads_beside_its_requests(folder: Path, saved: Path, tmp_path: Path) -> None:
     async def main() -> None:
         async with running(Engine(folder, backend="numpy")) as aio:

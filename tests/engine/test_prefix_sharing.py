@@ -96,6 +96,7 @@ def test_a_beginning_that_eight_new_prompts_have_in_common_is_computed_once(page
     assert [r[0].token_ids for r in ids.values()] == [r[0].token_ids for r in plain]
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("page_size", [4, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (1, 16))])
 def test_one_after_the_other_each_prompt_computes_what_no_earlier_one_had(page_size: int) -> None:
     """The closed form: of each prompt, what is beyond its longest common prefix with any text before it."""
@@ -140,6 +141,7 @@ def models_of(name: str, **options: Any) -> dict[str, Runner]:
     return {"target": runner(**options), **helpers}
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("budget", [40, 1500])
 def test_a_step_looks_at_each_prompt_once_and_at_none_beyond_its_budget(

@@ -219,6 +219,7 @@ def test_logits_have_the_same_bits_with_a_narrower_cache(model: str, cache: str)
     compare(Bench(model, weights="float32", cache=cache), 4, 150)
 
 
+@pytest.mark.longer
 def test_another_order_of_summation_in_many_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     linear = CpuBackend.linear
 

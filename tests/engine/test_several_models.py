@@ -25,6 +25,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("other"), seed=2, change=loosen)
 
 
+@pytest.mark.longer
 def test_a_draft_changes_the_steps_and_not_the_tokens(checkpoint: Path, other: Path) -> None:
     with Engine(checkpoint) as plain, Engine(checkpoint, draft=other) as engine:
         expected = plain.generate(PROMPTS, max_new_tokens=30)

@@ -58,6 +58,7 @@ def tokens(engine: Engine, line: list[int], **fields: Any) -> tuple[list[int], i
     return answer.token_ids, answer.cached_tokens
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("backend", ["numpy", "cpu"])
 def test_a_prompt_goes_on_at_the_border_of_a_page(any_folder: Path, backend: str) -> None:
     with (
@@ -86,6 +87,7 @@ def test_a_saved_prefix_gives_another_process_the_same_tokens(any_folder: Path, 
         assert tokens(engine, LINE) == (expected, 256)
 
 
+@pytest.mark.longer
 def test_a_store_gives_another_process_the_same_tokens(any_folder: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     for cached in (0, 256):

@@ -49,6 +49,7 @@ def tokens_of(engine: Engine) -> list[list[int]]:
     return [answer.token_ids for answer in engine.generate(PROMPTS, **GREEDY)]
 
 
+@pytest.mark.longer
 def test_pages_and_workspace_go_to_the_system_and_come_again(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, cache = tokens_of(engine), engine.runner.cache
     assert engine.summary()["cache_bytes"] == cache.backed_bytes == 18 * 128 * 12 << 10
@@ -67,6 +68,7 @@ def test_pages_and_workspace_go_to_the_system_and_come_again(engine: Engine, mon
     assert tokens_of(engine) == expected
 
 
+@pytest.mark.longer
 def test_an_engine_that_runs_keeps_its_workspace_and_is_not_entered_by_itself(engine: Engine) -> None:
     expected = engine.generate(PROMPTS[0], **GREEDY).token_ids
     request = engine.add(PROMPTS[0], **GREEDY)
@@ -113,6 +115,7 @@ def trims(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.longer
 def test_an_idle_engine_trims_once_until_it_is_used_again(engine: Engine, trims: list[int]) -> None:
     async def use() -> None:
         async with running(engine) as aio:

@@ -211,6 +211,7 @@ def test_ctrl_c_while_another_thread_has_its_turn() -> None:
         pass
 
 
+@pytest.mark.longer
 def test_ctrl_c_in_a_process_ends_it_within_a_step(small: Path) -> None:
     program = (
         "import signal, minillm\n"
@@ -363,6 +364,7 @@ def _note(turns: Turns, order: list[int], i: int) -> None:
         order.append(i)
 
 
+@pytest.mark.longer
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_child_that_is_forked_in_the_middle_says_so(engine: Engine) -> None:
     """Another thread has the turn, which nobody gives back in the child. The parent goes on."""

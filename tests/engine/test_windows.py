@@ -81,6 +81,7 @@ def test_an_engine_keeps_the_windows_and_answers_the_same(folder: Path, whole: l
         assert cache_bytes(engine.config, Storage(), 56) <= of_window + of_others
 
 
+@pytest.mark.longer
 def test_a_prefix_store_and_a_saved_prefix_serve_another_engine(
     folder: Path, whole: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -373,6 +373,7 @@ LINES += [f"{a} {b} {a}{b}" for a in ("run", "cat", "ing", "the") for b in ("a",
 FOREIGN = ["ﬁne ｆｕｌｌ ①½", "a\u00a0 run\t \r\n cat ", "🙂 x🙂🙂y", "<s>the</s> a<mask>b", "", "the " * 9]
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(
     ("steps", "characters"), [("pieces", True), ("words", True), ("pieces", False)], ids=["pieces", "words", "no table"]
 )
@@ -412,6 +413,7 @@ def scores_of(path: Path, ids: list[int], labels: int) -> np.ndarray:
     return np.array(llama_cpp.llama_get_embeddings_seq(llama._ctx.ctx, 0)[:labels])
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(("name", "labels"), [("xlm-roberta", 1), ("xlm-roberta", 3), ("bert", 3)])
 def test_a_head_of_labels_is_written_and_llama_cpp_scores_with_it(
     name: str, labels: int, tmp_path: Path, caplog: pytest.LogCaptureFixture

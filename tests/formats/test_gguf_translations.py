@@ -378,6 +378,7 @@ def test_factors_of_falcon_h1_are_in_the_weights_of_a_file(tmp_path: Path) -> No
         np.testing.assert_allclose(tensors[f"{file}.weight"], stored[f"{ours}.weight"].load() * factor, rtol=3e-7)
 
 
+@pytest.mark.longer
 def test_layers_of_which_the_kinds_are_unlike_are_refused(tmp_path: Path) -> None:
     _, target = written(tmp_path, CONFIGS["nemotron_h"]["MLPs"])
     for entries, message in (

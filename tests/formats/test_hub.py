@@ -300,6 +300,7 @@ def test_what_kept_a_tokenizer_from_coming_is_told_without_the_clients_words_abo
         find_tokenizer("owner/name")
 
 
+@pytest.mark.longer
 def test_a_file_in_place_of_a_folder(tmp_path):
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ModelNotFoundError, match="not a folder: give the folder"):

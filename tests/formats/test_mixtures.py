@@ -127,6 +127,7 @@ def test_with_experts_only_these_are_in_mxfp4() -> None:
     assert [mixture.type_of(name, 64).name for name in names] == ["MXFP4", "Q8_0"]
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_a_file_says_its_mixture_and_gives_the_weights_that_the_package_gguf_reads(
@@ -186,6 +187,7 @@ def test_a_folder_is_told_that_mixtures_are_of_gguf_files(tmp_path: Path) -> Non
         write_checkpoint(tmp_path / "never looked at", tmp_path / "out", "Q4_K_M")
 
 
+@pytest.mark.longer
 def test_a_file_written_again_is_the_same(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "source", WIDE | {"num_hidden_layers": 2})
     for mixture in ("Q4_K_M", "IQ4_XS", "MXFP4"):

@@ -117,6 +117,7 @@ def test_the_kernels_in_c_multiply_the_blocks(tmp_path: Path) -> None:
     assert np.linalg.norm(plain - kernels) < 0.1 * np.linalg.norm(plain)
 
 
+@pytest.mark.longer
 def test_ranks_have_rows_of_gate_and_up_and_whole_blocks_of_down(tmp_path: Path) -> None:
     checkpoint(tmp_path)
     whole, *shares = (

@@ -69,6 +69,7 @@ def format_of(data: Any) -> str:
     return "bfloat16" if data.dtype == np.uint16 else str(data.dtype)
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_model_is_the_dequantised_one(name: str, tmp_path: Path) -> None:
@@ -138,6 +139,7 @@ def test_the_dtype_that_is_asked_for_wins(name: str, dtype: str, tmp_path: Path)
         np.testing.assert_array_equal(expand(one), expand(other))
 
 
+@pytest.mark.longer
 def test_a_fused_matrix_of_two_formats_is_quantised_where_it_is_not(tmp_path: Path) -> None:
     """Q stays as it is, in groups half as large; K, which is asymmetric, is rounded anew."""
     even, odd = gptq(size=64), gptq(size=64, symmetric=False)
@@ -185,6 +187,7 @@ def stack_experts(parts: dict[str, np.ndarray]) -> None:
         parts[f"{layer}.switch_mlp.{names[projection]}.{part}"] = np.stack(each)
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["mlx-int4", "mlx-nvfp4", "mlx-6-bits"])
 def test_experts_that_mlx_stacks(name: str, tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ def test_each_byte_is_read_once_and_in_order(tmp_path, monkeypatch, axes):
         assert 10 <= len(reads) <= 20
 
 
+@pytest.mark.longer
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says how much of a mapping is resident")
 def test_released_pages_leave_memory_and_are_read_again(tmp_path: Path) -> None:
     def resident() -> int:

@@ -229,6 +229,7 @@ def test_what_is_not_an_archive_of_torch(tmp_path):
         read_torch_zip(path)
 
 
+@pytest.mark.longer
 def test_each_truncation_is_noticed(tmp_path):
     whole = write(tmp_path, dictionary({"w": tensor()})).read_bytes()
     path = tmp_path / "cut.bin"

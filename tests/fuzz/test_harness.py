@@ -16,6 +16,7 @@ def test_planted_faults_are_found_and_the_others_go_on(start):
     assert found == {number: kind for number, (kind, _) in enumerate(ENDS) if kind and start <= number < stop}
 
 
+@pytest.mark.longer
 def test_a_fault_says_how_to_repeat_it():
     [fault] = run_batch("planted", 2, 3, LIMITS).faults
     assert str(fault) == "planted 2: KeyError at outside minillm: 'no such key'"

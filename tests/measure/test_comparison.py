@@ -13,6 +13,7 @@ def engine() -> Engine:
     return Engine(max_batch_size=4)
 
 
+@pytest.mark.longer
 def test_each_strategy_gives_what_generate_gives_and_score_scores(engine: Engine) -> None:
     outcomes = compare(engine, PROMPT, seed=3, max_new_tokens=8)
     assert [outcome.variant for outcome in outcomes] == list(STRATEGIES)

@@ -25,6 +25,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield engine
 
 
+@pytest.mark.longer
 def test_the_lens_is_the_final_norm_and_the_head_after_each_block(engine: Engine) -> None:
     lens = logit_lens(engine, PROMPT, top=3)
     L, T = engine.config.num_layers, len(lens.token_ids)
@@ -62,6 +63,7 @@ def test_an_ablated_head_is_one_whose_columns_are_zero(tmp_path: Path) -> None:
         assert abs(effects[layer, head]) > 1e-3
 
 
+@pytest.mark.longer
 def test_patches_of_the_only_position_that_differs_restore_the_answer(engine: Engine) -> None:
     prompt, source = "Count: 3, 4, 5,", "Count: 3, 4, 6,"
     token, restored = patch(engine, prompt, source)
@@ -86,6 +88,7 @@ def test_patches_of_the_only_position_that_differs_restore_the_answer(engine: En
     assert restored[0, different] == pytest.approx((values[1] - values[0]) / (values[2] - values[0]), abs=1e-3)
 
 
+@pytest.mark.longer
 def test_texts_that_cannot_be_compared_are_refused(engine: Engine) -> None:
     with pytest.raises(ParameterError, match="same number of tokens, found 9 and 7"):
         patch(engine, PROMPT, "Monday, Tuesday,")

@@ -62,6 +62,7 @@ def test_a_comparison_is_a_table() -> None:
     assert comparison[0].text in comparison._repr_html_()
 
 
+@pytest.mark.longer
 def test_attention_maps_are_those_recomputed_from_queries_and_keys_and_a_picture_of_each_head() -> None:
     with Engine(backend="numpy") as engine:
         maps = attention_maps(engine, "A list of colors: red,", 0, heads=[5, 2])

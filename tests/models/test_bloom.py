@@ -72,6 +72,7 @@ def test_an_impossible_configuration_is_named(change: dict[str, Any], error: typ
         bloom.read_config(CONFIG | change)
 
 
+@pytest.mark.longer
 def test_a_text_may_be_longer_than_any_table_of_positions() -> None:
     """What lies far back fades: the last logits of a long text change less by its first tokens than by late ones."""
     runner = runner_of(model_of(CONFIG))

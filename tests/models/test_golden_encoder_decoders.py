@@ -57,6 +57,7 @@ def test_greedy_tokens_of_a_ragged_batch(case: tuple[str, str], use_cache: bool)
         assert_same_tokens(ours, theirs, lambda tokens, s=source: logits_of(runner, s, start + tokens)[-1])
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @every_case
 def test_beams_and_their_scores(case: tuple[str, str]) -> None:

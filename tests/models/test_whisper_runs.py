@@ -116,6 +116,7 @@ def test_counts_are_those_of_the_model_of_shapes_and_of_a_formula() -> None:
     assert moved == [(4 * 2 * T * M, 4 * 2 * T * 3 * M), (4 * 2 * T * E, 4 * T * 3 * E)]
 
 
+@pytest.mark.longer
 def test_a_preempted_request_reads_its_sound_again() -> None:
     raw = CONFIGS["base"]
     sounds = [frames_for(raw, seed) for seed in range(3)]

@@ -83,6 +83,7 @@ def test_the_tests_above_can_fail() -> None:
     assert p_value(np.bincount((skewed * 16).astype(int), minlength=16), np.full(16, n / 16)) < 1e-6
 
 
+@pytest.mark.longer
 def test_the_prompts_of_a_list_draw_independently() -> None:
     """First draws of prompts with the seeds that are folded from one; the first prompt keeps the seed."""
     n = 3000

@@ -79,6 +79,7 @@ def test_every_kind_occurs(training: list[Document], held_out: dict[str, list[Do
     assert all(len({d.text for d in documents}) == len(documents) >= 20 for documents in held_out.values())
 
 
+@pytest.mark.longer
 def test_arithmetic_is_right(training: list[Document]) -> None:
     operations = {"+": int.__add__, "-": int.__sub__, "x": int.__mul__}
     for text in of_kind(training, "arithmetic"):
@@ -145,6 +146,7 @@ def test_held_out_combinations_never_occur_in_training(
     assert not kept & read
 
 
+@pytest.mark.longer
 def test_held_out_openings_of_lists_never_occur_in_training(
     training: list[Document], held_out: dict[str, list[Document]]
 ) -> None:

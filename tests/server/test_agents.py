@@ -114,6 +114,7 @@ def tokens_of(app: Starlette, body: dict[str, Any]) -> int:
     return int(response.json()["input_tokens"])
 
 
+@pytest.mark.longer
 def test_claude_code_calls_its_tool_and_gets_the_result_back(app: Starlette) -> None:
     pytest.importorskip("llguidance", reason="needs the extra `guided`")
     guide = {"guided_regex": re.escape(CALL), "temperature": 0}
@@ -140,6 +141,7 @@ def test_a_billing_header_is_no_text_of_the_prompt(app: Starlette) -> None:
     assert tokens_of(app, TURN) == plain > tokens_of(app, TURN | {"system": TURN["system"][:1]})
 
 
+@pytest.mark.longer
 def test_a_cap_above_the_context_is_no_error_and_its_end_is_told(app: Starlette) -> None:
     asked = TURN | {"ignore_eos": True, "temperature": 0}
     end = events_of(app, "/v1/messages", asked)[-2]

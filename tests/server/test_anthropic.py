@@ -112,6 +112,7 @@ def test_a_message_is_the_chat_s_and_its_stream_puts_it_together(app: Starlette)
     assert alike(streamed(app, body)) == alike(message)
 
 
+@pytest.mark.longer
 def test_thoughts_text_and_calls_are_blocks(app: Starlette) -> None:
     pytest.importorskip("llguidance", reason="needs the extra `guided`")
     said = f"<think>Hm.</think>I look.\n{CALL}"

@@ -49,6 +49,7 @@ def texts(path: Path) -> list[Any]:
     return found
 
 
+@pytest.mark.longer
 def test_results_have_the_order_of_the_requests(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     done = run_batch(Engine(backend="numpy"), source, target)
@@ -64,6 +65,7 @@ def test_results_have_the_order_of_the_requests(source: Path, tmp_path: Path) ->
     assert chat == "chat" and "no chat template" in without
 
 
+@pytest.mark.longer
 def test_an_interrupted_run_goes_on(source: Path, tmp_path: Path) -> None:
     whole, target = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     run_batch(Engine(backend="numpy"), source, whole)
@@ -94,6 +96,7 @@ def test_a_run_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     assert [each["custom_id"] for each in results(target)] == [each["custom_id"] for each in asked]
 
 
+@pytest.mark.longer
 def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["batch", str(source), str(tmp_path / "out.jsonl"), "--backend", "numpy"]) == 1
     err = capsys.readouterr().err

@@ -309,6 +309,7 @@ def test_tokens_that_end_are_added_to_the_request_s_own(app: Starlette, demo: En
         assert choice["text"] == tokenizer.decode(greedy[: 3 if end else 5])
 
 
+@pytest.mark.longer
 def test_the_defaults_are_openai_s(app: Starlette, demo: Engine) -> None:
     texts = [answer(app, "/v1/completions", {"prompt": "The", "seed": seed})["choices"][0]["text"] for seed in range(5)]
     sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 16}
@@ -339,6 +340,7 @@ def test_the_checkpoint_s_defaults_count_if_the_server_is_told_so(tmp_path: Any)
 # --- several models ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 def test_the_name_chooses_the_model(engines: dict[str, Engine], tiny: Starlette) -> None:
     body = {"prompt": PROMPT, "temperature": 0, "return_token_ids": True}
     found = {name: post(tiny, "/v1/completions", body | {"model": name}).json() for name in ("plain", "lora", "one")}

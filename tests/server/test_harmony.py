@@ -43,6 +43,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starlette]:
         yield make_app(engine)
 
 
+@pytest.mark.longer
 def test_chat_completions_tell_them_apart_whole_and_streamed(app: Starlette) -> None:
     [choice] = post(app, CHAT, ASKED).json()["choices"]
     message = choice["message"]
@@ -70,6 +71,7 @@ def test_chat_completions_tell_them_apart_whole_and_streamed(app: Starlette) -> 
     assert choice["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.longer
 def test_one_call_alone_ends_the_answer(app: Starlette) -> None:
     twice = ASKED | {"guided_regex": re.escape(SAID + SAID), "parallel_tool_calls": False}
     message = post(app, CHAT, twice).json()["choices"][0]["message"]

@@ -96,6 +96,7 @@ def test_steps_refuse_what_they_cannot_show(app: Starlette, fields: dict[str, ob
     assert answer.status_code == 400 and message in error_of(answer)["message"]
 
 
+@pytest.mark.longer
 def test_attention_runs_beside_requests(app: Starlette, demo: Engine, plain: Engine) -> None:
     ids = demo.tokenizer.encode("Once upon a time " * 60)[:400]
 

@@ -168,6 +168,7 @@ def test_a_client_that_does_not_read_ends_its_request(narrow: Engine) -> None:
             use(url, work)
 
 
+@pytest.mark.longer
 def test_pieces_written_to_the_connection_are_those_that_the_server_would_send(
     narrow: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def narrow() -> Iterator[Engine]:
         yield engine
 
 
+@pytest.mark.longer
 def test_a_full_queue(narrow: Engine) -> None:
     app = make_app(narrow, max_waiting=6)
 
@@ -139,6 +140,7 @@ def test_a_full_queue(narrow: Engine) -> None:
     assert post(app, COMPLETIONS, SHORT).status_code == 200
 
 
+@pytest.mark.longer
 def test_priority(narrow: Engine) -> None:
     app = make_app(narrow)
 

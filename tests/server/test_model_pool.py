@@ -86,6 +86,7 @@ def test_names_are_paths_in_the_folder(folder: Path, tmp_path: Path) -> None:
         stored_models(folder / "first")
 
 
+@pytest.mark.longer
 def test_a_request_loads_its_model_once(folder: Path, loads: Loads) -> None:
     app = make_app({}, stored=stored_models(folder), load=loads)
 
@@ -111,6 +112,7 @@ def test_a_request_loads_its_model_once(folder: Path, loads: Loads) -> None:
     run(app, use)
 
 
+@pytest.mark.longer
 def test_a_model_that_is_unknown_unnamed_or_broken_is_told(folder: Path, loads: Loads) -> None:
     app = make_app({}, stored=stored_models(folder), load=loads)
 
@@ -127,6 +129,7 @@ def test_a_model_that_is_unknown_unnamed_or_broken_is_told(folder: Path, loads: 
     run(app, use)
 
 
+@pytest.mark.longer
 def test_an_idle_model_is_unloaded(folder: Path, loads: Loads) -> None:
     app = make_app({}, stored=stored_models(folder), load=loads, idle_timeout=0.2)
 
@@ -141,6 +144,7 @@ def test_an_idle_model_is_unloaded(folder: Path, loads: Loads) -> None:
     run(app, use)
 
 
+@pytest.mark.longer
 def test_a_model_with_a_request_stays(folder: Path, loads: Loads) -> None:
     app = make_app({}, stored=stored_models(folder), load=loads, idle_timeout=0.0, max_loaded=1)
 
@@ -161,6 +165,7 @@ def test_a_model_with_a_request_stays(folder: Path, loads: Loads) -> None:
     run(app, use)
 
 
+@pytest.mark.longer
 def test_the_model_used_longest_ago_makes_room(folder: Path, loads: Loads) -> None:
     stored = stored_models(folder)
 
@@ -203,6 +208,7 @@ def test_a_client_that_leaves_while_its_model_is_loaded_does_not_hold_it(folder:
     run(app, use)
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("stream", [False, True])
 def test_ollamas_keep_alive(folder: Path, loads: Loads, stream: bool) -> None:
     app = make_app({}, stored=stored_models(folder), load=loads)
@@ -241,6 +247,7 @@ def test_durations_are_gos() -> None:
             keep_alive_seconds(value)
 
 
+@pytest.mark.longer
 def test_models_that_stay_are_beside_those_of_a_folder(folder: Path, loads: Loads) -> None:
     with Engine(folder / "third", max_batch_size=2) as engine:
         app = make_app({"fixed": engine}, stored=stored_models(folder), load=loads, idle_timeout=0.0)

@@ -121,6 +121,7 @@ def test_calls_in_a_stream_come_whole() -> None:
     ]
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "form", ["json", {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}], ids=["json", "schema"]

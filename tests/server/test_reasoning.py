@@ -82,6 +82,7 @@ def streamed(app: Starlette, body: dict[str, Any]) -> tuple[str, str]:
     return reasoning, content
 
 
+@pytest.mark.longer
 def test_thoughts_are_apart_from_the_answer_whole_and_streamed(app: Starlette, engine: Engine) -> None:
     said = saying(f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}")
     message = message_of(app, said)
@@ -98,6 +99,7 @@ def test_a_template_may_have_begun_the_thoughts(app: Starlette) -> None:
     assert "reasoning_content" not in message_of(app, without) and streamed(app, without) == ("", ANSWER)
 
 
+@pytest.mark.longer
 def test_clients_may_leave_thoughts_out_or_in_the_content(app: Starlette) -> None:
     text = f"<think>{THOUGHT}</think>{ANSWER}"
     for hidden in ({"include_reasoning": False}, {"reasoning_format": "hidden"}):
@@ -110,6 +112,7 @@ def test_clients_may_leave_thoughts_out_or_in_the_content(app: Starlette) -> Non
     )
 
 
+@pytest.mark.longer
 def test_thoughts_that_do_not_end_are_no_answer(app: Starlette) -> None:
     said = saying(f"<think>{THOUGHT * 40}</think>{ANSWER}") | {"max_tokens": 40}
     message = message_of(app, said)
@@ -117,6 +120,7 @@ def test_thoughts_that_do_not_end_are_no_answer(app: Starlette) -> None:
     assert streamed(app, said) == (message["reasoning_content"], "")
 
 
+@pytest.mark.longer
 def test_calls_come_after_thoughts(app: Starlette) -> None:
     said = saying(f"<think>Shall I {CALL}?</think>\n\n{CALL}") | {"tools": TOOLS}
     for body in (said, said | {"parallel_tool_calls": False}):
@@ -126,6 +130,7 @@ def test_calls_come_after_thoughts(app: Starlette) -> None:
         assert streamed(app, body) == (f"Shall I {CALL}?", "")
 
 
+@pytest.mark.longer
 def test_usage_counts_the_tokens_of_thoughts(thinker: Engine) -> None:
     app = make_app(thinker)
     for enabled in (True, None):
@@ -138,6 +143,7 @@ def test_usage_counts_the_tokens_of_thoughts(thinker: Engine) -> None:
         assert chunks[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == count
 
 
+@pytest.mark.longer
 def test_a_guide_begins_after_the_thoughts(thinker: Engine) -> None:
     app = make_app(thinker)
     guided = {"guided_choice": ["one", "two"], "max_thinking_tokens": 6, "max_tokens": 60}
@@ -160,6 +166,7 @@ def test_a_guide_of_any_search_begins_after_the_thoughts(thinker: Engine, search
     assert thinker.generate("Hi", **fields | {"max_thinking_tokens": None}).text in ("one", "two")
 
 
+@pytest.mark.longer
 def test_responses_have_items_of_reasoning(app: Starlette) -> None:
     openai = pytest.importorskip("openai", reason="needs the extra `test`")
     body = {"input": "Hi", "temperature": 0, "guided_regex": re.escape(f"<think>{THOUGHT}</think>{ANSWER}")}

@@ -267,6 +267,7 @@ def test_other_mistakes_are_named(app: Starlette) -> None:
         assert error_of(post(app, PATH, HI | more), 404 if param == "model" else 400)["param"] == param
 
 
+@pytest.mark.longer
 def test_hostile_bodies_are_answered_or_refused(app: Starlette) -> None:
     rng = random.Random(3)
     atoms: list[Any] = [

@@ -336,6 +336,7 @@ def test_a_request_that_is_given_up_takes_its_texts_out_of_the_queue() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.longer
 def test_a_failure_reaches_those_whose_texts_were_in_the_call_and_the_queue_goes_on() -> None:
     async def main() -> None:
         reported: list[Any] = []

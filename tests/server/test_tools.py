@@ -168,6 +168,7 @@ def test_required_calls_fit_in_every_format(name: str, engine: Engine) -> None:
             assert (called, arguments) == ("get-time", {})
 
 
+@pytest.mark.longer
 def test_the_official_client_calls_a_tool_and_gives_its_result(app: Starlette) -> None:
     openai = pytest.importorskip("openai", reason="the official client needs the reference extra")
 
@@ -354,6 +355,7 @@ def fuzz(app: Starlette, count: int, seed: int) -> dict[int, int]:
     return found
 
 
+@pytest.mark.longer
 def test_hostile_tools_are_answered_or_refused(app: Starlette) -> None:
     found = fuzz(app, 64, 1)
     assert found[200] > 5

@@ -45,6 +45,7 @@ def sent(app: Starlette, path: str = PATH, content: bytes | None = None, **field
     )
 
 
+@pytest.mark.longer
 def test_every_form_of_answer_has_the_words_of_the_engine(app: Starlette, engine: Engine) -> None:
     sound = read_wav(wav_of(SOUND))
     greedy: dict[str, Any] = {"language": "de", "do_sample": False}  # the server's engine samples by default

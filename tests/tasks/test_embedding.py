@@ -447,6 +447,7 @@ def test_a_closed_engine_refuses(encoder: Path) -> None:
         engine.embed("a")
 
 
+@pytest.mark.longer
 def test_threads_share_an_engine(encoder: Path) -> None:
     ids = texts(12, seed=5)
     with Engine(encoder) as engine:

@@ -185,6 +185,7 @@ def test_an_engine_says_what_it_is(tmp_path: Path) -> None:
         engine.summary()
 
 
+@pytest.mark.longer
 def test_each_of_several_ranks_says_which_it_is() -> None:
     def look(communicator: Communicator) -> list[str]:
         parallel = Parallel(tensor=2)

@@ -41,6 +41,7 @@ def file_of(folder: Path, *, spaced: bool = True, with_bytes: bool = True) -> Pa
     return folder / "m.gguf"
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("with_bytes", [True, False])
 @pytest.mark.parametrize("spaced", [True, False])

@@ -316,6 +316,7 @@ def test_merges_end_in_no_byte(tmp_path):
     assert ids == processor(model).encode("<0x0A>") == [3, 9, 12]
 
 
+@pytest.mark.longer
 def test_a_model_that_ends_early_is_refused(tmp_path):
     model = trained(**LLAMA)
     for length in [*range(1, len(model), 97), len(model) - 1, len(model) - 2]:

@@ -120,6 +120,7 @@ def sentencepiece(decoder, inner=lambda backend: backend) -> Tokenizer:
     return Tokenizer(inner(backend), {"bos_token": 0})
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SENTENCEPIECE_DECODERS)
 def test_stream_of_other_decoders_gives_what_decode_gives(name):

@@ -350,6 +350,7 @@ def test_a_query_alone_has_the_bits_of_a_prefill(H: int, K: int, D: int, dtype: 
         np.testing.assert_array_equal(out, prefill[rows], f"queries {first} : {first + count}")
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("dtype", CACHE_FORMATS)
 def test_the_number_of_threads_and_shares_changes_no_bit(dtype: str) -> None:
     case = Case(LENGTHS["mixed"] + LENGTHS["decode"], dtype=dtype)

@@ -87,6 +87,7 @@ def test_all_sources_are_in_one_library() -> None:
     assert (loaded.number(), loaded.root(9.0)) == (7, 3.0)
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["number.c", "number.h", "new.h"])
 def test_changed_sources_are_compiled_again(name: str, sources: Path, caplog) -> None:
@@ -99,6 +100,7 @@ def test_changed_sources_are_compiled_again(name: str, sources: Path, caplog) ->
     assert load(caplog) == (8, True)
 
 
+@pytest.mark.longer
 def test_each_target_compiler_processor_and_argument_has_a_library_of_its_own(monkeypatch, caplog, tmp_path) -> None:
     load(caplog)
     with monkeypatch.context() as other:
@@ -117,6 +119,7 @@ def test_each_target_compiler_processor_and_argument_has_a_library_of_its_own(mo
     assert len(stored()) == 5
 
 
+@pytest.mark.longer
 @pytest.mark.skipif(compiling.platform.machine() != "x86_64", reason="names a target of x86")
 def test_a_target_named_by_the_environment(monkeypatch, sources: Path, caplog) -> None:
     (sources / "number.c").write_text("int number(void) {\n#ifdef __AVX__\nreturn 256;\n#endif\nreturn 128;\n}\n")
@@ -185,6 +188,7 @@ def test_where_temporary_files_may_not_run_kernels_are_built_where_they_are_kept
     assert built[0].parent.parent == folder and [path.suffix for path in folder.iterdir()] == [".so"]
 
 
+@pytest.mark.longer
 def test_kernels_that_cannot_be_loaded_where_they_are_kept_run_from_where_they_were_built(
     tmp_path: Path, monkeypatch, caplog
 ) -> None:
@@ -261,6 +265,7 @@ def test_a_file_that_is_no_program_is_one_line(tmp_path: Path, monkeypatch, capl
         load(caplog)
 
 
+@pytest.mark.longer
 def test_the_first_error_of_a_source_is_the_message(sources: Path, caplog) -> None:
     (sources / "number.c").write_text("int unused;\n#warning of something\nint number(void) { return seven; }\n")
     with pytest.raises(DeviceError, match=r": number\.c:3:\d+: error: .*seven.* undeclared") as error:
@@ -269,6 +274,7 @@ def test_the_first_error_of_a_source_is_the_message(sources: Path, caplog) -> No
     assert not stored()
 
 
+@pytest.mark.longer
 def test_a_library_that_fails_its_test_is_not_kept(monkeypatch, caplog) -> None:
     def fail(*_: object) -> None:
         raise DeviceError("fails its test")
@@ -403,6 +409,7 @@ def test_a_damaged_library_is_compiled_again(damage, caplog) -> None:
     assert not path.is_symlink() and path.read_bytes() == content
 
 
+@pytest.mark.longer
 def test_exchanged_libraries_are_noticed(sources: Path, caplog) -> None:
     """Each is whole, but in the other's place; also under a name made of one's key and the other's digest."""
     load(caplog)
@@ -419,6 +426,7 @@ def test_exchanged_libraries_are_noticed(sources: Path, caplog) -> None:
     assert load(caplog) == (8, False)
 
 
+@pytest.mark.longer
 def test_a_folder_in_its_place_is_one_warning(caplog) -> None:
     load(caplog)
     [path] = stored()
@@ -484,6 +492,7 @@ def test_a_link_into_another_s_folder_is_not_followed_and_nothing_is_made_there(
     assert not list(theirs.iterdir())
 
 
+@pytest.mark.longer
 @needs_root
 def test_another_s_file_in_a_folder_of_one_s_own_is_not_loaded(caplog) -> None:
     load(caplog)

@@ -42,6 +42,7 @@ def choice(tmp_path: Path, **environment: str) -> tuple[str, str, list[str]]:
     return *done.stdout.strip().split("\n", 1), done.stderr.splitlines()  # type: ignore[return-value]
 
 
+@pytest.mark.longer
 def test_a_good_build_passes() -> None:
     compiling._test(Path(compiling.load()._name), ["cc"])
 

@@ -21,6 +21,7 @@ from minillm.backends.placement import Placement, choose_backend
 from minillm.errors import DeviceError, install
 
 
+@pytest.mark.longer
 def test_a_machine_without_cupy_or_gpu_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(DeviceError, match=f"device 'cuda' needs CuPy .*: {re.escape(install('cuda13'))}"):

@@ -134,6 +134,7 @@ class Graphs(RecordingDevice):
         return lambda: None
 
 
+@pytest.mark.longer
 def test_a_recorded_step_keeps_what_its_kernels_read() -> None:
     device = Graphs(Recorder(launcher()))
     backend = CudaBackend(device, device.recorder, "float16", max_batch_size=4, persistent=True)

@@ -356,6 +356,7 @@ def test_a_capture_takes_up_the_librarys_products_in_their_order(own: CupyDevice
         own.record(lambda: CupyDevice().multiply(x, first, y))
 
 
+@pytest.mark.longer
 def test_prompts_whose_products_are_the_librarys_are_captured(own: CupyDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole passes on the stand-in, which allows nothing in a capture but launches."""
     if reason := missing():

@@ -67,6 +67,7 @@ def test_a_decoder_with_labels_is_the_closed_form_and_as_large_as_it_says() -> N
         assert accounting.weights_bytes(config, storage) == closed_form.weights_bytes(config, storage)
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["int4", "int8", "float16"])
 def test_weights_are_as_large_as_stored(dtype: str) -> None:

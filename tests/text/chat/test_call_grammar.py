@@ -140,6 +140,7 @@ def accepts(engine: Engine, grammar: str, text: str) -> bool:
     return answer.token_ids == wanted
 
 
+@pytest.mark.longer
 def test_strict_tools_are_held_to_their_schema_and_nothing_else_is(engine: Engine) -> None:
     hermes = call_grammar(FORMATS["hermes"], TOOLS, engine.tokenizer.added_ids, required=False, single=False)
     for text, admitted in {
@@ -158,6 +159,7 @@ def test_strict_tools_are_held_to_their_schema_and_nothing_else_is(engine: Engin
         assert accepts(engine, plain, text) == admitted, text
 
 
+@pytest.mark.longer
 def test_content_can_have_a_schema_of_its_own(engine: Engine) -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     grammar = call_grammar(
@@ -172,6 +174,7 @@ def test_content_can_have_a_schema_of_its_own(engine: Engine) -> None:
         assert accepts(engine, grammar, text) == admitted, text
 
 
+@pytest.mark.longer
 def test_markers_that_are_special_tokens_are_written_as_such(tmp_path: Path) -> None:
     """A tokenizer like Mistral's: [TOOL_CALLS] is a special token, which decoded text leaves out."""
     folder = write_checkpoint(tmp_path, max_position_embeddings=512, vocab_size=520)
@@ -254,6 +257,7 @@ def written(**values: str) -> str:
     return f"<tool_call>\n<function=write>\n{parameters}</function>\n</tool_call>"
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("required", [True, False])
 def test_calls_as_xml_are_held_to_the_types_of_a_strict_tool(engine: Engine, required: bool) -> None:

@@ -42,6 +42,7 @@ def descriptors_open() -> set[Path]:
     return set(Path("/proc/self/fd").iterdir())
 
 
+@pytest.mark.longer
 def test_threads_get_their_own_answers() -> None:
     names = [f"{i} " + "é\ud800\n" * i for i in range(200)]
     with ThreadPoolExecutor(8) as pool:
@@ -61,6 +62,7 @@ def test_a_forked_process_starts_its_own() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.longer
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_what_is_stopped_leaves_no_process_and_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renderer, "SECONDS", 0.2)
@@ -73,6 +75,7 @@ def test_what_is_stopped_leaves_no_process_and_no_descriptor(monkeypatch: pytest
     assert greet() == "Hi"
 
 
+@pytest.mark.longer
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_process_that_was_ended_is_replaced() -> None:
     before = children()
@@ -83,6 +86,7 @@ def test_a_process_that_was_ended_is_replaced() -> None:
     assert greet("again") == "again"
 
 
+@pytest.mark.longer
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
 def test_an_interrupted_request_does_not_reach_the_next_one() -> None:
     program = (
