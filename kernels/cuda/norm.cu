@@ -18,8 +18,9 @@
 //   1. three passes over the row in memory (mean, variance, result): 4 T E numbers, the later reads mostly from L2.
 //   2. this one, the row in registers: 2 T E numbers. Expected: half the time for many rows, two L2 latencies for one
 //      row. Gain, bias and residual are loaded together with the row (`EARLY`): expected, two latencies of device
-//      memory less for a row, 0.9 us of a decode step's norm. Not yet measured on a GPU. Expected next, for heads:
-//      several of them in a block, which now is one warp.
+//      memory less for a row. H100, rows of 4,096: RMS norm 2.1 us for one, 10.9 for 2,000, 0.99 of the copy
+//      bandwidth; layer norm 2.5 and 14.8, 0.74. Expected next, for heads: several of them in a block, which now
+//      is one warp.
 #include "rows.cuh"
 
 #ifndef VECTORS
