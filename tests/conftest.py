@@ -78,7 +78,8 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: objec
     """The cases of a function that a run leaves out, a third of all, are not made."""
     if not name.startswith(("test", "Test")):
         return None
-    marks: list[pytest.Mark] = getattr(obj, "pytestmark", [])
+    marks = getattr(obj, "pytestmark", [])  # of a module that is imported by this name perhaps one alone
+    marks = marks if isinstance(marks, list) else [marks]
     return [] if left_out_by(collector.config).intersection(mark.name for mark in marks) else None
 
 

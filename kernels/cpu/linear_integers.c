@@ -430,8 +430,8 @@ static void integers_many(const linear *a, const integer_format *form, int64_t f
         }
         /* Of the outputs that follow as much is fetched, in the order in which it lies, as is multiplied of these. A core
          * waits for few lines at once: they are spread over the groups, what these leave before them. */
-        const int64_t bytes = last < a->outputs ? row_bytes * depth / groups * (last - first) : 0;
-        const char *next = (const char *)a->weight + last * row_bytes + row_bytes * g / groups * (last - first);
+        const int64_t bytes = last < a->outputs ? row_bytes * depth / larger(1, groups) * (last - first) : 0;
+        const char *next = (const char *)a->weight + last * row_bytes + row_bytes * g / larger(1, groups) * (last - first);
         int64_t fetched = larger(0, bytes - count * sets * depth * fetched_bytes(form->format));
         fetch_lines(next, fetched);
         for (int64_t i = 0; i < count; i++) {

@@ -87,6 +87,8 @@ INLINE floats splat(float x) {
 INLINE void keep(floats *v) {
 #if defined(PLAIN_LANES)
     (void)v;
+#elif HAS_AVX512
+    __asm__("" : "+v"(*v)); /* any of 32 registers */
 #elif defined(__x86_64__)
     __asm__("" : "+x"(*v));
 #elif defined(__aarch64__)

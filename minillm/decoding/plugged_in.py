@@ -40,11 +40,16 @@ class PluggedIn(Strategy):
             raise
         except Exception as error:
             raise ParameterError(f"strategy_options: the strategy {self.name!r} refuses {options}: {error}") from error
-        self.on_device, self.extra_positions = self.inner.on_device, self.inner.extra_positions
+        self.extra_positions = self.inner.extra_positions
         idle = [name for name in FIELDS if name in settings.explicit - APART - kind.obeys]
         idle = [name for name in idle if getattr(settings, name) != FIELDS[name].default]
         if idle and not (kind.guided and idle[0] in GUIDES):
             raise ParameterError(f"{idle[0]} has no effect on the strategy {self.name!r}: leave one of them out")
+
+    @property
+    def on_device(self) -> bool:
+        """As the strategy says."""
+        return self.inner.on_device
 
     @property
     def max_sequences(self) -> int:

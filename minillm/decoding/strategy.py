@@ -204,8 +204,6 @@ class Strategy(ABC):
     obeys: ClassVar[frozenset[str]] = frozenset()
     """Generation fields that a strategy of another package reads; others that shape the choice of tokens, or ask for
     log-probabilities, are refused beside it"""
-    on_device: bool = False
-    """True if it takes logits on the device that computed them; otherwise they are copied to the host."""
     extra_positions: int = 0  # not a ClassVar: it depends on the settings
     """Cache positions that a sequence may need temporarily beyond its tokens' (a tree of guesses)."""
 
@@ -216,6 +214,11 @@ class Strategy(ABC):
     def batch_key(self) -> object:
         """Requests whose strategies have equal keys are advanced by one call of `step` of any of them."""
         return self
+
+    @property
+    def on_device(self) -> bool:
+        """True if it takes logits on the device that computed them; otherwise they are copied to the host."""
+        return False
 
     @property
     def max_sequences(self) -> int:

@@ -78,7 +78,7 @@ FILE_TYPES = {int(code): name for code, name in zip(*[iter(_FILE_TYPES.split())]
 """`general.file_type`, a recipe that gives tensors different types -> its name (llama.cpp, `llama_ftype`)"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Array:
     """An array in the metadata that has not been decoded."""
 
@@ -238,7 +238,7 @@ def _short_strings(data: Any, start: int, limit: int, count: int) -> NDArray[np.
         limit: the end of what may be read
         count: number of strings
     """
-    if count > limit - start:
+    if 8 * count > limit - start:
         return None
     at, places = start, np.zeros(count + 1, np.uint32)
     starts = places.data
@@ -246,7 +246,7 @@ def _short_strings(data: Any, start: int, limit: int, count: int) -> NDArray[np.
         for i in range(1, count + 1):
             at += 8 + data[at]
             starts[i] = at - start
-    except IndexError:
+    except (IndexError, ValueError):  # beyond the data, or 4 GiB
         return None
     if at > limit:
         return None
@@ -339,7 +339,7 @@ def all_shards(name: str) -> list[str]:
     return [f"{shard['stem']}-{i:05}-of-{shard['count']}.gguf" for i in range(1, int(shard["count"]) + 1)]
 
 
-@lru_cache(maxsize=4)  # the model, its tokenizer and its template each ask; arrays are not kept
+@lru_cache(maxsize=4)  # the model, its tokenizer and its template each ask; of arrays it keeps where strings begin
 def _parse(path: Path, size: int, changed: int) -> GGUF:
     """Read and check a header; `size` and `changed` (nanoseconds) tell versions of the file apart."""
     file = WeightFile(path)

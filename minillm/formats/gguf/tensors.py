@@ -97,6 +97,7 @@ class BlockTensor(ComputedTensor):
     def _copied(self) -> Quantized:
         """All blocks, `_apart`. They are copied some rows at a time, and the mapped pages of these given back."""
         rows, data = self._rows(), self.data
+        whole_rows = data.strides == c_strides(data.shape)
         step = max(1, COPIED // max(1, rows.shape[1]))
         whole = self._apart(rows[:0]).each(lambda none: np.empty((len(rows), none.shape[1]), none.dtype))
         for first in range(0, len(rows), step):
@@ -105,7 +106,8 @@ class BlockTensor(ComputedTensor):
             whole.values[first:stop], whole.scales[first:stop] = part.values, part.scales
             if whole.offsets is not None:
                 whole.offsets[first:stop] = part.offsets
-            data.file.release(*(data.offset + row * rows.shape[1] for row in (first, stop)))
+            if whole_rows:
+                data.file.release(*(data.offset + row * rows.shape[1] for row in (first, stop)))
         return whole
 
     def _apart(self, rows: NDArray[np.uint8]) -> Quantized:

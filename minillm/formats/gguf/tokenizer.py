@@ -163,7 +163,8 @@ def read_tokenizer(gguf: GGUF, model_vocab_size: int = 0) -> Tokenizer | None:
     backend, role_ids, ends = call(str(gguf.path), _read, gguf, kind, at_once=kind != "llama")
     tokenizer = Tokenizer(backend, role_ids, model_vocab_size)
     tokenizer.end_ids = tuple(ends)
-    tokenizer.vocab_size = gguf.length("tokenizer.ggml.tokens")
+    if isinstance(backend, PartialTokenizer):  # which need not list all tokens for it
+        tokenizer.vocab_size, tokenizer.longest_token = len(backend.names), backend.names.longest
     return tokenizer
 
 

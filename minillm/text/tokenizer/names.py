@@ -29,7 +29,8 @@ class Names(Sequence[str]):
             lengths: its bytes, below 2^15 [V]
         """
         self._data, self._first, self._lengths = data, first.astype(np.uint32), lengths.astype(np.uint16)
-        self._longest = int(lengths.max(initial=0))
+        self.longest = int(lengths.max(initial=0))
+        """Bytes of the longest name"""
         hashes = self._hashes()
         order = np.argsort(hashes)
         self._sorted, self._ids = hashes[order], order.astype(np.uint32)
@@ -70,7 +71,12 @@ class Names(Sequence[str]):
 
     def id_of(self, name: str) -> int | None:
         """The id of a name; None if there is none."""
-        ids = self.inside(name, whole=True)
+        if len(name) > self.longest:
+            return None
+        try:
+            ids = self.inside(name, whole=True)
+        except UnicodeEncodeError:  # a lone surrogate
+            return None
         return ids[0] if ids else None
 
     def inside(self, text: str, before: str = "", *, whole: bool = False) -> list[int]:
@@ -88,7 +94,7 @@ class Names(Sequence[str]):
         front_hash, ids = np.uint64(_beginnings(front)[-1]), list[int]()
         for count in range(max(1, len(edges) - 1 if whole else 1), len(edges)):  # characters
             first, stop = edges[:-count], edges[count:]
-            fits = stop - first <= self._longest
+            fits = stop - first <= self.longest
             if not fits.any():
                 break
             first, stop = first[fits], stop[fits]

@@ -35,7 +35,7 @@ class PartialTokenizer:
             names: all tokens
             build: makes the tokenizer of the special and added tokens, single bytes and those of these ids; None: all
         """
-        self._names, self._build = names, build
+        self.names, self._build = names, build
         self._small = build([])
         self._added = self._small.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in self._added.items() if token.special)
@@ -65,7 +65,7 @@ class PartialTokenizer:
         """The ids of all tokens that stand in a text, also behind a space that the normaliser puts in front."""
         normalizer = self._small.normalizer
         seen = text if normalizer is None else normalizer.normalize_str(text)
-        return [*self._names.inside(SPACE), *self._names.inside(seen, SPACE)]
+        return [*self.names.inside(SPACE), *self.names.inside(seen, SPACE)]
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of tokens; ids without a token are left out."""
@@ -75,11 +75,11 @@ class PartialTokenizer:
 
     def id_to_token(self, token_id: int) -> str | None:
         """The name of a token; None if there is none."""
-        return self._names[token_id] if 0 <= token_id < len(self._names) else None
+        return self.names[token_id] if 0 <= token_id < len(self.names) else None
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token; None if there is none."""
-        return self._names.id_of(token)
+        return self.names.id_of(token)
 
     def get_added_tokens_decoder(self) -> "dict[int, tokenizers.AddedToken]":
         """The special and added tokens by their ids."""
@@ -87,4 +87,4 @@ class PartialTokenizer:
 
     def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
         """All tokens and their ids; added ones are among them."""
-        return {name: i for i, name in enumerate(self._names)}
+        return {name: i for i, name in enumerate(self.names)}
