@@ -72,7 +72,7 @@ BUDGET = 560
 """Seconds of a part: with its start, less than 10 minutes"""
 SHAPES = ("opt-125m", "opt-1.3b", "opt-6.7b", "opt-13b")
 """Shapes that the other parts are for. Others are given by name: --shapes tinyllama-1.1b,llama-3.1-8b"""
-MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-1.5b", "qwen3-1.7b")
+MODELS = ("llama-3.2-1b", "qwen3-1.7b", "llama-3.1-8b", "qwen2.5-1.5b")
 """Shapes of parts A to D, which people run, in bfloat16 as they are published"""
 EMULATED = ("emulated-llama", "emulated")
 """Tiny shapes for --emulated, with each kind of layer (`gpu_stage.EMULATED_SHAPES`)."""

@@ -29,7 +29,7 @@ ONE_OF_EACH = (
     "embedding_is or norms_are_their or the_order_of_threads or in_any_order_of_threads or store_kv_fills"
     " or copy_positions_is or argmax_is or draws_over_several or numbers_are_those"
     " or a_nan_stays or rows_are_the_dequantised or random_bits"
-    " or several_adapters or experts_are_chosen or products_and_sums"
+    " or several_adapters or experts_are_chosen or products_and_sums or its_norm_is_the_formulas"
 )
 """Tests that together launch every kernel; with a sanitizer there is no time for more."""
 LEAST, LEAST_OF_THE_DEVICE = "no_tokens or no_rows", "every_family and gpt2"

@@ -18,7 +18,7 @@ from minillm.backends.cuda import attention, linear, rows, sampling
 from minillm.backends.cuda.attention import Trees
 from minillm.backends.cuda.batches import fill_tree, tree_words
 from minillm.backends.cuda.deferring import defer
-from minillm.backends.cuda.fusing import HEADS_ROWS
+from minillm.backends.cuda.fusing import HEADS_ROWS, fuse
 from minillm.backends.cuda.integers import IntegerShape, interleave
 from minillm.backends.cuda.linear import Product, Products
 from minillm.backends.cuda.memory import StepScratch
@@ -130,27 +130,46 @@ class Check:
                     yield self._figure(f"{name}, {T} rows, by gemm_tma", out, expected)
 
     def deferred(self) -> Iterator[Figure]:
-        """Products that take on the norm before them."""
-        for name, T in (("qkv", 1), ("up", 4)):
+        """Products that take on the norm before them: alone, with a gate, and with rotation and store after them."""
+        for name, T, after in (("qkv", 1, ""), ("up", 4, ""), ("up", 1, "gate"), ("qkv", 4, "store")):
+            heads = NormedHeads(self.bench, T)
             outputs, inputs = self.bench.linears[name].shape
+            if after:  # of a gated MLP both halves; of attention all heads
+                outputs = 2 * self.bench.config.intermediate_size if after == "gate" else heads.qkv[0].size
             x, matrix = self.bench.normal(T, inputs, std=1.0), self.bench.normal(outputs, inputs)
             gain = self.xp.asarray(np.linspace(0.5, 1.5, inputs, dtype=np.float32))
-            out = self.xp.empty((T, outputs), self.bench.dtype)
-            self._with_norm(x, gain, matrix, out)
+            out = heads.qkv.reshape(T, -1) if after == "store" else self.xp.empty((T, outputs), self.bench.dtype)
+            gated = self.xp.empty((T, outputs // 2), self.bench.dtype)
+            found = {"": out, "gate": gated, "store": heads.q}[after]
+            self._with_norm(x, gain, matrix, out, gated, heads, after)
             truth = x.astype(np.float32)
             scale = self.xp.sqrt((truth * truth).mean(axis=-1, keepdims=True) + np.float32(1e-5))
             expected = self.xp.matmul(truth / scale * gain, matrix.astype(np.float32).T)
-            yield self._figure(f"{name} with its norm, {T} rows", out, expected)
+            if after == "gate":
+                gate, up = expected[:, : outputs // 2], expected[:, outputs // 2 :]
+                expected = gate / (1 + self.xp.exp(-gate)) * up
+            elif after == "store":
+                angles = heads.positions[:, None].astype(np.float64) * heads.rotation.frequencies.data[None]
+                expected = self._turned(expected.reshape(heads.qkv.shape)[:, : heads.H], angles)
+            yield self._figure(f"{name} with its norm{after and f' and {after}'}, {T} rows", found, expected)
 
-    def _with_norm(self, x: Any, gain: Any, matrix: Any, out: Any) -> None:
-        """A norm and a product in one launch."""
-        normed = self.xp.empty(x.shape, self.bench.dtype)
+    def _with_norm(self, x: Any, gain: Any, matrix: Any, out: Any, gated: Any, heads: NormedHeads, after: str) -> None:
+        """A norm, a product and what comes after it in one launch."""
+        normed, H, K = self.xp.empty(x.shape, self.bench.dtype), heads.H, heads.K
 
         def run() -> None:
             rows.rms_norm(self.kernels, x, gain, 1e-5, normed)
             linear.linear(self.kernels, Product(normed, matrix, None, out))
+            if after == "gate":
+                rows.glu(self.kernels, out, "silu", gated)
+            elif after == "store":
+                q, k, v = heads.qkv[:, :H], heads.qkv[:, H : H + K], heads.qkv[:, H + K :]
+                rows.rotary(self.kernels, q, k, heads, heads.rotation, heads.q, heads.k)
+                attention.store_kv(self.kernels, heads.k, v, heads.keys, heads.values, heads.slots)
 
-        (launch,) = defer(self.kernels, self.kernels.collect(run), (), self.clock.device.address)
+        address, results = self.clock.device.address, [{"": out, "gate": gated, "store": heads.q}[after]]
+        launches = fuse(self.kernels, self.kernels.collect(run), results, address)
+        (launch,) = defer(self.kernels, launches, results, address)
         launch()
 
     def integers(self) -> Iterator[Figure]:

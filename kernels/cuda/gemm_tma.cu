@@ -108,6 +108,10 @@ __device__ __forceinline__ void copy_tiles(Ring ring, const TensorMap& x_map, co
             }
         }
     }
+    for (int i = 0; i < STAGES; ++i, ring.advance()) {  // until the last steps are multiplied, likewise
+        Watchdog watchdog;
+        while (!mbarrier_completed(ring.empty + ring.stage, ring.parity ^ 1)) watchdog.look();
+    }
 }
 
 // The end of a tile's product.
@@ -139,6 +143,7 @@ __device__ __forceinline__ void multiply_tiles(Ring ring, Groups groups, int row
         for (int k = 0; k < inputs; k += DEPTH, ring.advance()) {
             wait(ring.full + ring.stage, ring.parity);
             const unsigned char *xs = ring.tile() + group_of_warps * 64 * ROW, *ws = ring.tile() + X_BYTES;
+            if (k == 0) wgmma_hold(sums);
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < ROW; i += 32) {  // 16 of k
@@ -150,6 +155,7 @@ __device__ __forceinline__ void multiply_tiles(Ring ring, Groups groups, int row
             before = ring.stage;
         }
         wgmma_wait<0>();
+        wgmma_hold(sums);
         release(before);
         finish_tile(sums, e, rows, groups.row(group, rank), groups.output(group, rank));
     }
@@ -168,6 +174,7 @@ extern "C" __global__ __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS,
             mbarrier_init(ring.empty + i, CLUSTER * CONSUMERS / WARP);
         }
     }
+    __syncwarp();
     cluster_sync();  // all of its barriers are there
     int rank = cluster_rank();
     Groups groups(rows, outputs);

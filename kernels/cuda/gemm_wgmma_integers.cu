@@ -1,6 +1,6 @@
 // A product of many rows with a matrix of 8 or 4 bits on Hopper's tensor cores, without its 16-bit numbers in memory.
 //
-//   y = activation(x @ dequantize(W).T + b) + r                 # numbers of W rounded to 16 bits, as `expand` rounds them
+//   y = activation(x @ dequantize(W).T + b) + r                 # numbers of W rounded to 16 bits, once
 //
 // W is the left operand of wgmma, from registers: its numbers become 16 bits there, scaled. So 64 outputs are the rows of
 // a product and 128 rows of x its columns, which lie in shared memory as in gemm_wgmma.cu. The order in which a matrix

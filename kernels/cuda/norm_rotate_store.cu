@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP, 8)
     const storage_t* x = is_query ? q + (long long)t * q_stride : is_value ? v + (long long)t * v_stride
                                                                            : k + (long long)t * k_stride;
     const float* gain = is_query ? q_gain : is_value ? v_gain : k_gain;
-    if (ROWS_NORMED && !is_value) gain += head * HEAD_DIM;
+    if (ROWS_NORMED && !is_value && gain != nullptr) gain += head * HEAD_DIM;
     Loaded<storage_t> row[PARTS];
     Loaded<float> gains[PARTS];
 #pragma unroll

@@ -28,7 +28,7 @@
 //
 // Blocks wait by one counter: each adds 1 when it has ended an operation, and begins the next when all have. The counter
 // goes on from launch to launch: a launch adds a multiple of the blocks. All blocks must run at once: a cooperative
-// launch. Watchdog (cooperative.cuh): a wait of more than 0.2 s ends the kernel.
+// launch. Watchdog (cooperative.cuh): a wait of more than 2 s ends the kernel.
 //
 // Grid: as many blocks as processors; block: THREADS (128). Dynamic shared memory: the rings, `room` bytes for x or for
 // attention's keys and values, the list, mbarriers, sums of tiles. Constants: TOKENS (1, 2 or 4), the rows; of attention

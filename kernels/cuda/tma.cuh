@@ -50,16 +50,6 @@ __device__ __forceinline__ void mbarrier_arrive(mbarrier_t* barrier, int rank) {
 #endif
 }
 
-// Arrive at this block's barrier, whose phase also waits for `bytes` that copies bring; some may have come already.
-__device__ __forceinline__ void mbarrier_expect(mbarrier_t* barrier, int bytes) {
-#ifdef MINILLM_EMULATED
-    emulated_mbarrier_expect(barrier, bytes);
-#else
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
-#endif
-}
-
 // Copy the box at (x, y) of a matrix of 2 dimensions, the first along memory, to the same place in the shared memory of
 // each block whose bit `blocks` has, or of this one alone; their barriers, at the same place too, count its bytes. Zeros
 // beyond the matrix's end. By one thread. Rows of 128 bytes, swizzled as wgmma.cuh says, from a multiple of 1,024 bytes on.

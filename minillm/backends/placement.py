@@ -147,6 +147,10 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     dependent = os.environ.get("MINILLM_CUDA_DEPENDENT", "")
     if on["INTEGER_WGMMA"]:
         check_integer_warpgroups(launcher.architecture)
+    if on["PERSISTENT"] and on["DEFERRED"]:
+        raise DeviceError(
+            "MINILLM_CUDA_DEFERRED=1 is for launches that MINILLM_CUDA_PERSISTENT=1 makes one kernel: set one of them"
+        )
     if on["PERSISTENT"]:
         persists(launcher.architecture)
     if on["TMA"]:

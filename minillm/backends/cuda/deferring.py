@@ -53,7 +53,7 @@ def _deferred(kernels: Kernels, before: Launch, launch: Launch, reads: Reads, i:
         return None
     norm = NormArguments(*before.args)
     product, (*ending, splits) = split_arguments(launch.args)
-    if norm.gain is NULL or norm.residual is not NULL or len(before.grid) != 1:
+    if norm.gain is NULL or norm.residual is not NULL or len(before.grid) != 1 or reads.address(norm.gain) % 16:
         return None
     if (
         reads.address(product.x) != reads.address(norm.out)

@@ -418,6 +418,7 @@ class Products:
         outputs, inputs = matrix.shape
         most = EXPANDED // inputs
         assert most, f"a row of {inputs} numbers is longer than {EXPANDED}"
+        most -= most % 8 if most > 8 else 0  # so that each part's results begin at a multiple of 16 bytes
         for first in range(0, outputs, most):
             rows = slice(first, min(first + most, outputs))
             expanded = self._expanded[: (rows.stop - first) * inputs].reshape(-1, inputs)  # [n] -> [rows, in]
@@ -527,7 +528,8 @@ def _shared_tiles(rows: int, outputs: int, inputs: int, processors: int, bits: i
     With fewer `bits` those of gemm_wgmma_integers.cu. The blocks may be one or several for each tile, or as many as
     processors whatever the tiles.
     """
-    return _shares(rows, outputs, inputs, processors, bits)[1:]
+    tile = WGMMA_TILES[0][0]
+    return _shares(_ceil(rows, tile) * tile, outputs, inputs, processors, bits)[1:]  # which is kept for all such rows
 
 
 @lru_cache(maxsize=4096)

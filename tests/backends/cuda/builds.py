@@ -148,10 +148,10 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     ],
     "gemv_deferred": [
         *({"ROWS": rows, "OUTS": outs} for rows, outs in ((1, 1), (4, 4))),
-        {"ROWS": 2, "OUTS": 4, "storage": SIXTEEN_BITS},
+        *({"ROWS": rows, "OUTS": outs, "storage": SIXTEEN_BITS} for rows, outs in ((1, 2), (1, 4), (2, 4))),
         *(
             {"ROWS": rows, "OUTS": outs, "storage": SIXTEEN_BITS, **more}
-            for rows, outs in ((1, 2), (4, 4))
+            for rows, outs in ((1, 2), (1, 4), (2, 4), (4, 4))
             for more in ({"STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64}, {"GATED": 1})
         ),
     ],

@@ -24,7 +24,6 @@ from .launchers import ON_GPU, exhaustive, launcher
 from .recording import Recorder, RecordingDevice
 from .test_fusing import ROTATIONS, UNTOUCHED, Step, address
 
-pytestmark = pytest.mark.slow  # compiles kernels
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 ROUNDING = {"float32": 2.0**-20, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 EPSILON = 1e-3
@@ -190,6 +189,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ON_GPU, reason="is about the emulator, which sees what is not waited for")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

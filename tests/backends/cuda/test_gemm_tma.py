@@ -172,8 +172,9 @@ def test_a_recorded_prompt(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 FAULTS = {
     "a stage is filled while products read it": ("wgmma_wait<1>();", ""),
-    "a stage is filled before anybody has read it": ("!mbarrier_completed(ring.empty + ring.stage, ring.parity ^ 1)",
-                                                     "false"),
+    "a stage is filled before anybody has read it": (
+        "ring.parity ^ 1)) watchdog.look();\n            mbarrier_t* full", "false)) {}\n            mbarrier_t* full",
+    ),
     "the other block's warps are not waited for": ("CLUSTER * CONSUMERS / WARP", "CONSUMERS / WARP"),
     "only this block is told of a free stage": ("if (lane < CLUSTER) mbarrier_arrive(ring.empty + stage, lane);",
                                                "if (lane == 0) mbarrier_arrive(ring.empty + stage, cluster_rank());"),

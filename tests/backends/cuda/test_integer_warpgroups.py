@@ -73,7 +73,7 @@ def test_products(emulator: Emulator, storage: str, kind: Kind, tile_outs: int) 
         run(kernels, Case(kind, storage, rows, inputs, outputs, shift=shift), tile_outs, blocks)
 
 
-def test_any_order_of_threads(any_emulator: Emulator) -> None:
+def test_products_are_the_same_in_any_order_of_threads(any_emulator: Emulator) -> None:
     """Four steps for each of three blocks, the second of which ends a tile and begins another: each stage is filled
     again. With checks: no race, no product that reads what is not there, and no operand that changes under one.
     """
