@@ -41,6 +41,7 @@ HOSTILE, ATTENTION, SERVING = (
 EMULATED, PAGE = "tests/backends/cuda/test_families.py", "tests/test_readme.py"
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(
     ("unit", "again"),
     [

@@ -125,6 +125,7 @@ def test_a_file_that_may_only_be_read_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "old"
 
 
+@pytest.mark.longer
 def test_a_disk_that_fills_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     code = (

@@ -27,6 +27,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield engine
 
 
+@pytest.mark.longer
 def test_one_text_gives_a_list_and_several_a_dict_each_unless_each_has_several(engine: Engine) -> None:
     write = pipeline("text2text-generation", engine, max_new_tokens=5, num_beams=3)
     texts = [CAT, DOG]

@@ -77,6 +77,7 @@ def test_a_potential_is_named_too(engine: Engine) -> None:
     assert np.all(np.array(engine.generate(PROMPT, max_new_tokens=8, potential="odd", **fields).token_ids) % 2)
 
 
+@pytest.mark.longer
 @pytest.mark.usefixtures("installed")
 def test_a_family_is_loaded_by_its_model_type(tmp_path: Path) -> None:
     raw = next(iter(CONFIGS["llama"].values()))
@@ -123,6 +124,7 @@ def test_an_error_of_a_plug_in_has_its_name_and_ends_its_request_alone(
     assert str(event.error) == message
 
 
+@pytest.mark.longer
 @pytest.mark.usefixtures("installed")
 def test_an_error_of_a_family_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from minillm_example import family  # type: ignore[import-not-found]
@@ -204,6 +206,7 @@ def test_the_command_line_lists_and_runs_them(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out != second
 
 
+@pytest.mark.longer
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_requests_name_the_logits_processors_that_the_server_allows(path: str) -> None:

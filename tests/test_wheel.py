@@ -62,6 +62,7 @@ def test_the_pages_are_inside(installed: Path) -> None:
     assert {path.name for path in (installed / "minillm" / "cli" / "templates").iterdir()} == names
 
 
+@pytest.mark.longer
 def test_a_missing_package_is_named_with_the_command_that_installs_it(installed: Path) -> None:
     """Outside of a checkout it is the package's own name: "minillm" on the index is another project."""
     code = "from minillm.errors import install; print(install('guided')); print(install('plot'))"

@@ -131,6 +131,7 @@ def test_without_matplotlib_nothing_is_measured(
     assert install("plot") in capsys.readouterr().err
 
 
+@pytest.mark.longer
 def test_numpy_is_not_imported_before_the_threads_are_set(subprocess_environment: dict[str, str]) -> None:
     check = "import naive_vs_cached, sys; sys.exit('numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], cwd=SCRIPTS, env=subprocess_environment, check=True)

@@ -49,6 +49,7 @@ def test_a_reply_that_is_none(line: str) -> None:
         parse_reply(line)
 
 
+@pytest.mark.longer
 def test_minillm_as_a_peer(folder: Path) -> None:
     """Any order of batch sizes, a prompt of several steps, a limit; and each task leaves the engine idle."""
     from harness import token_ids

@@ -119,6 +119,7 @@ def test_a_divergence_worked_out_by_hand() -> None:
     assert dtypes.divergence(np.log(p), np.log(q)) == pytest.approx(expected)
 
 
+@pytest.mark.longer
 def test_prediction(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

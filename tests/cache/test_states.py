@@ -101,6 +101,7 @@ def test_a_truncated_sequence_goes_on_from_the_last_state_that_it_has(keep: int,
     check(runner, [computed(runner, sequence)])
 
 
+@pytest.mark.longer
 def test_rejected_guesses_cost_the_accepted_ones_and_no_more() -> None:
     """Three guesses at a time, of which none or one is right: the text is never computed again from further back."""
     runner = state_runner(pages=64)

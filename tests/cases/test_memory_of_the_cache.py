@@ -93,6 +93,7 @@ def test_what_runs_at_once_takes_all_that_it_needs_and_ended_texts_keep_twice_as
     assert KEPT_TIMES * used < begun <= (KEPT_TIMES + 1) * used
 
 
+@pytest.mark.longer
 def test_a_frugal_cache_still_holds_as_many_texts_as_it_has_pages() -> None:
     """It keeps little of ended texts, and refuses none that run."""
     model, backend = tiny_model(max_position_embeddings=512), NumpyBackend()

@@ -103,6 +103,7 @@ def with_client(app: Starlette, use: Callable[[Any], Awaitable[T]]) -> T:
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 def test_all_options_of_the_documentation_are_taken(app: Starlette) -> None:
     assert DOCUMENTED.keys() == ollama.Options.model_fields.keys() | {"min_p"}
     assert WORDS[OLLAMA_OPTIONS].keys() | {"num_predict", "num_ctx", "repeat_last_n"} >= DOCUMENTED.keys()

@@ -111,6 +111,7 @@ def test_no_share_is_kept_for_a_prompt_that_waits_for_another_ones_pages() -> No
     assert [sum(counts) for counts in passes[:8]] == [BUDGET] * 8
 
 
+@pytest.mark.longer
 def test_a_long_prompt_gets_its_share_of_every_step_while_short_ones_take_the_rest() -> None:
     rng = np.random.default_rng(1)
     share, length = BUDGET // PROMPT_SHARE, 200
@@ -125,6 +126,7 @@ def test_a_long_prompt_gets_its_share_of_every_step_while_short_ones_take_the_re
     assert steps == (length - (BUDGET - share)) // share + 1, "at last it is the short one"
 
 
+@pytest.mark.longer
 def test_a_long_prompt_gets_a_share_now_and_then_while_more_short_ones_come_than_can_be_served() -> None:
     rng = np.random.default_rng(1)
     share, length, size = BUDGET // PROMPT_SHARE, 60, 8

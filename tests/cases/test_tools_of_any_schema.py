@@ -160,6 +160,7 @@ def test_one_odd_parameter_leaves_the_others_as_they_are(engine: Engine) -> None
         assert follows(engine, text, guided_grammar=grammar) == admitted, text
 
 
+@pytest.mark.longer
 def test_a_schema_that_refers_to_itself_is_followed(engine: Engine) -> None:
     node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "additionalProperties": False}
     parameters = {"$ref": "#/$defs/n", "$defs": {"n": node}, "uniqueItems": True}
@@ -216,6 +217,7 @@ def test_calls_of_tools_as_agents_send_them_parse_in_every_format(form: str, eng
         assert not response.json()["choices"][0]["message"]["content"]
 
 
+@pytest.mark.longer
 def test_a_parameter_that_xml_cannot_name_leaves_the_parameters_free(engine: Engine) -> None:
     tool = tool_of({"type": "string"})
     tool["function"]["parameters"]["properties"]["x>y"] = {"type": "integer"}

@@ -29,6 +29,7 @@ def analyzed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     return found
 
 
+@pytest.mark.longer
 def test_a_short_model_is_asked_for_as_much_as_it_has_room_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_quantised_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "already quantised to int4" in capsys.readouterr().err
 
 
+@pytest.mark.longer
 def test_tables_show_every_part_and_operation(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["analyze", "opt-350m", "--tensor-parallel", "4", "--pipeline-parallel", "2"]) == 0
     out = capsys.readouterr().out

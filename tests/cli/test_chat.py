@@ -78,6 +78,7 @@ def test_special_tokens_are_not_shown(folder, monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().out == before + "\n"
 
 
+@pytest.mark.longer
 def test_what_goes_wrong_is_one_line(folder, monkeypatch, capsys, tmp_path):
     demo = "this model has no chat template: leave it out"
     cases = {
@@ -128,6 +129,7 @@ def said(pieces) -> str:
     return "".join(pieces)
 
 
+@pytest.mark.longer
 def test_raw_text_computes_only_what_is_new(engine):
     conversation = Conversation(engine)
     said(conversation.ask("A list of colors: red,", {"max_new_tokens": 8}))
@@ -370,6 +372,7 @@ def test_in_a_terminal_a_paste_is_one_message_ctrl_c_stops_an_answer_and_ctrl_d_
 # --- with what was computed -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("raw", [False, True])
 def test_a_conversation_goes_on_in_another_process_without_being_computed_again(
     raw, folder, tmp_path, monkeypatch, capsys

@@ -31,6 +31,7 @@ def minillm(*arguments: str, **options: object) -> subprocess.CompletedProcess[b
     return subprocess.run([sys.executable, "-m", "minillm", *arguments], capture_output=True, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
 
 
+@pytest.mark.longer
 def test_it_prints_what_the_library_returns(engine, capsys):
     assert run(["generate", "--prompt", PROMPT]) == 0
     assert capsys.readouterr().out == engine.generate(PROMPT).text + "\n"
@@ -60,6 +61,7 @@ def test_json_carries_tokens_reason_and_log_probabilities(engine, capsys):
     assert [top[0][1] for top in completion["top_logprobs"]] == pytest.approx(completion["logprobs"], abs=1e-6)
 
 
+@pytest.mark.longer
 def test_an_adapter_is_merged_into_the_model(tmp_path, capsys):
     base, adapter = write_checkpoint(tmp_path / "base"), write_adapter(tmp_path / "adapter")
     command = ["generate", "--model", str(base), "--prompt", PROMPT, "--max-new-tokens", "8", "--backend", "numpy"]
@@ -76,6 +78,7 @@ def test_an_adapter_is_merged_into_the_model(tmp_path, capsys):
     assert "holds no adapter_config.json" in capsys.readouterr().err
 
 
+@pytest.mark.longer
 def test_several_prompts_run_side_by_side(engine, capsys):
     prompts = [PROMPT, "Count from 3 to 9:"]
     assert run(["generate", "--prompt", prompts[0], "--prompt", prompts[1], "--json"]) == 0
@@ -213,6 +216,7 @@ def test_guides_from_the_command_line_and_from_files(capsys, tmp_path):
         assert re.fullmatch(expected, capsys.readouterr().out.removesuffix("\n"))
 
 
+@pytest.mark.longer
 def test_a_prompt_without_a_flag_and_from_standard_input(engine, capsys, monkeypatch):
     expected = engine.generate(PROMPT, max_new_tokens=6).text + "\n"
     assert run(["generate", PROMPT, "-n", "6"]) == 0

@@ -112,6 +112,7 @@ def test_gguf_files_are_models_of_their_own(cache: Path, tmp_path: Path, capsys:
     assert cut["problem"] is not None and cut["tokens_per_second"] is None
 
 
+@pytest.mark.longer
 def test_what_does_not_run_is_listed_with_the_reason(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

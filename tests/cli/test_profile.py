@@ -30,6 +30,7 @@ def call(*arguments: object) -> int:
     return run(["profile", "--shape", "small", *map(str, [*WORK, *arguments])])
 
 
+@pytest.mark.longer
 def test_tables_show_every_operation_the_whole_and_what_watching_cost(capsys: pytest.CaptureFixture[str]) -> None:
     assert call() == 0
     out = capsys.readouterr().out
@@ -73,6 +74,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
     return [event for event in found["traceEvents"] if event["ph"] == "X"]
 
 
+@pytest.mark.longer
 def test_the_trace_nests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the format's own rule: on one thread, each event lies within another or apart from it."""
     path = tmp_path / "trace.json"

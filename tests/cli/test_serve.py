@@ -221,6 +221,7 @@ def test_models_of_a_folder_and_the_line_to_try(tmp_path: Path) -> None:
         assert json.loads(answer.stdout)["model"] == "one", answer.stdout
 
 
+@pytest.mark.longer
 def test_the_cache_has_16_bits_unless_a_flag_a_file_or_the_environment_says_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

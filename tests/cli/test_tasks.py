@@ -184,6 +184,7 @@ def test_vectors_are_json_lines_or_an_array(models: dict[str, str], lines: str, 
     np.testing.assert_allclose(array, short, atol=1e-4)
 
 
+@pytest.mark.longer
 def test_vectors_in_few_bits_are_those_of_quantize_vectors(
     models: dict[str, str], lines: str, tmp_path: Path, capsys: Any
 ) -> None:
@@ -202,6 +203,7 @@ def test_vectors_in_few_bits_are_those_of_quantize_vectors(
     )
 
 
+@pytest.mark.longer
 def test_long_texts_are_refused_or_cut(models: dict[str, str], capsys: Any) -> None:
     long = "cat " * 100
     for command in (["embed", "--model", models["vectors"]], ["classify", "--model", models["topics"]]):
@@ -258,6 +260,7 @@ def test_a_mistake_is_one_line(arguments: list[str], message: str, models: dict[
     assert message in refused(capsys, *words)
 
 
+@pytest.mark.longer
 def test_a_model_of_another_kind_says_what_it_does(models: dict[str, str], capsys: Any) -> None:
     for command, model, message in (
         ("summarize", "vectors", "does not fit the task summarization: its tasks are feature-extraction"),

@@ -52,6 +52,7 @@ def printed(folder: Path, capsys: pytest.CaptureFixture[str], *words: str, file:
     return capsys.readouterr().out
 
 
+@pytest.mark.longer
 def test_the_text_of_a_file(folder: Path, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(folder, capsys, "--language", "German", "--num-beams", "2", file="short")
     read = pipeline("automatic-speech-recognition", engine)

@@ -49,6 +49,7 @@ def test_a_higher_penalty_makes_the_groups_differ(runner: Runner) -> None:
     assert distinct(1e-6) < distinct(1.0) < distinct(20.0) == 4 * len(PROMPTS) * 10
 
 
+@pytest.mark.longer
 def test_the_first_group_is_a_beam_search_of_its_size(runner: Runner) -> None:
     groups = search(runner, num_beams=4, num_beam_groups=2, diversity_penalty=5.0)
     requests = [request_for(p, max_new_tokens=10, num_beams=2) for p in PROMPTS]

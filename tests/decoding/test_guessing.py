@@ -120,6 +120,7 @@ def test_log_probabilities_are_the_targets_own(way: str) -> None:
         np.testing.assert_allclose(ours.log_probs, reference.log_probs, atol=1e-4)
 
 
+@pytest.mark.longer
 def test_what_is_kept_of_a_finished_sequence_ends_before_the_tree_of_its_last_pass() -> None:
     """An end token may come while guesses lie behind it, at places in the cache that are not theirs."""
     target = target_model()

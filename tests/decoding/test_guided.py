@@ -456,6 +456,7 @@ def test_masks_are_computed_where_they_are_needed_if_no_thread_starts(monkeypatc
     assert guided._HELPERS._threads <= guided._HELPERS._most
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("mode", ["greedy", "sampling", "beams"])
 def test_masks_computed_beside_the_forward_pass_are_the_same(
     plain: Engine, monkeypatch: pytest.MonkeyPatch, mode: str

@@ -117,6 +117,7 @@ def test_samplers_in_any_order_leave_what_llama_cpp_leaves(sampler: str) -> None
         np.testing.assert_allclose(filtered(case), left(case), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.longer
 def test_the_orders_differ() -> None:
     """So that the test above tells them apart."""
     orders = [filtered(case | {"samplers": case["samplers"][::-1]}) for case in CHAINS]

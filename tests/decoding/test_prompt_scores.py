@@ -92,6 +92,7 @@ def test_streams_report_them_once_and_first(engine: Engine) -> None:
     assert_scores(engine, Generation.of(PROMPT, events), 2)
 
 
+@pytest.mark.longer
 def test_beside_others(engine: Engine) -> None:
     prompts = random_prompts(6, seed=1, longest=60)
     expected = engine.generate(prompts, max_new_tokens=8)

@@ -37,6 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(
     ("way", "config"),
     [

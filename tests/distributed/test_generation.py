@@ -72,6 +72,7 @@ def test_quick_strategies(parallel: Parallel, alone: Engine) -> None:
     assert_close(on_ranks(parallel, lambda engine: results(engine, fields)).result, results(alone, fields))
 
 
+@pytest.mark.longer
 def test_early_exits_are_refused() -> None:
     def refusal(engine: Engine) -> str:
         with pytest.raises(ParameterError) as error:
@@ -171,6 +172,7 @@ def test_nan_ends_its_request_alone(tmp_path: Path) -> None:
     assert len(shared) == 3
 
 
+@pytest.mark.longer
 def test_other_ranks_take_no_requests() -> None:
     def refused(engine: Engine) -> None:
         with pytest.raises(EngineStateError, match="rank 0 takes the requests"):
@@ -214,6 +216,7 @@ def test_degrees_that_do_not_fit_are_named(parallel: Parallel, words: str) -> No
         on_ranks(parallel, lambda engine: None)
 
 
+@pytest.mark.longer
 def test_prefixes_of_a_shared_model_go_to_no_file(tmp_path: Path) -> None:
     def refused(engine: Engine) -> list[str]:
         said = []

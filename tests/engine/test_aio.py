@@ -82,6 +82,7 @@ def test_conversations(make: Callable[..., Engine]) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.longer
 def test_functions_run_between_steps_and_beside_them(make: Callable[..., Engine]) -> None:
     engine = make()
     expected = engine.score("Hello")
@@ -321,6 +322,7 @@ def test_merging_keeps_the_order_of_the_last_events() -> None:
     assert [(event.index, event.text) for event in merged(events)] == [(0, "ac"), (2, "d"), (1, "be")]
 
 
+@pytest.mark.longer
 def test_a_slow_reader_does_not_fill_the_memory(make: Callable[..., Engine]) -> None:
     """Events from before the bound are read, then the error."""
     whole = make().generate("Hello", **ENDLESS)
@@ -406,6 +408,7 @@ def test_an_event_loop_that_ends_takes_its_requests_with_it(make: Callable[..., 
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 def test_draining_refuses_new_requests_and_finishes_the_others(make: Callable[..., Engine]) -> None:
     async def main() -> None:
         async with running(make()) as aio:

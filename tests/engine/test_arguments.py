@@ -200,6 +200,7 @@ RANDOM = {
 }
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.exhaustive if name == "amateur" else ()) for name in ENGINE]

@@ -90,6 +90,7 @@ def test_a_saved_prefix_in_float32_is_refused_by_name(folder: Path, tmp_path: Pa
         engine.load_prefix(path)
 
 
+@pytest.mark.longer
 def test_a_folder_of_prefixes_in_float32_is_left_alone(folder: Path, tmp_path: Path) -> None:
     """Pages of another format have other names: they are not read, and those of a wide cache are still there after."""
     prompt, hits = LINE + LINE[::-1], []
@@ -119,6 +120,7 @@ def test_4_bits_are_refused_by_name_where_vectors_cannot_be_rotated(
         Engine(tmp_path, backend="cpu", cache_dtype="int4")
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("options", [{}, {"max_batched_tokens": 24, "prefix_cache": False}, {"cache_bytes": 1 << 17}])
 def test_tokens_of_a_cache_of_4_bits_are_those_of_a_text_alone(folder: Path, options: dict[str, Any]) -> None:
     """In chunks, beside others, and where texts wait for pages that others have, and are computed again."""

@@ -89,6 +89,7 @@ def test_pages_of_any_size_give_the_same_logits(raw: dict[str, Any], page_size: 
     np.testing.assert_allclose(np.concatenate(rows), logits_of(apart, LINE, LINE[:9]), rtol=0, atol=1e-4)
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @EACH_FAMILY
 @pytest.mark.parametrize(
@@ -317,6 +318,7 @@ def test_a_profile_has_the_encoders_pass_in_the_prefill(engine: Engine) -> None:
     assert attends == [3 + 2 * 2, 2 * 2, 2 * 2]  # three layers of the encoder, two of the decoder with two each
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("role", ["draft", "amateur"])
 def test_helpers_with_an_encoder_read_the_source_too(role: str, tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def test_the_model_s_own_vectors_are_its_tokens(folder: Any, table: np.ndarray, 
             assert given.token_ids == engine.generate(IDS, **fields, **FIELDS).token_ids
 
 
+@pytest.mark.longer
 def test_arrays_of_any_library_and_float_type_are_taken(engine: Engine, table: np.ndarray) -> None:
     rows = soft(table)
     expected = engine.generate(inputs_embeds=rows, **FIELDS).token_ids
@@ -176,6 +177,7 @@ def test_models_that_read_tokens_elsewhere_are_refused(
         engine.generate(inputs_embeds=soft(table))
 
 
+@pytest.mark.longer
 def test_the_async_engine_takes_vectors_as_the_engine_does(folder: Any, table: np.ndarray) -> None:
     async def main() -> None:
         engine = Engine(folder)

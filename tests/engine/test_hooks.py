@@ -306,6 +306,7 @@ def test_hooks_for_all_requests_equal_hooks_of_each_and_end_with_the_block(engin
     assert_close([engine.forward(ids)], plain[:1])
 
 
+@pytest.mark.longer
 def test_a_request_with_hooks_takes_no_pages_of_others_and_leaves_none(engine: Engine) -> None:
     text = "The owl and the fox lived in a wood of oak trees. " * 4
     plain = engine.generate(text, max_new_tokens=4)

@@ -201,6 +201,7 @@ def test_nobody_is_preempted_for_a_request_of_lower_priority() -> None:
     assert preempted[0][1] < 9 + 3  # the third, which has computed less than the second
 
 
+@pytest.mark.longer
 def test_a_model_whose_keys_follow_the_length_is_never_preempted() -> None:
     from ..models.test_llama import CONFIGS
     from ..tiny import model_of, runner_of

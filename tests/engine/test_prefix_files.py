@@ -129,6 +129,7 @@ def test_a_restored_text_says_what_one_without_any_cache_does(folder: Path, save
         assert engine.stats.prefill_tokens == 6 * 2
 
 
+@pytest.mark.longer
 def test_strangers_in_the_batch_are_not_changed_and_change_nothing(folder: Path, saved: Path) -> None:
     prompts = [[*LINE, 7], [40, 41, 42], [*LINE[:200], 9], LINE[5:90]]
     with Engine(folder, backend="numpy") as engine:
@@ -212,6 +213,7 @@ def test_a_prefix_belongs_to_its_adapter_whatever_that_is_called(folder: Path, t
     assert "was computed with a LoRA adapter that this engine has not: save it anew" in str(refused.value)
 
 
+@pytest.mark.longer
 def test_a_draft_computes_its_own(folder: Path, saved: Path) -> None:
     with Engine(folder, backend="numpy") as engine:
         expected = engine.generate([*LINE, 7], **GREEDY).token_ids
@@ -224,6 +226,7 @@ def test_a_draft_computes_its_own(folder: Path, saved: Path) -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 def test_a_file_of_another_origin_is_refused_by_what_differs(folder: Path, saved: Path, tmp_path: Path) -> None:
     def scale(tensors: dict[str, np.ndarray]) -> None:
         tensors["layers.1.fc2.weight"][3, 5] += 0.25  # one number of one layer

@@ -322,6 +322,7 @@ def test_who_computes_for_others_may_end_in_the_middle(end: str) -> None:
     assert [r[0].token_ids for r in ids.values()] == [r[0].token_ids for r in expected]
 
 
+@pytest.mark.longer
 def test_nan_in_the_pages_of_one_that_computes_for_others_reaches_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """It appears in a chunk of which no logits are wanted."""
     target = runner()
@@ -386,6 +387,7 @@ def test_a_preempted_request_computes_the_rows_that_it_has_asked_for() -> None:
     assert next(iter(ids.values()))[0].token_ids == expected.token_ids[:16]
 
 
+@pytest.mark.longer
 def test_a_prompt_whose_log_probabilities_are_wanted_is_computed_whole() -> None:
     engine, plain = Engine(), Engine(prefix_cache=False)
     text = "A list of colors: red, blue, green,"

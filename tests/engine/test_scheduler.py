@@ -100,6 +100,7 @@ def test_a_small_request_passes_a_large_one_but_not_for_ever() -> None:
         loop.step()
 
 
+@pytest.mark.longer
 def test_smaller_priorities_run_first_and_equal_ones_as_they_came() -> None:
     loop = loop_of(target=tiny_runner(seed=2), max_batch_size=1)
     priorities = [0, 2, 1, -1, 1, 2, -1]

@@ -86,6 +86,7 @@ def test_models_share_the_memory_for_their_caches() -> None:
         affordable_pages(config, backend, 16, page, [config])
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "flags", [["--prompt-lookup-num-tokens", "4"], ["--lookahead-window", "4"], ["--draft", "itself"]], ids=str

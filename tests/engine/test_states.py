@@ -98,6 +98,7 @@ def test_a_store_gives_another_process_the_same_tokens(any_folder: Path, tmp_pat
     assert len([*store.glob("prefix-*")]) == 2
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(
     "fields", [{}, {"num_assistant_tokens": 0, "prompt_lookup_num_tokens": 3}, {"num_assistant_tokens": 2}]
 )

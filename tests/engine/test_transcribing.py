@@ -25,6 +25,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine(write_speech(tmp_path_factory.mktemp("speech"), speech_tensors()), backend="numpy", progress=False)
 
 
+@pytest.mark.longer
 def test_a_transcript_has_the_words_without_times(engine: Engine) -> None:
     transcript = engine.transcribe(LONG, language="German", max_new_tokens=10)
     words = [token for token in transcript.token_ids if token < 60]

@@ -429,6 +429,7 @@ def test_a_stream_at_its_end_does_not_mind(small: Path) -> None:
     assert list(stream) == []
 
 
+@pytest.mark.longer
 def test_closing_while_other_threads_generate(small: Path) -> None:
     for delay in (0.0, 0.002, 0.01, 0.03):
         engine = Engine(small)

@@ -54,6 +54,7 @@ def test_the_sum_is_formed_before_it_is_rounded(base: Path, adapter: Path, tmp_p
             assert (values[0] == values[1]).mean() > 0.999, mine.name  # but for a tie of the rounding
 
 
+@pytest.mark.longer
 def test_an_engine_on_every_backend_takes_it(base: Path, adapter: Path, tmp_path: Path) -> None:
     summed = write_checkpoint(tmp_path / "summed", change=lambda tensors: merged_by_hand(tensors, adapter))
     expected = Engine(summed, backend="numpy").generate("Some", max_new_tokens=12).token_ids

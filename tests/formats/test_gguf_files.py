@@ -189,6 +189,7 @@ def mixture(request, tmp_path):
     return tmp_path / "m.gguf"
 
 
+@pytest.mark.longer
 @pytest.mark.skipif(not available(), reason="the kernels in C are not compiled here")
 def test_the_kernels_in_c_compute_a_mixture_of_blocks_as_numpy_does(mixture):
     """But for activations, which they round to 8 bits; every matrix stays as it is in the file."""

@@ -341,6 +341,7 @@ def test_without_a_cap_gemma_4_has_llama_cpps(tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits_of(silent), logits_of(capped))
 
 
+@pytest.mark.longer
 def test_nemotron_h_has_one_epsilon_in_published_files(tmp_path: Path) -> None:
     source, target = written(tmp_path, CONFIGS["nemotron_h"]["experts"])
     without = {"attention.layer_norm_rms_epsilon": None}

@@ -286,6 +286,7 @@ def written(folder: Path, raw: dict, dtype: str = "float32") -> tuple[Path, Path
     return source, target
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["int8", "int4", "bfloat16"])
 def test_the_errors_are_those_of_the_file(dtype: str, tmp_path: Path) -> None:
@@ -469,6 +470,7 @@ def test_the_file_has_the_template_and_special_tokens(tmp_path):
         assert after.tokenizer.special_ids >= {after.tokenizer.eos_token_id}
 
 
+@pytest.mark.longer
 def test_a_gguf_file_is_written_again_in_another_dtype(tmp_path):
     _, target = written(tmp_path, CONFIGS["llama"]["llama3"])
     write_gguf(target, tmp_path / "again.gguf", "float32")

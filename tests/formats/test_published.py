@@ -235,6 +235,7 @@ def test_ranks_do_not_share_a_group(tmp_path: Path) -> None:
         load_model(quantised, NumpyBackend(weights="auto"), rank=0, ranks=2)
 
 
+@pytest.mark.longer
 def test_the_extremes_of_8_bits_run_in_c(tmp_path: Path) -> None:
     """-128, which our own rounding never writes, among them."""
     if not available():

@@ -110,6 +110,7 @@ def test_a_narrow_embedding_is_projected_before_and_after_the_layers(
     assert ("head", "linear project_out") in rows
 
 
+@pytest.mark.longer
 def test_floors_stand_on_bytes_or_flops_whichever_takes_longer(engine: Engine) -> None:
     never = 1e300
     by_flops = run(engine, [4], machine(never, 2.0)).phases["decode"]

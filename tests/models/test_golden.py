@@ -67,6 +67,7 @@ def test_the_golden_lines_do_not_repeat_themselves(case: tuple[str, str]) -> Non
     assert len({tuple(line) for line in greedy}) > 6
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(8)
 @every_case
 def test_beams_and_their_scores(case: tuple[str, str]) -> None:

@@ -154,6 +154,7 @@ def test_cached_chunked_and_on_the_kernels_the_same(switches: dict[str, Any]) ->
                 assert all(step.complete for step in backend.memory._steps[runner].values())
 
 
+@pytest.mark.longer
 def test_a_fork_copies_the_pages_of_all_shapes() -> None:
     config = config_with(shared=2, keys_are_values=True)
     for concurrency in (None, Concurrency(2, 8)):

@@ -61,6 +61,7 @@ def test_the_c_backend_has_numpys_logits(case: str) -> None:
     np.testing.assert_allclose(ours, logits_of(runner_of(model_of(raw)), frames_for(raw), line), rtol=0, atol=1e-4)
 
 
+@pytest.mark.longer
 @every_case
 @pytest.mark.parametrize("fields", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 def test_sounds_in_one_batch_get_the_tokens_that_each_gets_alone(case: str, fields: dict[str, Any]) -> None:
@@ -150,6 +151,7 @@ def test_other_prompts_are_refused_by_name(engine: Engine, prompt: Any, message:
         engine.generate(prompt, max_new_tokens=1)
 
 
+@pytest.mark.longer
 def test_sound_is_refused_by_a_model_of_text() -> None:
     with pytest.raises(PromptError, match="this model reads text, found frames of sound"):
         Engine(progress=False).generate(AudioFeatures(np.zeros((2, 3), np.float32)))

@@ -172,6 +172,7 @@ def test_messages_that_a_strict_template_refuses_are_joined(strict: Starlette) -
     assert "roles must alternate" in post(strict, "/v1/chat/completions", alone).text
 
 
+@pytest.mark.longer
 def test_codex_calls_its_tool_and_gets_the_output_back(app: Starlette) -> None:
     pytest.importorskip("llguidance", reason="needs the extra `guided`")
     tool = {

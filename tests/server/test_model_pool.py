@@ -191,6 +191,7 @@ def make_served(loads: Loads, path: Path) -> Any:
     return make_app({path.name: loads(path)}).state.server.fixed[path.name]
 
 
+@pytest.mark.longer
 def test_a_client_that_leaves_while_its_model_is_loaded_does_not_hold_it(folder: Path, loads: Loads) -> None:
     app = make_app({}, stored=stored_models(folder), load=loads, idle_timeout=0.05)
 

@@ -119,6 +119,7 @@ def test_models_have_their_endpoints(app: Starlette) -> None:
     assert "is not for the model 'text'" in error_of(sent(texts), 404)["message"]
 
 
+@pytest.mark.longer
 def test_a_file_in_a_form_is_the_file() -> None:
     """Whatever bytes it has: ends of lines, and what looks like a boundary."""
     draw = random.Random(0)

@@ -476,6 +476,7 @@ def test_progress_counts_texts(encoder: Path) -> None:
         assert len(seen) > 3
 
 
+@pytest.mark.longer
 def test_formats(encoder: Path) -> None:
     ids = texts(4, seed=8)
     with Engine(encoder, dtype="float32") as engine:

@@ -119,6 +119,7 @@ def test_what_is_no_conversation_is_named(name: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.longer
 def test_a_key_that_the_template_reads_holds_plain_values() -> None:
     assert template("json").render([user("a") | {"name": "me"}]) != template("json").render([user("a")])
     circle: list[Any] = []

@@ -159,6 +159,7 @@ def test_a_generation_is_copied_pickled_and_compared_without_the_vocabulary(engi
     assert "tokenizer" not in str(dataclasses.asdict(answer))
 
 
+@pytest.mark.longer
 def test_a_repr_is_brief(engine: Engine) -> None:
     answer = engine.generate("Once upon a time", max_new_tokens=60, eos_token_id=[], logprobs=True)
     assert len(repr(answer)) < 400

@@ -83,6 +83,7 @@ def test_debertas_pieces_keep_their_ids_and_a_mask_comes_after_them(tmp_path: Pa
         assert tokenizer.encode(text) == [1, *sp.encode(text), 2]
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("kind", ["MBartTokenizer", "MBart50Tokenizer"])
 def test_mbarts_pieces_come_one_later_and_its_languages_after_them(tmp_path: Path, kind: str) -> None:
     tokenizer, sp = Tokenizer.from_folder(folder_of(tmp_path, "mbart", tokenizer_class=kind)), processor()

@@ -326,6 +326,7 @@ def test_several_processes_at_once(sources: Path, caplog) -> None:
     assert len(stored()) == 1
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(3)
 @pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ def rows(seed: int) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.longer
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", rows(0))
 def test_the_same_tokens_as_the_reference(name: str) -> None:

@@ -51,6 +51,7 @@ print(minillm.Engine().generate("A list of colors: red,", max_new_tokens=2).text
 # --- CuPy's side, as far as it can be seen without a GPU --------------------------------------------------------------
 
 
+@pytest.mark.longer
 def test_cupy_has_what_the_device_asks_for() -> None:
     cupy = pytest.importorskip("cupy", reason="looks at CuPy's names")
     import cupyx

@@ -122,6 +122,7 @@ def test_a_mistake_is_told_as_on_a_cpu(prompt: Any, fields: dict[str, Any], on_d
     assert said[0] == said[1]
 
 
+@pytest.mark.longer
 def test_the_command_line_says_in_one_line_that_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     cupy = pytest.importorskip("cupy", reason="without CuPy another line is said")
     if cupy.cuda.is_available():

@@ -289,6 +289,7 @@ def test_what_calls_as_xml_cannot_hold_is_refused_of_a_strict_tool(engine: Engin
             call_grammar(FORMATS["qwen3-coder"], [{"type": "function", "function": function}], {})
 
 
+@pytest.mark.longer
 def test_the_call_of_the_guide(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     code = block("minillm/engine/README.md", "python", "from minillm.text.chat import")
     engine.chat_template = template("hermes")

@@ -120,6 +120,7 @@ def test_without_a_process_a_warning_says_that_nothing_limits_a_template(
         ChatTemplate("{{ ''.__class__.__mro__ }}").render([user("Hi")])
 
 
+@pytest.mark.longer
 def test_the_process_loads_no_numpy() -> None:
     program = "import sys; sys.path += sys.argv[1:]; import sandbox; print(sorted(sys.modules))"
     folder = Path(renderer.__file__).parent
