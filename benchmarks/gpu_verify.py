@@ -42,7 +42,7 @@ KINDS = {
 }  # fmt: skip
 """Bits, group and bits of offsets of matrices of few bits"""
 EVERYWHERE = "int8", "int4"
-"""Those that are compared in all numbers of rows"""
+"""Kinds that are compared in all numbers of rows"""
 
 
 def verify(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:

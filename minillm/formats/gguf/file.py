@@ -89,7 +89,7 @@ class Array:
     """Its first byte in the file"""
     stop: int
     starts: NDArray[np.uint32] | None = None
-    """Where its strings begin, and the last one ends, after `start`, if each has less than 256 bytes. [count + 1]"""
+    """Beginnings of its strings, and the last one's end, after `start`, if each has less than 256 bytes. [count + 1]"""
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,12 @@ def exhaustive(*values: object) -> Any:
 
 
 def missing() -> str | None:
-    """What there is not, as a reason to skip. On a GPU nothing is skipped for its lack."""
+    """The lack of something, as a reason to skip. On a GPU nothing is skipped for its lack."""
     return None if ON_GPU else emulator.missing()
 
 
 def launcher(schedule: str = "forward") -> Launcher:
-    """What compiles and launches; a GPU has its own order of threads."""
+    """A launcher, which compiles too; a GPU has its own order of threads."""
     return GpuLauncher() if ON_GPU else Emulator(schedule)
 
 
@@ -99,7 +99,7 @@ class _Extent:
         self.copy[self._before : self._before + self.size].set(self._host())
 
     def pointer(self, address: int) -> Any:
-        """Where on the device the byte at `address` is."""
+        """The place on the device of the byte at `address`."""
         return self.copy.data + (self._before + address - self.start)
 
     def fetch(self) -> None:

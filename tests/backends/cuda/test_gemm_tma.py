@@ -1,6 +1,5 @@
 """The product of kernels/cuda/gemm_tma.cu on emulated clusters: right numbers, gemm_wgmma's bits, planted faults."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.batches import TOKENS
 from minillm.backends.cuda.emulator import Emulator, LaunchError
 from minillm.backends.cuda.emulator.tensor_map import encode
-from minillm.backends.cuda.kernels import Kernels, kernel_folder
+from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.linear import (
     CLUSTER,
     SPLIT_ROWS,
@@ -28,6 +27,7 @@ from minillm.batch import TokenSequence
 from tests.tiny import runner_of, tiny_model
 
 from .launchers import exhaustive, launcher
+from .planted import with_fault
 from .recording import Recorder, RecordingDevice
 
 pytest.importorskip("ml_dtypes", reason="bfloat16 in NumPy needs ml_dtypes")
@@ -193,14 +193,12 @@ FAULTS = {
 def test_a_planted_fault_is_found(
     fault: str, tmp_path: Path, checking_emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, new = FAULTS[fault]
-    folder = tmp_path / "cuda"
-    shutil.copytree(kernel_folder(), folder)
-    faulty = folder / "gemm_tma.cu"
-    source = faulty.read_text()
-    assert source.count(old) == 1, old
-    faulty.write_text(source.replace(old, new))
-    monkeypatch.setattr("minillm.backends.cuda.kernels.kernel_folder", lambda: folder)
+    with_fault("gemm_tma.cu", *FAULTS[fault], tmp_path, monkeypatch)
+    if fault.startswith("a block ends"):  # which the copying thread's last waits prevent as well
+        faulty = tmp_path / "cuda" / "gemm_tma.cu"
+        source = faulty.read_text()
+        assert source.count("i < STAGES; ++i, ring.advance()") == 1
+        faulty.write_text(source.replace("i < STAGES; ++i, ring.advance()", "i < 0; ++i, ring.advance()"))
     with pytest.raises((AssertionError, LaunchError)):
         run(Kernels(checking_emulator, "float16"), problem("float16", 200, 648, 256), 256, 0)
 

@@ -110,7 +110,7 @@ def test_a_planted_fault_is_found(
 def test_a_product_waits_for_the_kernel_that_writes_x(
     waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it begins before that one has ended; one that does not wait is found."""
+    """The product begins before that one has ended; one that does not wait is found."""
     if not waits:
         with_fault("gemm_wgmma_integers.cu", "    follow();\n", "", tmp_path, monkeypatch)
     emulator, case = Emulator(checks=True), Case(ZEROS, "float16", 70, 136, 24)

@@ -176,7 +176,7 @@ def test_shapes(kind: tuple[int, int, int], storage: str, shape: IntegerShape) -
 
 
 def test_the_shape_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of OPT's matrices: 1 to 4 rows as they were fastest on an H100, more rows by what a processor is sent."""
+    """OPT's matrices: 1 to 4 rows as they were fastest on an H100, more rows by what a processor is sent."""
 
     def shape(inputs: int, outputs: int, bits: int, rows: int, architecture: int = 90) -> tuple[int, ...]:
         values = np.empty((1, inputs * bits // 8), np.int8 if bits == 8 else np.uint8)

@@ -118,7 +118,7 @@ def assert_same_bits(
 
 
 def test_the_bits_of_four_launches_in_any_order_of_threads(any_emulator: Emulator) -> None:
-    """Of blocks with a warp that has no head."""
+    """Blocks with a warp that has no head are among them."""
     assert_same_bits(any_emulator, rotation(HALF))
 
 

@@ -57,7 +57,7 @@ pytestmark = pytest.mark.skipif(ON_GPU, reason="on a GPU it is test_gpu.py's: a 
 
 @dataclass
 class Decoded:
-    """What some decode steps leave."""
+    """Results of some decode steps, and the cache after them."""
 
     logits: list[Any]
     pages: list[Any]

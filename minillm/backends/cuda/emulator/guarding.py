@@ -112,7 +112,7 @@ class Guarded:
         raise KeyError("not an argument of this launch")
 
     def place(self, address: int) -> int:
-        """Where the byte at an address of the caller's is in the copies; itself where it is no argument's."""
+        """The address in the copies of the byte at one of the caller's; itself where it is no argument's."""
         inside = (extent for extent in self.extents if extent.start <= address < extent.start + extent.size)
         return next((extent.copy + address - extent.start for extent in inside), address)
 
