@@ -12,6 +12,8 @@ import termios
 import time
 from pathlib import Path
 
+from .children import prepared
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -25,8 +27,8 @@ class Terminal:
         environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"} | variables
         environment.pop("COLUMNS", None)  # pytest-xdist sets it; the size is the terminal's
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=environment,
-            preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+            prepared("import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)", command),
+            stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=environment, start_new_session=True,
         )  # fmt: skip
         os.close(theirs)
         self._shown = b""  # and not asked for yet

@@ -3,7 +3,6 @@
 import errno
 import importlib
 import os
-import resource
 import stat
 import subprocess
 import sys
@@ -14,6 +13,8 @@ import pytest
 from minillm.cli.main import run
 from minillm.errors import CheckpointError, ParameterError, UsageError
 from minillm.output_files import check_writable, new_folder, undo_unfinished, undone_by_signals, write_file
+
+from .children import prepared
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links, pipes and devices of POSIX")
 
@@ -133,8 +134,9 @@ def test_a_disk_that_fills_leaves_the_old_file_and_no_other(tmp_path: Path) -> N
         f"write_file(Path({str(tmp_path / 'file')!r}), b'x' * 100_000)"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)),
+        prepared(
+            "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))", [sys.executable, "-c", code]
+        ),
         capture_output=True,
         text=True,
         timeout=60,

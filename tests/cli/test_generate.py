@@ -16,6 +16,7 @@ from minillm import Engine
 from minillm.cli.main import COMMANDS, build_parser, run
 
 from ..adapters import write_adapter
+from ..children import DEFAULT_SIGNALS, prepared
 from ..tiny import write_checkpoint
 
 PROMPT = "A list of colors: red,"
@@ -281,22 +282,11 @@ def test_a_closed_pipe_is_no_traceback():
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
 def test_ctrl_c_ends_cleanly():
+    options = ["--prompt", "1,", "--max-new-tokens", "490", "--temperature", "5"]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "minillm",
-            "generate",
-            "--prompt",
-            "1,",
-            "--max-new-tokens",
-            "490",
-            "--temperature",
-            "5",
-        ],
+        prepared(DEFAULT_SIGNALS, [sys.executable, "-m", "minillm", "generate", *options]),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )
     assert process.stdout is not None
     assert process.stderr is not None

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from ..children import DEFAULT_SIGNALS, prepared
+
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals and streams of POSIX")
 
 MODULE = [sys.executable, "-m", "minillm"]
@@ -39,12 +41,6 @@ sys.exit(main())
 """Sends itself a signal when it first opens or imports what is named."""
 
 
-def default_signals() -> None:
-    """A shell's background job ignores Ctrl-C; these tests do not."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
 def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
         command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 120} | options
@@ -53,7 +49,7 @@ def run(command: list[str], **options: object) -> subprocess.CompletedProcess[st
 
 def run_signalled(event: str, wanted: str, number: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", SIGNALLED, event, wanted, str(int(number)), *arguments]
-    return run(command, preexec_fn=default_signals)
+    return run(prepared(DEFAULT_SIGNALS, command))
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------
@@ -81,8 +77,8 @@ def test_a_signal_while_importing_ends_at_once(module: str, number: int) -> None
 @pytest.mark.parametrize("start", [MODULE, SCRIPT], ids=["module", "script"])
 def test_ctrl_c_at_the_prompt_of_a_chat(start: list[str]) -> None:
     with subprocess.Popen(
-        [*start, "chat", *FAST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=default_signals,
+        prepared(DEFAULT_SIGNALS, [*start, "chat", *FAST]),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stderr is not None
         assert "no chat template" in process.stderr.readline()
@@ -112,11 +108,8 @@ def test_a_signal_leaves_nothing_of_a_page_half_written(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_signal_that_was_set_aside_stays_so() -> None:
-    def ignore() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
     command = [sys.executable, "-c", SIGNALLED, "import", "numpy", str(int(signal.SIGINT)), "generate", *PROMPT, *FAST]
-    result = run(command, preexec_fn=ignore)
+    result = run(prepared("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)", command))
     assert result.returncode == 0
     assert "orange" in result.stdout
 
@@ -131,8 +124,8 @@ def test_a_benchmark_ends_with_the_command_that_runs_it(tmp_path: Path) -> None:
         f"bench.FOLDER = Path({str(tmp_path)!r}); from minillm.__main__ import main; sys.exit(main())"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, "bench", "wait"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        preexec_fn=default_signals,
+        prepared(DEFAULT_SIGNALS, [sys.executable, "-c", code, "bench", "wait"]),
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stdout.readline() == b"waiting\n"
@@ -181,7 +174,7 @@ def test_standard_output_without_room_is_one_line_and_exit_code_1(command: str, 
     "command", cases(((command,) for command in [*PRINTING, "quantize"]), often=[("help",), ("chat",), ("quantize",)])
 )
 def test_standard_output_that_is_closed_is_one_line_and_exit_code_1(command: str) -> None:
-    result = run([*MODULE, *PRINTING.get(command, ["quantize", "a", "b"])], preexec_fn=lambda: os.close(1))
+    result = run(prepared("os.close(1)", [*MODULE, *PRINTING.get(command, ["quantize", "a", "b"])]))
     assert result.stderr == "minillm: standard output is closed: there is nowhere to print to\n"
     assert result.returncode == 1
 
@@ -190,7 +183,7 @@ def test_standard_output_that_is_closed_is_one_line_and_exit_code_1(command: str
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", ["chat", "generate"])
 def test_standard_input_that_is_closed_is_one_line(command: str) -> None:
-    result = run([*MODULE, command, *FAST], preexec_fn=lambda: os.close(0))
+    result = run(prepared("os.close(0)", [*MODULE, command, *FAST]))
     assert result.stderr.startswith("minillm: standard input is closed") and result.stderr.count("\n") == 1
     assert (result.returncode, result.stdout) == (2, "")
 
@@ -199,9 +192,9 @@ def test_standard_input_that_is_closed_is_one_line(command: str) -> None:
 def test_what_was_to_go_to_a_closed_standard_error_goes_nowhere() -> None:
     good, bad = [*MODULE, "generate", *PROMPT, *FAST, "--stats"], [*MODULE, "generate", *PROMPT, "--temperature", "-1"]
     expected = run([*MODULE, "generate", *PROMPT, *FAST]).stdout
-    result = run(good, preexec_fn=lambda: os.close(2))
+    result = run(prepared("os.close(2)", good))
     assert (result.returncode, result.stdout) == (0, expected)
-    result = run(bad, preexec_fn=lambda: os.close(2))
+    result = run(prepared("os.close(2)", bad))
     assert (result.returncode, result.stdout) == (2, "")
 
 

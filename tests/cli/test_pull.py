@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ..children import DEFAULT_SIGNALS, prepared
 from ..formats.hub_clients import Clients, settings
 from ..formats.hub_server import REPO_ID, Hub
 from ..terminal import Terminal
@@ -87,14 +88,13 @@ def test_after_an_interruption_complete_files_are_kept_and_parts_removed(
     hub: Hub, minillm: Pull, environment: dict[str, str], tmp_path: Path
 ) -> None:
     hub.stalls = "model.safetensors"
-    command = [sys.executable, "-m", "minillm", "pull", REPO_ID]
+    command = prepared(DEFAULT_SIGNALS, [sys.executable, "-m", "minillm", "pull", REPO_ID])
     process = subprocess.Popen(
         command,
         env=environment,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )
     assert hub.stalled.wait(30)
     process.send_signal(signal.SIGINT)

@@ -20,6 +20,7 @@ from minillm.engine.loading import DEMO_MODEL
 from minillm.formats.write_checkpoint import write_checkpoint as write_weights
 from minillm.measure.precision import perplexity
 
+from ..children import DEFAULT_SIGNALS, prepared
 from ..tiny import write_checkpoint
 
 PROMPT = "A list of colors: red,"
@@ -109,10 +110,11 @@ def test_a_dtype_that_the_weights_have_rounds_nothing(tmp_path, capsys):
 def test_ctrl_c_leaves_nothing(tmp_path):
     source = write_checkpoint(tmp_path / "source", hidden_size=256, ffn_dim=2048, num_hidden_layers=12)
     process = subprocess.Popen(
-        [sys.executable, "-m", "minillm", "quantize", source, tmp_path / "out", "--dtype", "int4"],
+        prepared(
+            DEFAULT_SIGNALS, [sys.executable, "-m", "minillm", "quantize", source, tmp_path / "out", "--dtype", "int4"]
+        ),
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )
     until = time.monotonic() + 60
     while not list(tmp_path.glob(".out.partial-*/model.safetensors")) and time.monotonic() < until:

@@ -26,8 +26,8 @@ from minillm.cli.main import build_parser, run
 from minillm.errors import MinillmError
 from minillm.server import Limits
 
+from ..children import DEFAULT_SIGNALS, prepared
 from ..tiny import write_checkpoint
-from .test_process import default_signals
 
 MODULE = [sys.executable, "-m", "minillm", "serve", "--backend", "numpy"]
 LOG_LINE = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d (INFO|WARNING) minillm: "
@@ -106,10 +106,9 @@ def test_one_line_about_missing_packages(capsys: pytest.CaptureFixture[str], mon
 def serving(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server and its URL."""
     process = subprocess.Popen(
-        [*MODULE, "--port", "0", *arguments],
+        prepared(DEFAULT_SIGNALS, [*MODULE, "--port", "0", *arguments]),
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=default_signals,
         env=os.environ | (environment or {}),
     )
     assert process.stderr is not None

@@ -19,6 +19,7 @@ from minillm import Engine
 from minillm.engine.turns import Turns, interrupts
 from minillm.errors import EngineStateError
 
+from ..children import in_child
 from ..comparing import assert_same_results
 from ..tiny import write_checkpoint
 
@@ -378,20 +379,16 @@ def test_a_child_that_is_forked_in_the_middle_says_so(engine: Engine) -> None:
     thread = threading.Thread(target=lambda: engine.generate([5], max_new_tokens=1, logits_processor=[hold]))
     thread.start()
     inside.wait(30)
-    child = os.fork()
-    if not child:
-        try:
+
+    def says_so() -> bool:
+        with pytest.raises(EngineStateError, match="forked while another thread used this engine"):
             engine.generate([5, 6], **LENGTH)
-        except EngineStateError as error:
-            os._exit(7 if "forked while another thread used this engine" in str(error) else 1)
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        return True
+
+    assert in_child(says_so)
     leave.set()
     thread.join()
-    child = os.fork()
-    if not child:
-        os._exit(7 if len(engine.generate([5, 6], **LENGTH).token_ids) == 12 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert in_child(lambda: len(engine.generate([5, 6], **LENGTH).token_ids) == 12)
     assert_in_order(engine)
 
 

@@ -5,6 +5,7 @@ huggingface_hub reads its settings when it is imported: each client does that it
 
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,7 @@ class Clients:
         asked = {"code": code, "words": words, "environment": environment, "room": room}
         self._server.stdin.write(json.dumps(asked | {"out": str(self._out), "errors": str(self._errors)}) + "\n")
         self._server.stdin.flush()
+        assert select.select([self._server.stdout], [], [], 300)[0], f"{words} does not end"
         ended = int(self._server.stdout.readline())
         return subprocess.CompletedProcess(words, ended, self._out.read_text(), self._errors.read_text())
 

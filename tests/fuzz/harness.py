@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -11,11 +10,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ..children import prepared
 
 ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 0.02
@@ -169,14 +170,13 @@ def _child(subject: str, start: int, stop: int, limits: Limits, *, verbose: bool
     )
     with errors.open("wb") as stderr:
         process = subprocess.Popen(
-            command,
+            prepared(_limits_set(limits, stop - start), command),
             cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=stderr,
             stderr=stderr,
             start_new_session=True,
-            preexec_fn=_limiter(limits, stop - start),
         )
     try:
         yield _Watch(process, place / "journal"), errors
@@ -185,16 +185,11 @@ def _child(subject: str, start: int, stop: int, limits: Limits, *, verbose: bool
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _limiter(limits: Limits, inputs: int) -> Callable[[], None]:
-    """What sets a child's limits; that of its processor time is for a child whose parent has gone."""
-
-    def set_limits() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        seconds = int(START_SECONDS + limits.cpu * inputs)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-
-    return set_limits
+def _limits_set(limits: Limits, inputs: int) -> str:
+    """Statements that set a child's limits; that of its processor time is for a child whose parent has gone."""
+    seconds = int(START_SECONDS + limits.cpu * inputs)
+    most = {"RLIMIT_AS": limits.memory, "RLIMIT_CORE": 0, "RLIMIT_CPU": seconds}
+    return "import resource\n" + "\n".join(f"resource.setrlimit(resource.{of}, ({n}, {n}))" for of, n in most.items())
 
 
 def _wait(watch: _Watch, limits: Limits, errors: Path) -> str:

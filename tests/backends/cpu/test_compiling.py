@@ -18,6 +18,8 @@ import pytest
 from minillm.backends.cpu import compiling
 from minillm.errors import DeviceError
 
+from ...children import in_child
+
 pytestmark = pytest.mark.skipif(not compiling.compilers(), reason="needs a C compiler")
 
 NUMBER = '#include "number.h"\nint number(void) { return NUMBER; }\n'
@@ -225,10 +227,7 @@ def test_children_that_seem_to_succeed_are_not_believed(tmp_path: Path) -> None:
 
 def test_a_child_forked_while_a_thread_compiles_compiles_for_itself() -> None:
     with compiling._LOADING:
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if compiling._LOADING.acquire(timeout=5) else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert in_child(lambda: compiling._LOADING.acquire(timeout=5))
 
 
 def test_the_package_ziglang_is_the_last_resort(monkeypatch) -> None:

@@ -13,6 +13,8 @@ import pytest
 from minillm.backends.cpu import launching
 from minillm.backends.cpu.launching import Glu, Program, TakeRows, aligned, filled, num_threads, recording, set_threads
 
+from ...children import in_child
+
 two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 
 
@@ -154,13 +156,13 @@ def test_a_forked_child_has_helpers_of_its_own() -> None:
     program, out, expected = gated(1000, 20)
     program.threads = 2
     program.run()
-    child = os.fork()
-    if child == 0:
+
+    def child() -> bool:
         out[...] = np.nan
         program.run()
-        os._exit(0 if np.allclose(out, expected, rtol=1e-6) else 1)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+        return np.allclose(out, expected, rtol=1e-6)
+
+    assert in_child(child)
     program.run()
 
 
@@ -171,16 +173,16 @@ def test_a_program_ends_with_fewer_threads_than_asked_for() -> None:
 
     program, out, expected = gated(1000, 20)
     program.threads = 60
-    child = os.fork()
-    if child == 0:
+
+    def child() -> bool:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), resource.RLIM_INFINITY))
         out[...] = np.nan
         program.run()
         fewer = len(list(Path("/proc/self/task").iterdir())) < 60
-        os._exit(0 if fewer and np.allclose(out, expected, rtol=1e-6) else 1)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+        return fewer and np.allclose(out, expected, rtol=1e-6)
+
+    assert in_child(child)
 
 
 def test_what_is_recorded_is_repeated() -> None:

@@ -14,6 +14,7 @@ import pytest
 from minillm.errors import CheckpointError
 from minillm.text.chat import ChatTemplate, renderer
 
+from ...children import in_child
 from ...conversations import user
 
 TEMPLATE = ChatTemplate("{{ messages[0].content }}")
@@ -52,14 +53,19 @@ def test_threads_get_their_own_answers() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_forked_process_starts_its_own() -> None:
-    greet()
-    child = os.fork()
-    if child == 0:
-        same = [greet(f"child {i}") == f"child {i}" for i in range(50)]
+    def greetings(name: str) -> bool:
+        return all(greet(f"{name} {i}") == f"{name} {i}" for i in range(50))
+
+    def child() -> bool:
+        same = greetings("child")
         renderer.RENDERER.close()
-        os._exit(0 if all(same) else 1)
-    assert [greet(f"parent {i}") for i in range(50)] == [f"parent {i}" for i in range(50)]
-    assert os.waitpid(child, 0)[1] == 0
+        return same
+
+    greet()
+    with ThreadPoolExecutor(1) as pool:
+        parent = pool.submit(greetings, "parent")
+        assert in_child(child)
+        assert parent.result()
 
 
 @pytest.mark.longer
