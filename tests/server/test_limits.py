@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from minillm.server import Limits, make_app
 
 from .client import error_of, get, post, talk
 
+T = TypeVar("T")
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "A", "max_tokens": 150, "ignore_eos": True}
 SHORT = {"prompt": "A", "max_tokens": 2}
@@ -117,6 +119,19 @@ def narrow() -> Iterator[Engine]:
         yield engine
 
 
+async def before_a_step(
+    engine: Engine, calls: Sequence[Coroutine[Any, Any, T]], *, queued: int, answered: int = 0
+) -> list[T]:
+    """What some calls bring of which so many have been queued, and so many answered, before the next step runs."""
+    with engine._driver.turn():
+        tasks = [asyncio.create_task(call) for call in calls]
+        for _ in range(10_000):
+            if (engine._driver.waiting, sum(task.done() for task in tasks)) == (queued, answered):
+                break
+            await asyncio.sleep(0.001)
+    return await asyncio.gather(*tasks)
+
+
 @pytest.mark.longer
 def test_a_full_queue(narrow: Engine) -> None:
     app = make_app(narrow, max_waiting=6)
@@ -125,9 +140,10 @@ def test_a_full_queue(narrow: Engine) -> None:
         first = asyncio.create_task(client.post(COMPLETIONS, json=LONG))
         while narrow.stats.steps < 2:
             await asyncio.sleep(0.001)
-        rest = await asyncio.gather(*(client.post(COMPLETIONS, json=SHORT) for _ in range(12)))
+        rest = [client.post(COMPLETIONS, json=SHORT) for _ in range(12)]
+        responses = await before_a_step(narrow, rest, queued=6, answered=6)
         assert (await first).status_code == 200
-        return rest
+        return responses
 
     responses = talk(app, use)
     refused = [response for response in responses if response.status_code == 429]
@@ -154,7 +170,7 @@ def test_priority(narrow: Engine) -> None:
         first = asyncio.create_task(client.post(COMPLETIONS, json=LONG))
         while narrow.stats.steps < 2:
             await asyncio.sleep(0.001)
-        await asyncio.gather(*(ask(priority) for priority in (3, 1, 2, -5)))
+        await before_a_step(narrow, [ask(priority) for priority in (3, 1, 2, -5)], queued=4)
         await first
         return ended
 
