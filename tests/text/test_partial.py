@@ -24,6 +24,7 @@ TEXTS = [
     "zzz ab Z",
     "é\n\n🙂 ba",
     "<0x41>a▁b",
+    "ab abé",
 ]
 
 
@@ -31,9 +32,9 @@ def file_of(folder: Path, *, spaced: bool = True, with_bytes: bool = True) -> Pa
     """A file with a SentencePiece vocabulary of random pieces, most of which no text has."""
     rng = random.Random(3)
     pieces = {"".join(rng.choice(ALPHABET) for _ in range(rng.randrange(1, 6))): 0 for _ in range(600)}
-    named = ["<unk>", "<s>", "</s>", "<mid>", *(f"<0x{i:02X}>" for i in range(256 * with_bytes))]
+    named = ["<unk>", "<s>", "</s>", "<mid>", "b a", *(f"<0x{i:02X}>" for i in range(256 * with_bytes))]
     tokens = [*named, *ALPHABET, *(piece for piece in pieces if piece not in ALPHABET)]
-    types = [2, 3, 3, 4, *(6,) * (256 * with_bytes), *(1,) * (len(tokens) - len(named))]
+    types = [2, 3, 3, 4, 4, *(6,) * (256 * with_bytes), *(1,) * (len(tokens) - len(named))]
     scores = [float(rng.randrange(-9, 1)) for _ in tokens]
     tokenizer = {"model": "llama", "pre": None, "merges": None, "tokens": tokens, "token_type": types, "scores": scores}
     tokenizer |= {"add_space_prefix": spaced, "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}

@@ -99,26 +99,32 @@ class BlockTensor(ComputedTensor):
         rows, data = self._rows(), self.data
         whole_rows = data.strides == c_strides(data.shape)
         step = max(1, COPIED // max(1, rows.shape[1]))
-        whole = self._apart(rows[:0]).each(lambda none: np.empty((len(rows), none.shape[1]), none.dtype))
+        whole = self._empty(len(rows))
         for first in range(0, len(rows), step):
             stop = min(first + step, len(rows))
-            part = self._apart(rows[first:stop])
-            whole.values[first:stop], whole.scales[first:stop] = part.values, part.scales
-            if whole.offsets is not None:
-                whole.offsets[first:stop] = part.offsets
+            self._apart(rows[first:stop], whole, first)
             if whole_rows:
                 data.file.release(*(data.offset + row * rows.shape[1] for row in (first, stop)))
         return whole
 
-    def _apart(self, rows: NDArray[np.uint8]) -> Quantized:
-        """Blocks as integers, scales and offsets. [n, bytes] -> [n, in] or [n, in / 2], and [n, in / 32] twice"""
-        count = rows.shape[1] // self.type.bytes
-        blocks = rows.reshape(len(rows), count, self.type.bytes)  # [n, bytes] -> [n, blocks, bytes of a block]
-        head = 4 if self.type.name == "Q4_1" else 2  # bytes of scale and offset
-        floats = np.ascontiguousarray(blocks[..., :head]).view("<f2")
-        values = np.ascontiguousarray(blocks[..., head:]).reshape(len(rows), count * (self.type.bytes - head))
-        scales, *offsets = (np.ascontiguousarray(floats[..., i]) for i in range(head // 2))
-        return Quantized(values.view(np.int8) if self.type.name == "Q8_0" else values, scales, self.shape[-1], *offsets)
+    def _empty(self, rows: int) -> Quantized:
+        """Arrays for integers, scales and offsets. [rows, in] or [rows, in / 2], and [rows, in / 32] twice"""
+        inputs, groups = self.shape[-1], self.shape[-1] // self.type.numbers
+        in_8_bits = self.type.name == "Q8_0"
+        values = np.empty((rows, inputs if in_8_bits else inputs // 2), np.int8 if in_8_bits else np.uint8)
+        scales, offsets = (np.empty((rows, groups), np.float16) for _ in range(2))
+        return Quantized(values, scales, inputs, offsets if self.type.name == "Q4_1" else None)
+
+    def _apart(self, rows: NDArray[np.uint8], out: Quantized, first: int = 0) -> Quantized:
+        """Write the integers, scales and offsets of blocks [n, bytes of a row] to rows of `out` from `first` on."""
+        some, groups = slice(first, first + len(rows)), out.scales.shape[1]
+        blocks = rows.reshape(len(rows), groups, self.type.bytes)  # [n, bytes] -> [n, blocks, bytes of a block]
+        numbers = [array for array in (out.scales, out.offsets) if array is not None]
+        head = 2 * len(numbers)  # bytes of scale and offset
+        out.values[some].view(np.uint8).reshape(len(rows), groups, self.type.bytes - head)[:] = blocks[..., head:]
+        for i, array in enumerate(numbers):
+            array[some] = blocks[..., :head].view("<f2")[..., i]
+        return out
 
     def _rows(self) -> NDArray[np.uint8]:
         """The blocks of all rows. [rows, bytes of a row]"""
@@ -151,7 +157,7 @@ class BlockTensor(ComputedTensor):
         if self.type.name in BLOCK_FORMATS:
             return dequantize_blocks(self._matrix(rows))
         if self.type.name in GROUPS:
-            return dequantize(self._apart(rows))
+            return dequantize(self._apart(rows, self._empty(len(rows))))
         return dequantize_by_package(rows, self.type, self.name)
 
     def merged_with(self, other: Any) -> "BlockTensor | None":

@@ -214,7 +214,7 @@ def _read(gguf: GGUF, kind: str, *, at_once: bool) -> "tuple[Any, dict[str, int]
     others = [i for i in vocabulary.of(USER_DEFINED) if i not in ids.values()]
 
     def build(chosen: list[int] | None) -> "tokenizers.Tokenizer":
-        """The tokenizer of these tokens, single bytes and added tokens; None: of all."""
+        """The tokenizer of these tokens, single bytes and special tokens; None: of all."""
         from tokenizers import AddedToken
 
         if kind == "gpt2":
@@ -227,11 +227,12 @@ def _read(gguf: GGUF, kind: str, *, at_once: bool) -> "tuple[Any, dict[str, int]
         elif kind == "gemma4":
             backend, begins = _merged_pieces(gguf, vocabulary), True
         else:
-            always = [*special, *others, *vocabulary.of(BYTE)]
+            always = [*special, *vocabulary.of(BYTE)]
             backend, begins = _sentencepiece(gguf, vocabulary, None if chosen is None else {*chosen, *always}), True
         named = (AddedToken(vocabulary.tokens[i], normalized=False, special=True) for i in special)
         backend.add_special_tokens(list(named))
-        backend.add_tokens([AddedToken(vocabulary.tokens[i], normalized=False, special=False) for i in others])
+        added = others if chosen is None else sorted({*others}.intersection(chosen))
+        backend.add_tokens([AddedToken(vocabulary.tokens[i], normalized=False, special=False) for i in added])
         if kind == "bert":
             return backend  # with tokens around a text
         settings = {
@@ -243,7 +244,7 @@ def _read(gguf: GGUF, kind: str, *, at_once: bool) -> "tuple[Any, dict[str, int]
 
     ends = turn_ends({vocabulary.tokens[i]: i for i in special})
     named = [ids[name] for name in ("eos_token", "eot_token", "eom_token") if name in ids]
-    backend = build(None) if names is None else PartialTokenizer(names, build)
+    backend = build(None) if names is None else PartialTokenizer(names, build, others)
     return backend, ids, list(dict.fromkeys(named + ends))
 
 

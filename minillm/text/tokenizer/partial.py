@@ -28,15 +28,18 @@ class PartialTokenizer:
     Those that are not defined here are the whole tokenizer's, which is built then.
     """
 
-    def __init__(self, names: Names, build: Callable[[list[int] | None], "tokenizers.Tokenizer"]) -> None:
+    def __init__(
+        self, names: Names, build: Callable[[list[int] | None], "tokenizers.Tokenizer"], added: list[int]
+    ) -> None:
         """Build no more than the special and added tokens.
 
         Args:
             names: all tokens
-            build: makes the tokenizer of the special and added tokens, single bytes and those of these ids; None: all
+            build: makes the tokenizer of the special tokens, single bytes and the tokens of these ids; None: of all
+            added: the ids of added tokens that are not special
         """
         self.names, self._build = names, build
-        self._small = build([])
+        self._small = build(added)
         self._added = self._small.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in self._added.items() if token.special)
         self._texts = 0
@@ -62,10 +65,14 @@ class PartialTokenizer:
         return backend.encode(text, add_special_tokens=add_special_tokens)
 
     def _inside(self, text: str) -> list[int]:
-        """The ids of all tokens that stand in a text, also behind a space that the normaliser puts in front."""
+        """The ids of all tokens that stand in a text, also behind a space that the normaliser puts in front.
+
+        Added tokens are found in the text as it is.
+        """
         normalizer = self._small.normalizer
         seen = text if normalizer is None else normalizer.normalize_str(text)
-        return [*self.names.inside(SPACE), *self.names.inside(seen, SPACE)]
+        raw = [] if seen == text else self.names.inside(text)
+        return [*self.names.inside(SPACE), *self.names.inside(seen, SPACE), *raw]
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of tokens; ids without a token are left out."""
