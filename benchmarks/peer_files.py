@@ -15,6 +15,7 @@ Families that are not in `LAYOUTS` have the file that minillm itself writes, of 
 """
 
 import ctypes
+import importlib.util
 import json
 import math
 import subprocess
@@ -364,15 +365,24 @@ def _rotary_factors(config: LlamaConfig, raw: Mapping[str, Any]) -> dict[str, ND
 def quantize_gguf(source: Path, path: Path, form: str) -> None:
     """Have llama.cpp convert a file, in whatever format it is, to another, as its own tool does.
 
+    Where it is not installed, the program of its fork ik_llama.cpp does.
+
     Raises:
         RuntimeError: it failed.
     """
-    import llama_cpp
+    if importlib.util.find_spec("llama_cpp") is None:
+        from ik_llama_cpp.quantize import find_quantize_bin
 
-    params = llama_cpp.llama_model_quantize_default_params()
-    params.allow_requantize = True
-    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{LLAMA_TYPES[form]}")
-    if llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(params)):
+        command = [find_quantize_bin(), "--allow-requantize", source, path, form.upper(), "1"]
+        failed = subprocess.run([str(word) for word in command], capture_output=True, check=False).returncode
+    else:
+        import llama_cpp
+
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.allow_requantize = True
+        params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{LLAMA_TYPES[form]}")
+        failed = llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(params))
+    if failed:
         raise RuntimeError(f"llama.cpp could not write {path.name}")
 
 

@@ -16,13 +16,13 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "transformers": ("torch", "transformers"),
     "ctranslate2": ("ctranslate2", "torch", "transformers"),
     "llama.cpp": ("llama_cpp", "gguf"),
-    "ik_llama.cpp": ("ik_llama_cpp", "llama_cpp", "gguf"),
-    "ik_llama.cpp-rtr": ("ik_llama_cpp", "llama_cpp", "gguf"),
+    "ik_llama.cpp": ("ik_llama_cpp", "gguf"),
+    "ik_llama.cpp-rtr": ("ik_llama_cpp", "gguf"),
     "onnxruntime": ("onnxruntime_genai", "onnx_ir", "torch", "transformers"),
     "openvino": ("openvino_genai",),
 }
 """Engine -> packages that it needs; "minillm-cpu" needs a C compiler. The converters of CTranslate2 and ONNX Runtime
-read a checkpoint through torch and transformers; llama.cpp writes its fork's files."""
+read a checkpoint through torch and transformers."""
 LLAMA_CPPS = ("llama.cpp", "ik_llama.cpp", "ik_llama.cpp-rtr")
 """llama.cpp and its fork, which read the same files; the last one has the rows of weights interleaved at load (-rtr)"""
 
