@@ -8,6 +8,7 @@ milliseconds, so neither the event loop nor the engine waits for it.
 """
 
 import asyncio
+import atexit
 import itertools
 import os
 import weakref
@@ -40,6 +41,8 @@ MAX_UNREAD = 16384
 """Tokens of one request that may lie unread; with one token's 20 alternatives about 40 MB."""
 WORKERS = 2
 """Threads that tokenise and check prompts."""
+_LIVING: "weakref.WeakSet[AsyncEngine]" = weakref.WeakSet()
+"""Engines whose threads the end of the program waits for"""
 
 
 class AsyncEngine:
@@ -81,7 +84,8 @@ class AsyncEngine:
         self._names = map("request-{}".format, itertools.count(1))
         self._closed = False
         # An engine that is dropped without `close` ends its threads. The thread does not refer to `self`.
-        self._ending = weakref.finalize(self, _close, self._thread, self._pool)
+        weakref.finalize(self, _end, self._thread, self._pool).atexit = False
+        _LIVING.add(self)
 
     # --- generating --------------------------------------------------------------------------------------------------
 
@@ -379,7 +383,7 @@ class AsyncEngine:
         """Abort all requests, end the threads and close the engine. May be called twice."""
         self._closed = True
         await asyncio.wrap_future(self._thread.stop())
-        self._ending()  # joins the threads: the engine's has ended, and what others have not begun is refused
+        _close(self._thread, self._pool)  # the engine's thread has ended, and what others have not begun is refused
         self.engine.close()
 
     async def __aenter__(self) -> Self:
@@ -562,8 +566,23 @@ async def _results(streams: Sequence[AsyncEventStream]) -> list[Generation]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _end(thread: EngineThread, pool: ThreadPoolExecutor) -> None:
+    """Have the threads of an AsyncEngine end that was dropped.
+
+    Nothing waits for them: a garbage collection may call this in a step of another thread, whose end they wait for.
+    """
+    thread.stop()
+    pool.shutdown(wait=False)
+
+
 def _close(thread: EngineThread, pool: ThreadPoolExecutor) -> None:
-    """End the threads of an AsyncEngine that is closed, was dropped, or lives at the program's end."""
+    """End the threads of an AsyncEngine that is closed, or lives at the program's end."""
     thread.stop()
     thread.join()
     pool.shutdown()
+
+
+@atexit.register
+def _close_all() -> None:
+    for engine in [*_LIVING]:
+        _close(engine._thread, engine._pool)

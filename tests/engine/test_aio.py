@@ -1,7 +1,9 @@
 """`AsyncEngine`: results as an engine's alone, the queue, slow readers, and its end."""
 
 import asyncio
+import gc
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -406,6 +408,34 @@ def test_an_event_loop_that_ends_takes_its_requests_with_it(make: Callable[..., 
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_in_a_step_nobody_waits_for_the_threads_of_one_that_was_dropped(
+    make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A garbage collection in a step finds it, and its idle thread waits for the end of that step to free memory."""
+    monkeypatch.setattr("minillm.engine.engine_thread.IDLE_SECONDS", 0.01)
+    engine = make()
+    aio = AsyncEngine(engine)
+    aio._thread.start()
+    dropped, ended = [aio], threading.Event()
+    thread = aio._thread._thread
+    del aio
+
+    def step() -> None:
+        with engine._driver.turn():
+            while not engine._driver._turns._queue:
+                time.sleep(0.001)
+            dropped.clear()
+            gc.collect()
+        ended.set()
+
+    threading.Thread(target=step, daemon=True).start()
+    assert ended.wait(30)
+    assert thread is not None
+    thread.join(30)
+    assert not thread.is_alive()
+    engine.close()
 
 
 @pytest.mark.longer
