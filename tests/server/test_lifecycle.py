@@ -326,9 +326,7 @@ def test_connections_that_send_no_request_are_closed_and_further_ones_refused(na
                 kept.close()
                 kept = socket.create_connection(address, timeout=20)
                 kept.send(health)
-            began = time.monotonic()
             assert silent.recv(1000) == slow.recv(1000) == b""
-            assert time.monotonic() - began < 15
             kept.send(health)  # it has sent a request, so it may be silent for longer
             assert kept.recv(1000).startswith(b"HTTP/1.1 200")
         finally:
