@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import httpx
 import msgspec
+import pytest
 from starlette.applications import Starlette
 
 from minillm import Engine
@@ -20,6 +21,9 @@ from ..text.chat.conversations import template
 from ..tiny import write_checkpoint
 
 T = TypeVar("T")
+LEFT_OPEN = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""Mark of tests with other projects' clients: these leave event loops and sockets to the garbage collector, which finds
+them in any later test"""
 
 TEMPLATE = ChatTemplate(
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

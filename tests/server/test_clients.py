@@ -16,9 +16,9 @@ pytest.importorskip("starlette", reason="the server needs the extra serve")
 from minillm import Engine
 from minillm.server import make_app
 
-from .client import TEMPLATE, listening
+from .client import LEFT_OPEN, TEMPLATE, listening
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, LEFT_OPEN]
 
 PROMPT = "A list of colors: red,"
 TALK: list[Any] = [{"role": "user", "content": "A list of animals: cat,"}]

@@ -14,9 +14,9 @@ from minillm import Engine
 from minillm.server import make_app
 
 from ..text.chat.conversations import TOOLS
-from .client import TEMPLATE, calling_engine, listening
+from .client import LEFT_OPEN, TEMPLATE, calling_engine, listening
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, LEFT_OPEN]
 
 TALK: list[Any] = [{"role": "user", "content": "A list of colors: red,"}]
 KEY = "a key"

@@ -15,9 +15,9 @@ from minillm.errors import MinillmError
 from minillm.server import make_app
 from minillm.server.tracing import otlp_tracing
 
-from .client import listening
+from .client import LEFT_OPEN, listening
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, LEFT_OPEN]
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
