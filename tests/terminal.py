@@ -71,7 +71,7 @@ class Screen(io.StringIO):
 
     @property
     def lines(self) -> list[str]:
-        """What stands there in the end."""
+        """Lines as they stand there in the end."""
         return [line.rpartition("\r")[2].rstrip() for line in self.getvalue().split("\n")][:-1]
 
 

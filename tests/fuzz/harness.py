@@ -38,7 +38,7 @@ QUIET = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a child: address space in bytes for all of it, seconds for one input."""
+    """Limits of a child: address space in bytes for all of it, seconds for one input."""
 
     memory: int = 3 << 30
     cpu: float = 10
@@ -63,7 +63,7 @@ class Fault:
 
 @dataclass
 class Batch:
-    """What inputs came to."""
+    """Results of some inputs."""
 
     faults: list[Fault] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -72,7 +72,7 @@ class Batch:
 
 @dataclass
 class _Watch:
-    """What is known of a running child."""
+    """State of a running child."""
 
     process: subprocess.Popen[bytes]
     journal: Path

@@ -122,7 +122,7 @@ def narrow() -> Iterator[Engine]:
 async def before_a_step(
     engine: Engine, calls: Sequence[Coroutine[Any, Any, T]], *, queued: int, answered: int = 0
 ) -> list[T]:
-    """What some calls bring of which so many have been queued, and so many answered, before the next step runs."""
+    """Results of calls of which so many have been queued, and so many answered, before the next step runs."""
     with engine._driver.turn():
         tasks = [asyncio.create_task(call) for call in calls]
         for _ in range(10_000):

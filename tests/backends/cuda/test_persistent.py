@@ -62,7 +62,7 @@ class Decoded:
     logits: list[Any]
     pages: list[Any]
     launches: list[Any]
-    """Those of the last recorded step"""
+    """Launches of the last recorded step"""
 
     @property
     def names(self) -> list[str]:
@@ -97,7 +97,7 @@ def decode(
 
 
 def assert_same_bits(raw: dict[str, Any], **how: Any) -> None:
-    """Of the persistent kernel and of the launches that it replaces: logits, keys and values."""
+    """Logits, keys and values of the persistent kernel are those of the launches that it replaces."""
     plain = decode(raw, persists=False, **how | {"schedule": "forward"})
     ours = decode(raw, persists=True, **how)
     embedded = "expand" if how.get("weights", "").startswith("int") else "embed"
@@ -112,7 +112,7 @@ def assert_same_bits(raw: dict[str, Any], **how: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the emulated GPU, on each of which a block runs."""
+    """The emulated GPU has three multiprocessors, on each of which a block runs."""
     monkeypatch.setattr(Kernels, "processors", 3)
 
 
@@ -225,7 +225,7 @@ def test_no_thread_reads_shared_memory_that_another_still_writes() -> None:
 
 @pytest.mark.slow
 def test_no_warp_writes_sums_of_a_tile_that_another_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of few bits; and with a fault, sums of each tile where those of the one before are read."""
+    """Matrices of few bits; the planted fault writes sums of each tile where those of the one before are read."""
     four = INT4 | {"batch": 4}
     run_checked(four, HEAD_DIM=64, INTEGERS=1)
     with_fault("step.cu", "turn ^= 1;", ";", tmp_path, monkeypatch)
@@ -300,7 +300,7 @@ class TestNotPersistent:
 
     @pytest.mark.slow
     def test_layers_that_differ(self) -> None:
-        """Of two layers one has a window."""
+        """One of two layers has a window."""
         window = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
         assert "step" not in decode(QWEN2 | window, persists=True, steps=2).names
 
