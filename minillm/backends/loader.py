@@ -5,6 +5,8 @@ import mmap
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -28,6 +30,7 @@ from .formats import (
     WeightFormats,
     chosen,
 )
+from .memory_use import free_memory, total_memory
 from .storage import Experts, Joined, narrow
 from .weights import Weight
 
@@ -85,7 +88,7 @@ class HugePages:
     """Memory of weights that stay: arrays that begin at cache lines, side by side in blocks of huge pages (Linux).
 
     NumPy's own arrays begin 16 bytes after a page, so that every second vector lies in two cache lines, and those under
-    4 MB are in pages of 4 KB. A block is released with the last of its arrays.
+    4 MB are in pages of 4 KB, as mapped files are. A block is released with the last of its arrays.
     """
 
     BLOCK, PAGE, LINE = 64 << 20, 2 << 20, 64
@@ -108,6 +111,25 @@ class HugePages:
         taken, self._left = self._left[:nbytes], self._left[-(-nbytes // self.LINE) * self.LINE :]
         array: NDArray[Any] = taken.view(dtype).reshape(shape)
         return array
+
+    def copies(self, nbytes: int) -> bool:
+        """Whether a matrix that could be mapped from its file is copied here: half of the memory stays available.
+
+        A product of one row reads it 1.1 to 1.25 times as fast (`benchmarks/README.md`). A mapped one is shared with
+        other processes, and is dropped when memory is scarce.
+        """
+        if nbytes < self.SMALLEST or not self._has_pages:
+            return False
+        return nbytes <= len(self._left) or free_memory() - nbytes > total_memory() // 2
+
+    @cached_property
+    def _has_pages(self) -> bool:
+        """Whether the system gives huge pages where they are asked for."""
+        try:
+            choice = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
+        except OSError:
+            return False
+        return "[never]" not in choice and hasattr(mmap, "MADV_HUGEPAGE")
 
     def _block(self, size: int) -> NDArray[np.uint8]:
         size = -(-size // self.PAGE) * self.PAGE
@@ -244,6 +266,7 @@ class Loader:
         order: Literal["C", "F"] = "C",
         xp: Any = np,
         empty: Callable[..., NDArray[Any]] = np.empty,
+        copies: Callable[[int], bool] = lambda nbytes: False,
     ) -> None:
         """Set the formats of matrices.
 
@@ -254,21 +277,30 @@ class Loader:
                 copied. "F" copies at load; a product with several rows of activations then runs faster.
             xp: the array module of constants
             empty: allocates matrices that are not mapped, by shape and dtype
+            copies: whether a matrix of so many bytes is copied that could be mapped
         """
         self.formats = chosen(WEIGHT_FORMATS, weights)
         self.kept = kept
         self.order = order
         self.xp = xp
         self.empty = empty
+        self.copies = copies
 
     def prepare(
-        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        biases: Sequence[Tensor] = (),
+        role: Role = "projection",
+        *,
+        looked_up: bool = False,
     ) -> Weight:
         """Convert a parameter to the backend's layout.
 
         Several tensors [out_i, in] become one weight [sum of out_i, in], such as a fused Q/K/V projection. A single one
-        whose format and layout stay is mapped and not copied. Vectors are copied, as float32. Where tensors keep
-        blocks, each stays as it is (`Joined`), also beside another format.
+        whose format and layout stay is mapped, unless `copies` says otherwise and it is not only `looked_up`, as a
+        table beside an LM head of its own. Vectors are copied, as float32. Where tensors keep blocks, each stays as it
+        is (`Joined`), also beside another format.
         """
         bias = join(biases) if biases else None
         if len(tensors[0].shape) == 1:
@@ -276,7 +308,7 @@ class Loader:
         form = self.formats.of(role)
         if form is None and self._stay_apart(tensors):
             return Weight(name, Joined(tuple(self._gathered([tensor], None) for tensor in tensors)), bias, role)
-        return Weight(name, self._gathered(tensors, form), bias, role)
+        return Weight(name, self._gathered(tensors, form, looked_up=looked_up), bias, role)
 
     def _stay_apart(self, tensors: Sequence[Tensor]) -> bool:
         """Whether matrices below one another are kept as they are, since one has blocks."""
@@ -301,8 +333,10 @@ class Loader:
         matrices = tuple(self.prepare(f"{name}.{i}", tensors).data for i, tensors in enumerate(experts))
         return Weight(name, Experts(matrices), bias)
 
-    def _gathered(self, tensors: Sequence[Tensor], form: Format | None) -> Any:
-        return gather(tensors, form, self.order, self.kept, self.empty)
+    def _gathered(self, tensors: Sequence[Tensor], form: Format | None, *, looked_up: bool = False) -> Any:
+        form = kept_format(tensors, self.kept) if form is None else form
+        nbytes = sum(math.prod(tensor.shape[:-1]) * form.row_bytes(tensor.shape[-1]) for tensor in tensors)
+        return gather(tensors, form, self.order, self.kept, self.empty, mapped=looked_up or not self.copies(nbytes))
 
     def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
         """A weight of given values, which are in no checkpoint. [n]"""
@@ -374,10 +408,12 @@ def gather(
     order: Literal["C", "F"] = "C",
     kept: Collection[Format] = tuple(STORED_FORMATS.values()),
     empty: Callable[..., NDArray[Any]] = np.empty,
+    *,
+    mapped: bool = True,
 ) -> Any:
     """Concatenate tensors along the first axis, as one array, `Quantized` or `BlockMatrix`.
 
-    Tensors stored in that format are not converted, and stay mapped if they are contiguous in a file.
+    Tensors stored in that format are not converted.
 
     Args:
         tensors: [out_i, in] each
@@ -385,14 +421,18 @@ def gather(
         order: memory order of float32; "F" is column-major
         kept: the formats that stay where `form` is None; all others become float32
         empty: allocates the result, by shape and dtype, unless it is mapped or column-major
+        mapped: whether tensors stay mapped that are stored in that format, and contiguous in a file
     """
     if form is None:
         form = kept_format(tensors, kept)
     if form == FLOAT32:
-        return join(tensors, order, empty)
+        return join(tensors, order, empty, mapped=mapped)
     stored = {STORED_FORMATS.get(tensor.dtype) for tensor in tensors}
     if stored <= {form} and (whole := in_one_piece(tensors)) is not None:
-        return whole.stored()
+        if mapped:
+            return whole.stored()
+        if form.scale_bits and (copied := getattr(whole, "copied", None)) is not None:  # of a file
+            return copied(empty)
     if form.block:
         return _copied_blocks(tensors, empty)
     return (_quantized if form.scale_bits else _narrowed)(tensors, form, empty)
@@ -419,14 +459,18 @@ def in_one_piece(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def join(
-    tensors: Sequence[Tensor], order: Literal["C", "F"] = "C", empty: Callable[..., NDArray[Any]] = np.empty
+    tensors: Sequence[Tensor],
+    order: Literal["C", "F"] = "C",
+    empty: Callable[..., NDArray[Any]] = np.empty,
+    *,
+    mapped: bool = True,
 ) -> NDArray[np.float32]:
-    """Concatenate tensors as float32; a single matrix stays mapped if possible.
+    """Concatenate tensors as float32; a single matrix stays mapped if possible and `mapped`.
 
     Vectors are copied: a mapped one keeps the pages around it in memory. Those of opt-125m are 0.5 MB and would keep
     3.6 MB of a file whose matrices are no longer read once they are rounded.
     """
-    if len(tensors) == 1 and order == "C" and len(tensors[0].shape) > 1:
+    if mapped and len(tensors) == 1 and order == "C" and len(tensors[0].shape) > 1:
         return tensors[0].load()
     rows = [tensor.shape[0] for tensor in tensors]
     shape = (sum(rows), *tensors[0].shape[1:])

@@ -8,16 +8,35 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+CGROUP = Path("/sys/fs/cgroup")
+"""Where Linux says how much memory a container may use, and uses (cgroup v2)"""
+
 
 def free_memory() -> int:
-    """Bytes of memory available; the total, or 8 GiB, where the system does not say."""
+    """Bytes of memory available, to a container within its limit; the total where the system does not say."""
+    free = total_memory()
     with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
+        free = 1024 * _numbers(Path("/proc/meminfo"))["MemAvailable:"]
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
+        cached = _numbers(CGROUP / "memory.stat")["file"]  # pages of files, which are given up when memory is short
+        free = min(free, max(0, int((CGROUP / "memory.max").read_text(encoding="ascii")) - used + cached))
+    return free
+
+
+def total_memory() -> int:
+    """Bytes of memory of the machine, or of a container's limit; 8 GiB where the system does not say."""
+    total = 8 << 30
     if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 8 << 30
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):
+        total = min(total, int((CGROUP / "memory.max").read_text(encoding="ascii")))
+    return total
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The first number of each line, by its first word."""
+    return {words[0]: int(words[1]) for words in map(str.split, path.read_text(encoding="ascii").splitlines())}
 
 
 def trim_heap() -> None:

@@ -49,6 +49,14 @@ def weight_paths(component: Any, path: str = "") -> Iterator[tuple[str, Weight]]
             yield from weight_paths(getattr(component, field.name), f"{path}.{field.name}" if path else field.name)
 
 
+def only_looked_up(model: Any) -> set[str]:
+    """Names of the tables of embeddings that no product has, as tied heads do: a token reads a row of each."""
+    fields_of: dict[str, set[str]] = {}
+    for path, weight in weight_paths(model):
+        fields_of.setdefault(weight.name, set()).add(path.rpartition(".")[2])
+    return {name for name, places in fields_of.items() if places <= {"tokens", "positions", "types"}}
+
+
 def weights_of(model: Any) -> list[Weight]:
     """All weights of a model or of one of its components, without duplicates."""
     return list({id(weight): weight for _, weight in weight_paths(model)}.values())

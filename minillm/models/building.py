@@ -13,6 +13,7 @@ from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
 from ..errors import CheckpointError
 from ..progress import work
+from .base import only_looked_up
 from .decoder import Decoder
 from .parameters import PARAMETERS, Build, Parameter, Weights
 
@@ -43,12 +44,13 @@ def build_from(
     shapes: Shapes = {}
     config.sharded(ranks)  # names heads that cannot be shared
     asked = _weights_of_shapes(shapes, ShapeBackend(), as_built=as_built, rank=rank, ranks=ranks, holds=holds)
-    build(config, asked, ShapeBackend())
+    looked_up = only_looked_up(build(config, asked, ShapeBackend()))
     check_tensors(tensors, shapes)
     form = backend.loader.formats.projection
     with work(verb if form is None else f"{verb} as {form.name}", asked.prepared, PARAMETERS) as progress:
         options: dict[str, Any] = {"as_built": as_built, "rank": rank, "ranks": ranks, "holds": holds}
-        weights = Weights(lambda name, shape: tensors[name], backend, progress=progress, **options)
+        options |= {"looked_up": looked_up, "progress": progress}
+        weights = Weights(lambda name, shape: tensors[name], backend, **options)
         return build(config, weights, backend)
 
 

@@ -105,6 +105,7 @@ class Weights:
         rank: int = 0,
         ranks: int = 1,
         holds: Callable[[str], bool] = lambda name: True,
+        looked_up: Collection[str] = (),
         progress: Work | None = None,
         on_parameter: Callable[[Parameter, Sequence[Tensor]], None] | None = None,
     ) -> None:
@@ -118,13 +119,14 @@ class Weights:
             rank: whose share to take
             ranks: how many share the model
             holds: whether a parameter is needed here, by its name; others, such as other stages', have no data
+            looked_up: names of tables of which only rows are read (`base.only_looked_up`)
             progress: counts the numbers that are prepared
             on_parameter: called for each matrix of projections and tables, with the tensors that this rank has of it
         """
         self.rank, self.ranks = rank, ranks
         self._find, self._backend, self._as_built, self._holds = find, backend, as_built, holds
         self._progress, self._prefix = progress or Work("loading", None, PARAMETERS), ""
-        self._on_parameter = on_parameter
+        self._on_parameter, self._looked_up = on_parameter, looked_up
 
     @property
     def prepared(self) -> int:
@@ -536,7 +538,8 @@ class Weights:
     def _prepare(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor], role: Role) -> Weight:
         if not self._holds(self._prefix + name):
             return Weight(self._prefix + name, None, role=role)
-        weight = self._backend.loader.prepare(self._prefix + name, tensors, biases, role)
+        looked_up = self._prefix + name in self._looked_up
+        weight = self._backend.loader.prepare(self._prefix + name, tensors, biases, role, looked_up=looked_up)
         self._prepared((*tensors, *biases))
         return weight
 

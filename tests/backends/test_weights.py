@@ -13,10 +13,14 @@ from minillm.backends.formats import FLOAT16, FORMATS, INT4, INT4_OFFSETS, INT4_
 from minillm.backends.loader import HugePages, Loader, RandomTensor, gather, kept_format
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.storage import expand, narrow
+from minillm.formats.load_model import load_model
 from minillm.formats.safetensors import read_safetensors
+from minillm.formats.write_checkpoint import write_checkpoint
+from minillm.models.base import weight_paths
 from minillm.reference.quantize import Quantized, quantize
 
 from ..tiny import logits_of, runner_of, tiny_model
+from ..tiny import write_checkpoint as write_tiny
 
 RNG = np.random.default_rng(0)
 
@@ -132,6 +136,51 @@ def test_the_system_is_asked_for_huge_pages() -> None:
             first, last = (int(end, 16) for end in word.split("-"))
             inside = first <= address_of(array) < last
     pytest.fail("the array is in no mapping")
+
+
+@linux
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "int4"])
+def test_what_could_be_mapped_is_copied_into_huge_pages_and_a_table_that_is_looked_up_is_not(
+    tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny(tmp_path / "source", "untied")
+    if dtype != "float32":
+        write_checkpoint(folder, tmp_path / "folder", dtype, progress=False)
+        folder = tmp_path / "folder"
+    logits, mapped = [], []
+    for copies in (False, True):
+        pages = HugePages()
+        monkeypatch.setattr(pages, "copies", lambda nbytes, copies=copies: copies)
+        backend = NumpyBackend()
+        backend.loader = Loader("auto", empty=pages.empty, copies=pages.copies)
+        model = load_model(folder, backend)
+        logits.append(logits_of(runner_of(model), [3, 4, 5]))
+        arrays = {name: _numbers_of(weight.data) for name, weight in weight_paths(model) if weight.data is not None}
+        mapped.append({name for name, array in arrays.items() if array.ndim == 2 and not array.flags.writeable})
+    assert np.array_equal(*logits)
+    tables = {"embedding.tokens", "embedding.positions"}
+    assert mapped[1] == tables & mapped[0] and len(mapped[0]) > len(mapped[1]) > 0
+
+
+@linux
+def test_a_matrix_is_copied_while_half_of_the_memory_stays_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [9 << 30]
+    monkeypatch.setattr("minillm.backends.loader.total_memory", lambda: 16 << 30)
+    monkeypatch.setattr("minillm.backends.loader.free_memory", lambda: free[0])
+    pages = HugePages()
+    monkeypatch.setattr(pages, "_has_pages", True)
+    assert pages.copies(512 << 20) and not pages.copies(2 << 30)  # 8.5 and 7 GiB would stay
+    assert not pages.copies(1000)  # too small for a place there
+    free[0] = 8 << 30
+    assert not pages.copies(512 << 20)
+    pages.empty((1 << 20,), np.uint8)
+    assert pages.copies(1 << 20)  # there is room in a block
+    monkeypatch.setattr(pages, "_has_pages", False)
+    assert not pages.copies(1 << 20)
+
+
+def _numbers_of(data: Any) -> Any:
+    return data.values if isinstance(data, Quantized) else data
 
 
 def address_of(array: Any) -> int:

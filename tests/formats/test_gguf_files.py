@@ -12,7 +12,7 @@ from gguf.quants import dequantize, quantize
 
 from minillm import Engine
 from minillm.backends.cpu.compiling import available
-from minillm.backends.formats import INT4_OFFSETS
+from minillm.backends.formats import INT4_OFFSETS, STORED_FORMATS
 from minillm.backends.loader import gather
 from minillm.backends.storage import expand
 from minillm.errors import CheckpointError, UnsupportedModelError, install
@@ -62,6 +62,10 @@ def test_values_of_every_type_are_the_packages(tmp_path, kind):
     assert np.array_equal(tensor.load(), expected)
     assert np.array_equal(np.concatenate([chunk.copy() for chunk in tensor.part(0, 1, 4).chunks()]), expected[1:4])
     assert np.array_equal(tensor.part(1, 256, 512).load(), expected[:, 256:])
+    if tensor.dtype in STORED_FORMATS and STORED_FORMATS[tensor.dtype].scale_bits:
+        places = []
+        copied = tensor.copied(lambda shape, dtype: places.append(np.zeros(shape, dtype)) or places[-1])
+        assert np.array_equal(expand(copied), expected) and places
     if kind.name in BLOCK_FORMATS:
         assert (
             tensor.stored().blocks.base is not None and tensor.stored().blocks.tobytes() == stored.tobytes()

@@ -195,12 +195,20 @@ def test_log_probabilities(app: Starlette) -> None:
             "top_logprobs": 2,
         },
     ).json()
-    assert logprobs == chat["choices"][0]["logprobs"]["content"]
+    assert chat["choices"][0]["logprobs"]["content"] == near(logprobs)
     lines = post(app, PATH, HI | more | {"stream": True}).text.splitlines()
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
-    assert [
-        one for event in events if event["type"] == "response.output_text.delta" for one in event["logprobs"]
-    ] == logprobs
+    deltas = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
+    assert [one for delta in deltas for one in delta] == near(logprobs)
+
+
+def near(entries: Any) -> Any:
+    """The same entries, with numbers that equal others but for rounding: a cached prefix leaves fewer rows."""
+    if isinstance(entries, list):
+        return [near(entry) for entry in entries]
+    if isinstance(entries, dict):
+        return {name: near(entry) for name, entry in entries.items()}
+    return pytest.approx(entries, abs=1e-4) if isinstance(entries, float) else entries
 
 
 INPUTS: dict[str, tuple[Any, str]] = {

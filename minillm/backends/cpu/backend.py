@@ -89,7 +89,8 @@ class CpuBackend(Recordable, Backend):
         kernels()
         self.deterministic = deterministic
         memory = CpuMemory(cache)
-        super().__init__(Loader(weights, empty=HugePages().empty), memory, CpuSampler(memory))
+        pages = HugePages()
+        super().__init__(Loader(weights, empty=pages.empty, copies=pages.copies), memory, CpuSampler(memory))
         self._experts: WeakKeyDictionary[Weight, ExpertTable] = WeakKeyDictionary()
 
     @recorded

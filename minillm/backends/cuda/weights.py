@@ -43,7 +43,13 @@ class CudaLoader(Loader):
         self._device, self._kernels, self._settle = device, kernels, settle
 
     def prepare(
-        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        biases: Sequence[Tensor] = (),
+        role: Role = "projection",
+        *,
+        looked_up: bool = False,
     ) -> Weight:
         """Round to the format of its role and send to the device. Vectors (biases, gains) stay float32.
 

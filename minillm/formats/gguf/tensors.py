@@ -1,12 +1,14 @@
-"""The tensors of GGUF files: which of them are mapped, repacked or dequantised.
+"""The tensors of GGUF files: which of them stay as they are, are repacked or dequantised.
 
-    F32, F16, BF16          mapped, as from any checkpoint
+What stays is mapped if possible, unless the backend's loader copies it (`backends/loader.py`).
+
+    F32, F16, BF16          as they are
     Q8_0, Q4_0, Q4_1        int8 and int4 in groups of 32, of Q4_1 with offsets (`reference/quantize.py`), bit for bit:
                             a block of the file is its float16 scale, its offset and then its integers, which are
                             copied apart once, at load
-    Q2_K to Q6_K, Q5_0,     blocks as they are (`reference/blocks.py`), mapped if possible: the kernels in C multiply
-    Q5_1, IQ4_NL, IQ4_XS,   them where they lie, NumPy expands them at each product. A backend without them converts: a
-    MXFP4                   GPU Q4_K to int4 with offsets (same integers, scales in float16), others to 16 bits
+    Q2_K to Q6_K, Q5_0,     blocks as they are (`reference/blocks.py`): the kernels in C multiply them, NumPy expands
+    Q5_1, IQ4_NL, IQ4_XS,   them at each product. A backend without them converts: a GPU Q4_K to int4 with offsets
+    MXFP4                   (same integers, scales in float16), others to 16 bits
     every other type        dequantised in chunks of rows by the package `gguf` (extra "gguf"), then kept in float16
 
 Q, K and V, or gate and up, of unlike types stay apart and are multiplied in one launch. Experts are one matrix each:
@@ -26,7 +28,7 @@ Numbers: https://github.com/ggml-org/llama.cpp (`ggml/src/ggml-quants.c`).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +47,7 @@ CHUNK = 1 << 20
 COPIED = 1 << 20
 """Bytes of blocks that are copied at a time"""
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Types that are mapped -> their names in minillm"""
+"""Types that stay as they are -> their names in minillm"""
 GROUPS = {"Q8_0": INT8.name, "Q4_0": INT4.name, "Q4_1": INT4_OFFSETS.name}
 """Types that are kept as integers -> their names in minillm"""
 
@@ -89,17 +91,25 @@ class BlockTensor(ComputedTensor):
             return self._matrix(self._rows())
         if self.type.name not in GROUPS:
             return super().stored()
-        return self._copied()
+        return self.copied()
 
     def _matrix(self, rows: NDArray[np.uint8]) -> BlockMatrix:
         return BlockMatrix(rows, BLOCK_FORMATS[self.type.name])
 
-    def _copied(self) -> Quantized:
+    def copied(self, empty: Callable[..., NDArray[Any]] = np.empty) -> Any:
+        """As `stored`, of a matrix with scales: nothing stays mapped; `empty` makes arrays, by shape and dtype."""
+        if self.type.name in BLOCK_FORMATS:
+            blocks = empty((math.prod(self.data.shape[:-1]), self.data.shape[-1]), np.uint8)
+            self.data.read_into(blocks.reshape(self.data.shape))
+            return self._matrix(blocks)
+        return self._copied_apart(empty)
+
+    def _copied_apart(self, empty: Callable[..., NDArray[Any]]) -> Quantized:
         """All blocks, `_apart`. They are copied some rows at a time, and the mapped pages of these given back."""
         rows, data = self._rows(), self.data
         whole_rows = data.strides == c_strides(data.shape)
         step = max(1, COPIED // max(1, rows.shape[1]))
-        whole = self._empty(len(rows))
+        whole = self._empty(len(rows), empty)
         for first in range(0, len(rows), step):
             stop = min(first + step, len(rows))
             self._apart(rows[first:stop], whole, first)
@@ -107,13 +117,14 @@ class BlockTensor(ComputedTensor):
                 data.file.release(*(data.offset + row * rows.shape[1] for row in (first, stop)))
         return whole
 
-    def _empty(self, rows: int) -> Quantized:
+    def _empty(self, rows: int, empty: Callable[..., NDArray[Any]] = np.empty) -> Quantized:
         """Arrays for integers, scales and offsets. [rows, in] or [rows, in / 2], and [rows, in / 32] twice"""
         inputs, groups = self.shape[-1], self.shape[-1] // self.type.numbers
         in_8_bits = self.type.name == "Q8_0"
-        values = np.empty((rows, inputs if in_8_bits else inputs // 2), np.int8 if in_8_bits else np.uint8)
-        scales, offsets = (np.empty((rows, groups), np.float16) for _ in range(2))
-        return Quantized(values, scales, inputs, offsets if self.type.name == "Q4_1" else None)
+        values = empty((rows, inputs if in_8_bits else inputs // 2), np.int8 if in_8_bits else np.uint8)
+        scales = empty((rows, groups), np.float16)
+        offsets = empty((rows, groups), np.float16) if self.type.name == "Q4_1" else None
+        return Quantized(values, scales, inputs, offsets)
 
     def _apart(self, rows: NDArray[np.uint8], out: Quantized, first: int = 0) -> Quantized:
         """Write the integers, scales and offsets of blocks [n, bytes of a row] to rows of `out` from `first` on."""

@@ -8,7 +8,7 @@
 projections, and tensors that are not quantised are stored as usual. Names and shapes as in the tensor table.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,14 @@ class QuantizedTensor(ComputedTensor):
         """The stored integers and scales, memory-mapped if possible."""
         values, scales = self.values.stored((self.values.dtype,)), self.scales.stored()
         return Quantized(values, scales, self.shape[1])
+
+    def copied(self, empty: Callable[..., NDArray[Any]] = np.empty) -> Quantized:
+        """As `stored`: nothing is mapped; `empty` makes the arrays, by shape and dtype."""
+        parts = []
+        for tensor in (self.values, self.scales):
+            parts.append(empty(tensor.shape, np.dtype(tensor.dtype)))
+            tensor.read_into(parts[-1])
+        return Quantized(parts[0], parts[1], self.shape[1])
 
     def merged_with(self, other: Any) -> "QuantizedTensor | None":
         """Both as one matrix if their values and their scales are adjacent in the file, else None."""
