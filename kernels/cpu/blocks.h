@@ -11,11 +11,19 @@
 /* 16 bytes of each group that is unpacked at once: a part of the vector each. */
 typedef uint8_t sixteens __attribute__((vector_size(16 * AT_ONCE4)));
 typedef uint32_t shifts __attribute__((vector_size(16 * AT_ONCE4)));
+typedef uint64_t eights __attribute__((vector_size(16 * AT_ONCE4)));
 
 /* Numbers of a block. */
 INLINE int64_t block_numbers(const int format) {
-    return format == Q5_0 || format == Q5_1 || format == IQ4_NL || format == MXFP4 || format == NVFP4 ? 32
-                                                                                                         : 256;
+    switch (format) {
+    case Q5_0:
+    case Q5_1:
+    case IQ4_NL:
+    case MXFP4:
+    case NVFP4: return 32;
+    case Q5_0X2: return 64;
+    default: return 256;
+    }
 }
 
 INLINE int64_t block_bytes(const int format) {
@@ -30,6 +38,7 @@ INLINE int64_t block_bytes(const int format) {
     case IQ4_XS: return 136;
     case Q3_K: return 110;
     case NVFP4: return 24;
+    case Q5_0X2: return 44;
     default: return 84;
     }
 }
@@ -51,6 +60,7 @@ INLINE int excess_of(const int format) {
     switch (format) {
     case Q6_K: return 32;
     case Q5_0: return 16;
+    case Q5_0X2: return 16;
     case MXFP4: return 12;
     case NVFP4: return 12;
     case Q3_K: return 4;
@@ -186,14 +196,44 @@ INLINE sixteens unpack_small_half(const int format, const char *block, const int
     return low | ((sixteens)((bits & mask) == mask) & 16);
 }
 
-/* Half `half` of AT_ONCE4 groups in parts of a vector: from group g of a block of 256 on, or of blocks of 32, which lie
- * `at` after the first. */
+/* Half `half` of AT_ONCE4 groups from group g of a pair of blocks on, also of the next pair, `at` after the first. */
+INLINE sixteens unpack_pair_half(const char *pair, const int g, const int64_t *at, const int half) {
+    const int64_t bits = 4, numbers = 12;
+    sixteens low;
+    eights fifths; /* of 8 numbers each: bit 4 of a byte, or of the second half bit 0 */
+#if HAS_AVX512
+    (void)g;
+    __m256i first = _mm256_loadu_si256((const void *)(pair + numbers));
+    __m256i second = _mm256_loadu_si256((const void *)(pair + at[2] + numbers));
+    low = (sixteens)_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+    uint64_t own, other;
+    memcpy(&own, pair + bits, sizeof own);
+    memcpy(&other, pair + at[2] + bits, sizeof other);
+    fifths = (eights){own, own, own, own, other, other, other, other} >> (eights){0, 1, 2, 3, 0, 1, 2, 3};
+#else
+    uint64_t own;
+    (void)at;
+    memcpy(&low, pair + numbers + 16 * g, sizeof low);
+    memcpy(&own, pair + bits, sizeof own);
+#if HAS_AVX2
+    fifths = (eights){own, own, own, own} >> (eights){0, 1, 2, 3};
+#else
+    fifths = (eights){own, own} >> (eights){2 * g, 2 * g + 1};
+#endif
+#endif
+    if (half) low = move(low, 4, 4, 4, 4), fifths <<= 4;
+    return (low & 15) | ((sixteens)fifths & 16);
+}
+
+/* Half `half` of AT_ONCE4 groups in parts of a vector: from group g of a block of 256 or 64 on, or of blocks of 32, which
+ * lie `at` after the first. */
 INLINE sixteens unpack_groups(const int format, const char *block, const int g, const int64_t *at, const int half) {
     if (has_signs(format)) {
         sixteens v = format == IQ4_NL ? load_sixteens(block + 2, at[0], at[1], at[2], at[3])
                                       : load_sixteens(block + 8 + 16 * g, 0, 16, 32, 48);
         return look_up_16(repeat_sixteen(NONLINEAR), (half ? move(v, 4, 4, 4, 4) : v) & 15);
     }
+    if (format == Q5_0X2) return unpack_pair_half(block, g, at, half);
     return block_numbers(format) == 32 ? unpack_small_half(format, block, at, half)
                                        : unpack_half(format, block, g, half);
 }
@@ -246,12 +286,13 @@ INLINE ints look_up_bytes(const void *table, ints v) {
     return v;
 }
 
-/* The 32 numbers of block j of 32, of those that lie `at` bytes after each of LANES rows, or of group j of IQ4_XS: vector
+/* The 32 numbers of a block of 32 that lies `at` bytes after each of LANES rows, or of group j of IQ4_XS or Q5_0X2: vector
  * k has numbers 4 k to 4 k + 3 of each. */
 INLINE void unpack_small_outputs(const int format, const char *const *rows, int64_t at, int64_t j, ints *numbers) {
-    at += format == IQ4_XS ? 8 + 16 * j : small_place(format);
+    ints bits = {0}, fifths[4];
+    if (format == Q5_0X2) gather_16_bytes(rows, at, fifths); /* the second and the third vector have them */
+    at += format == IQ4_XS ? 8 + 16 * j : format == Q5_0X2 ? 12 + 16 * j : small_place(format);
     gather_16_bytes(rows, at, numbers);
-    ints bits = {0};
     if (format == Q5_0 || format == Q5_1)
         for (int o = 0; o < LANES; o++) {
             int32_t own;
@@ -269,6 +310,9 @@ INLINE void unpack_small_outputs(const int format, const char *const *rows, int6
             numbers[k] = look_up_bytes(NONLINEAR, numbers[k]);
         } else if (format == MXFP4 || format == NVFP4) {
             numbers[k] = look_up_bytes(E2M1, numbers[k]);
+        } else if (format == Q5_0X2) {
+            ints own = fifths[1 + k % 2] >> (int)(2 * j + k % 4 / 2);
+            numbers[k] |= (k < 4 ? own : own << 4) & 0x10101010;
         } else { /* bit i of four to bit 4 of byte i: products of single bits do not meet */
             numbers[k] |= (bits >> 4 * k & 15) * 0x02040810 & 0x10101010;
         }
@@ -362,6 +406,9 @@ INLINE void block_scales(const int format, const char *const *rows, int64_t at, 
     } else if (format == NVFP4) {
         gather_16_bytes(rows, at, v);
         scales[0] = (floats)v[0] * 0.5f, scales[1] = (floats)v[1] * 0.5f;
+    } else if (format == Q5_0X2) {
+        gather_16_bytes(rows, at, v);
+        split_float16(v[0], &scales[0], &scales[1]);
     } else if (format == Q5_0 || format == IQ4_NL) {
         scales[0] = gather_float16(rows, at);
     } else {

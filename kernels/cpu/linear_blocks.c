@@ -60,7 +60,7 @@ INLINE void fetch_next(const int format, const linear *a, int64_t first, int64_t
 }
 
 /* The sums of AT_ONCE4 groups from g on of a block of each of LANES rows, `start` bytes after rows: [R][group x parts].
- * `at`: from block to block, of blocks of 32. */
+ * `at`: from block to block, of blocks of 32 or 64. */
 INLINE void dot_blocks(const int format, const int R, const char *const *rows, int64_t start, const int g,
                        const int64_t *at, const int8_t *x, int64_t x_stride, int64_t left, ints sums[][2][4]) {
     const int parts = scale_parts(format), sums_of = format == Q4_K ? INT4 : BYTES;
@@ -155,13 +155,13 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, int6
                 int64_t at = done + (of_block == 1 ? 2 : 8 + j * 16), next = of_block == 1 ? (left > GROUP ? size : 0) : 16;
                 dot_signed(R, rows, at, next, own, groups * GROUP, left, sums);
             } else {
-                int64_t at[4];
-                for (int i = 0; i < 4; i++) at[i] = smaller(i, groups - g - 1) * size;
+                int64_t at[4]; /* from block to block; in place of those that do not exist the last one */
+                for (int i = 0; i < 4; i++) at[i] = smaller(i / of_block, (groups - g - 1) / of_block) * size;
                 dot_blocks(format, R, rows, done, j, at, own, groups * GROUP, left, sums);
             }
 #pragma GCC unroll 4
             for (int i = 0; i < step; i++) {
-                if (of_block == 1 && g + i >= end) break;
+                if (of_block < step && g + i >= end) break;
 #pragma GCC unroll 2
                 for (int part = 0; part < parts; part++) {
                     const int64_t place = (g + j + i) * parts + part, scale = (place - start * parts) * LANES;
@@ -207,7 +207,7 @@ INLINE void pack_blocks(const int format, const linear *a, int64_t first, int64_
     find_blocks(format, a, first, g, rows);
     for (int64_t i = 0; i < count; i += of_block, panel += of_block * each) {
         const int64_t at = i / of_block * size;
-        if (of_block == 1 || format == IQ4_XS) {
+        if (of_block <= 2 || format == IQ4_XS) {
 #pragma GCC unroll 1
             for (int64_t j = 0; j < of_block; j++) {
                 ints numbers[8];
@@ -366,6 +366,7 @@ FORMAT(IQ4_XS, many_int8, INT8_ROWS, INT8, 1)
 FORMAT(Q3_K, many_halves, BYTE_ROWS, INT4, 2)
 FORMAT(Q2_K, many_halves, BYTE_ROWS, INT4, 2)
 FORMAT(NVFP4, many_halves, BYTE_ROWS, INT4, 2)
+FORMAT(Q5_0X2, many_bytes, BYTE_ROWS, INT4, 1)
 
 const integer_format *block_format(int64_t format) {
     switch (format) {
@@ -379,6 +380,7 @@ const integer_format *block_format(int64_t format) {
     case IQ4_XS: return &of_IQ4_XS;
     case Q3_K: return &of_Q3_K;
     case NVFP4: return &of_NVFP4;
+    case Q5_0X2: return &of_Q5_0X2;
     default: return &of_Q2_K;
     }
 }

@@ -343,6 +343,7 @@ static void look_up(const table *m, int64_t row, int64_t E, bool add, float *out
     case Q3_K: look_up_blocks(Q3_K, m, row, E, add, out); break;
     case Q2_K: look_up_blocks(Q2_K, m, row, E, add, out); break;
     case NVFP4: look_up_blocks(NVFP4, m, row, E, add, out); break;
+    case Q5_0X2: look_up_blocks(Q5_0X2, m, row, E, add, out); break;
     case NF4: look_up_codes(NF4, m, row, E, add, out); break;
     case FP4: look_up_codes(FP4, m, row, E, add, out); break;
     }

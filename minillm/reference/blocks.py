@@ -20,7 +20,11 @@ Layouts, with bytes in their order and numbers of bits in brackets; "nibbles" ar
     Q3_K    a third bit [32 bytes], two bits [64 bytes], scales [12 bytes], d         scale d x ([6] - 32), integer - 4
     Q2_K    scales and offsets [16 x (4 and 4)], two bits [64 bytes], d, dmin         scale d x [4], offset -dmin x [4]
 
-Not GGUF's are three more, into which published checkpoints are reordered (`formats/schemes/codebooks.py`):
+Not GGUF's are four more. Kernels in C read the fifth bits of two blocks of Q5_0 with fewer instructions where they
+are side by side, so these are reordered when they are loaded (`in_pairs`). Into the others published checkpoints are
+(`formats/schemes/codebooks.py`):
+
+    Q5_0X2  two d [2 x 16], fifth bits [8 bytes], nibbles [2 x 16 bytes]              as Q5_0
 
     NVFP4   two scales of 16 weights [2 x 32], nibbles [16 bytes]                     scale [32] / 2, integers of FP4
     NF4     scale of 64 weights [32], nibbles of each 32 weights                      scale [32], floats of NF4_CODES
@@ -37,6 +41,8 @@ Order of the weights. In a block of 32, byte j has the nibbles of weights j and 
                 byte j of 32 has their two more bits, group after group from the lowest on
     IQ4_XS      as eight blocks of 32
     Q3_K, Q2_K  of each four groups, byte j of 32 has their two bits, from the lowest on; third bits are as fifth ones
+    Q5_0X2      in byte j of the fifth bits, bit 2 g + i is that of weight 16 + 8 i + j of block g, bit 4 + 2 g + i that
+                of weight 8 i + j
 
 Source: https://github.com/ggml-org/llama.cpp (`ggml/src/ggml-common.h`, `ggml-quants.c`).
 """
@@ -173,6 +179,24 @@ def with_offsets(matrix: BlockMatrix, name: str = "") -> Quantized:
     return Quantized(values, scales, inputs, offsets)
 
 
+_SINGLE = np.dtype([("d", "<u2"), ("low", "<u2"), ("high", "<u2"), ("nibbles", "V16")])
+_PAIR = np.dtype([("d", "<u2", 2), ("bits", "<u8"), ("nibbles", "V16", 2)])
+
+
+def in_pairs(rows: Bytes) -> Bytes:
+    """Blocks of Q5_0 as Q5_0X2, in which each two are one; rows have an even number. [n, bytes] -> [n, bytes]"""
+    single = rows.view(_SINGLE).reshape(-1, 2)  # [n, bytes] -> [pairs, 2]
+    pairs, words = np.empty(len(single), _PAIR), np.empty((len(single), 4), "<u2")
+    pairs["d"], pairs["nibbles"] = single["d"], single["nibbles"]
+    words[:, :2], words[:, 2:] = single["high"], single["low"]  # fifth bits of 16 weights each
+    bits = words.view("<u8")[:, 0]
+    for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0)):
+        other = (bits ^ bits >> np.uint64(shift)) & np.uint64(mask)  # transposes 8 x 8 bits ("Hacker's Delight", 7-3)
+        bits ^= other ^ other << np.uint64(shift)
+    pairs["bits"] = bits
+    return pairs.view(np.uint8).reshape(rows.shape)
+
+
 def in_8_bits(matrix: BlockMatrix, name: str = "") -> Quantized:
     """Blocks of integers as a matrix of 8 bits, with the groups of the blocks; `name` is the tensor's.
 
@@ -238,6 +262,14 @@ def _fifth_bits(part: Bytes) -> Bytes:
 def _q5_0(blocks: Bytes) -> Split:
     integers = (_nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks[:, 2:6])).view(np.int8) - np.int8(16)
     return Split(_floats(blocks, 0), integers)
+
+
+def _q5_0x2(blocks: Bytes) -> Split:
+    shifts = np.arange(4, dtype=np.uint8).reshape(2, 2, 1)  # of both groups, of two times 8 weights
+    shifted = blocks[:, None, None, 4:12] >> shifts  # [n, 8] -> [n, 2, 2, 8]
+    fifth = np.stack([shifted & 16, (shifted & 1) << np.uint8(4)], axis=2)  # -> [n, 2, halves, 2, 8]
+    integers = _nibbles(blocks[:, 12:], 16) | fifth.reshape(len(blocks), -1)  # [n, 64]
+    return Split(_floats(blocks, 0, 2), integers.view(np.int8) - np.int8(16))
 
 
 def _q5_1(blocks: Bytes) -> Split:
@@ -335,6 +367,7 @@ BLOCK_FORMATS = {
         BlockFormat("Q3_K", 256, 110, 16, _q3_k),
         BlockFormat("Q2_K", 256, 84, 16, _q2_k),
         BlockFormat("NVFP4", 32, 24, 16, _nvfp4),
+        BlockFormat("Q5_0X2", 64, 44, 32, _q5_0x2),
         BlockFormat("NF4", 64, 36, 64, _nf4),
         BlockFormat("FP4", 64, 36, 64, _fp4),
     )

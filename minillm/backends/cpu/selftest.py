@@ -267,7 +267,7 @@ def random_blocks(rng: np.random.Generator, form: BlockFormat, outputs: int, inp
         form.name
     )
     if places is None:
-        places = (0, 2) if form.name in ("Q4_K", "Q5_K", "Q5_1") else (0,)
+        places = (0, 2) if form.name in ("Q4_K", "Q5_K", "Q5_1", "Q5_0X2") else (0,)
     for place in places:
         blocks[..., place : place + 2] = rng.uniform(1e-4, 1e-3, (*blocks.shape[:2], 1)).astype("<f2").view(np.uint8)
     if form.name == "MXFP4":

@@ -8,7 +8,7 @@ What stays is mapped if possible, unless the backend's loader copies it (`backen
                             copied apart once, at load
     Q2_K to Q6_K, Q5_0,     blocks as they are (`reference/blocks.py`): the kernels in C multiply them, NumPy expands
     Q5_1, IQ4_NL, IQ4_XS,   them at each product. A backend without them converts: a GPU Q4_K to int4 with offsets
-    MXFP4                   (same integers, scales in float16), others to 16 bits
+    MXFP4                   (same integers, scales in float16), others to 16 bits. Q5_0 that is copied becomes Q5_0X2
     every other type        dequantised in chunks of rows by the package `gguf` (extra "gguf"), then kept in float16
 
 Q, K and V, or gate and up, of unlike types stay apart and are multiplied in one launch. Experts are one matrix each:
@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from ...backends.formats import INT4, INT4_OFFSETS, INT8
 from ...errors import CheckpointError, UnsupportedModelError, install
-from ...reference.blocks import BLOCK_FORMATS, BlockMatrix, dequantize_blocks
+from ...reference.blocks import BLOCK_FORMATS, BlockMatrix, dequantize_blocks, in_pairs
 from ...reference.quantize import Quantized, dequantize
 from ..tensors import ComputedTensor, StoredTensor, WeightFile, c_strides
 from .file import GGUF, Located, Type, read_shards
@@ -97,12 +97,20 @@ class BlockTensor(ComputedTensor):
         return BlockMatrix(rows, BLOCK_FORMATS[self.type.name])
 
     def copied(self, empty: Callable[..., NDArray[Any]] = np.empty) -> Any:
-        """As `stored`, of a matrix with scales: nothing stays mapped; `empty` makes arrays, by shape and dtype."""
-        if self.type.name in BLOCK_FORMATS:
-            blocks = empty((math.prod(self.data.shape[:-1]), self.data.shape[-1]), np.uint8)
-            self.data.read_into(blocks.reshape(self.data.shape))
+        """As `stored`, of a matrix with scales: nothing stays mapped; `empty` makes arrays, by shape and dtype.
+
+        Blocks of Q5_0 become Q5_0X2 where rows have an even number of them.
+        """
+        if self.type.name not in BLOCK_FORMATS:
+            return self._copied_apart(empty)
+        blocks = empty((math.prod(self.data.shape[:-1]), self.data.shape[-1]), np.uint8)
+        self.data.read_into(blocks.reshape(self.data.shape))
+        if self.type.name != "Q5_0" or self.shape[-1] % 64:
             return self._matrix(blocks)
-        return self._copied_apart(empty)
+        step = max(1, COPIED // blocks.shape[1])
+        for first in range(0, len(blocks), step):
+            blocks[first : first + step] = in_pairs(blocks[first : first + step])
+        return BlockMatrix(blocks, BLOCK_FORMATS["Q5_0X2"])
 
     def _copied_apart(self, empty: Callable[..., NDArray[Any]]) -> Quantized:
         """All blocks, `_apart`. They are copied some rows at a time, and the mapped pages of these given back."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.cpu.selftest import random_blocks
-from minillm.reference.blocks import BLOCK_FORMATS, CODE_BOOKS, BlockFormat, BlockMatrix, dequantize_blocks
+from minillm.reference.blocks import BLOCK_FORMATS, CODE_BOOKS, BlockFormat, BlockMatrix, dequantize_blocks, in_pairs
 
 from .test_linear import FEW, MANY, Product, error_of, exact_weight, exact_x, linear, program
 
@@ -102,6 +102,15 @@ def test_blocks_are_not_read_beyond_their_end_and_may_lie_anywhere(form: BlockFo
     for kernel in (FEW, MANY):
         out = linear(kernel, x, BlockMatrix(shifted, form))
         np.testing.assert_array_equal(out, linear(kernel, x, weight))
+
+
+def test_pairs_of_blocks_give_the_bits_of_single_ones() -> None:
+    """A file that is mapped and one that is copied give the same tokens."""
+    for rows, inputs, outputs in ((1, 64, 3), (3, 576, 33), (40, 1536, 50)):
+        x, single = case(BLOCK_FORMATS["Q5_0"], rows, inputs, outputs)
+        pairs = BlockMatrix(in_pairs(single.blocks), BLOCK_FORMATS["Q5_0X2"])
+        for kernel in (FEW, MANY):
+            np.testing.assert_array_equal(linear(kernel, x, pairs), linear(kernel, x, single))
 
 
 def test_products_share_a_program() -> None:
