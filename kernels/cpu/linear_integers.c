@@ -183,8 +183,11 @@ INLINE void pack_numbers(const bool bytes, const void *from, const linear *a, in
         rows[o] = (const char *)from + (bytes ? 1 : 2) * each * smaller(first + o, a->outputs - 1);
     for (int64_t end = i + count; i < end; i += 8, to += 8 * LANES) {
         if (i + 8 > end) {
-            pack_last_numbers(bytes, rows, each, i, end - i, to);
-            break;
+            if (count < 8) {
+                pack_last_numbers(bytes, rows, each, i, end - i, to);
+                break;
+            }
+            to -= (i + 8 - end) * LANES, i = end - 8; /* some of them once more */
         }
         floats found[8];
         load_eight(bytes, rows, i, found);

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..progress import tick
-from ..reference.blocks import BlockMatrix, in_8_bits, with_offsets
+from ..reference.blocks import BLOCK_FORMATS, BlockMatrix, in_8_bits, in_pairs, with_offsets
 from ..reference.quantize import Quantized, quantize, widened, with_zeros
 from .formats import (
     BLOCKS,
@@ -336,7 +336,9 @@ class Loader:
     def _gathered(self, tensors: Sequence[Tensor], form: Format | None, *, looked_up: bool = False) -> Any:
         form = kept_format(tensors, self.kept) if form is None else form
         nbytes = sum(math.prod(tensor.shape[:-1]) * form.row_bytes(tensor.shape[-1]) for tensor in tensors)
-        return gather(tensors, form, self.order, self.kept, self.empty, mapped=looked_up or not self.copies(nbytes))
+        copied = self.copies(nbytes) and not looked_up
+        data = gather(tensors, form, self.order, self.kept, self.empty, mapped=not copied)
+        return _paired(data) if copied else data
 
     def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
         """A weight of given values, which are in no checkpoint. [n]"""
@@ -510,6 +512,16 @@ def _copied_blocks(tensors: Sequence[Tensor], empty: Callable[..., NDArray[Any]]
     assert whole is not None
     matrix: BlockMatrix = whole
     return matrix
+
+
+def _paired(data: Any) -> Any:
+    """Q5_0 as Q5_0X2, in the same memory, where rows have an even number of blocks; anything else as it is."""
+    if not isinstance(data, BlockMatrix) or data.form.name != "Q5_0" or data.shape[1] % 64:
+        return data
+    step = max(1, CHUNK // max(1, data.blocks.shape[1]))
+    for first in range(0, len(data.blocks), step):
+        data.blocks[first : first + step] = in_pairs(data.blocks[first : first + step])
+    return BlockMatrix(data.blocks, BLOCK_FORMATS["Q5_0X2"])
 
 
 def _quantized(tensors: Sequence[Tensor], form: Format, empty: Callable[..., NDArray[Any]]) -> Quantized:

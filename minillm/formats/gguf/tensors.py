@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from ...backends.formats import INT4, INT4_OFFSETS, INT8
 from ...errors import CheckpointError, UnsupportedModelError, install
-from ...reference.blocks import BLOCK_FORMATS, BlockMatrix, dequantize_blocks, in_pairs
+from ...reference.blocks import BLOCK_FORMATS, BlockMatrix, dequantize_blocks
 from ...reference.quantize import Quantized, dequantize
 from ..tensors import ComputedTensor, StoredTensor, WeightFile, c_strides
 from .file import GGUF, Located, Type, read_shards
@@ -97,20 +97,12 @@ class BlockTensor(ComputedTensor):
         return BlockMatrix(rows, BLOCK_FORMATS[self.type.name])
 
     def copied(self, empty: Callable[..., NDArray[Any]] = np.empty) -> Any:
-        """As `stored`, of a matrix with scales: nothing stays mapped; `empty` makes arrays, by shape and dtype.
-
-        Blocks of Q5_0 become Q5_0X2 where rows have an even number of them.
-        """
+        """As `stored`, of a matrix with scales: nothing stays mapped; `empty` makes arrays, by shape and dtype."""
         if self.type.name not in BLOCK_FORMATS:
             return self._copied_apart(empty)
         blocks = empty((math.prod(self.data.shape[:-1]), self.data.shape[-1]), np.uint8)
         self.data.read_into(blocks.reshape(self.data.shape))
-        if self.type.name != "Q5_0" or self.shape[-1] % 64:
-            return self._matrix(blocks)
-        step = max(1, COPIED // blocks.shape[1])
-        for first in range(0, len(blocks), step):
-            blocks[first : first + step] = in_pairs(blocks[first : first + step])
-        return BlockMatrix(blocks, BLOCK_FORMATS["Q5_0X2"])
+        return self._matrix(blocks)
 
     def _copied_apart(self, empty: Callable[..., NDArray[Any]]) -> Quantized:
         """All blocks, `_apart`. They are copied some rows at a time, and the mapped pages of these given back."""
