@@ -74,6 +74,10 @@ INLINE int excess_of(const int format) {
 INLINE sixteens load_sixteens(const char *p, int64_t a, int64_t b, int64_t c, int64_t d) {
     sixteens v;
 #if HAS_AVX512
+    if (__builtin_constant_p(b - a == 16 && d - c == 16) && b - a == 16 && d - c == 16) {
+        __m512i both = _mm512_castsi256_si512(_mm256_loadu_si256((const void *)(p + a)));
+        return (sixteens)_mm512_inserti64x4(both, _mm256_loadu_si256((const void *)(p + c)), 1);
+    }
     __m512i first = _mm512_castsi128_si512(_mm_loadu_si128((const void *)(p + a)));
     first = _mm512_inserti32x4(first, _mm_loadu_si128((const void *)(p + b)), 1);
     first = _mm512_inserti32x4(first, _mm_loadu_si128((const void *)(p + c)), 2);
@@ -83,6 +87,8 @@ INLINE sixteens load_sixteens(const char *p, int64_t a, int64_t b, int64_t c, in
     __m128i first = _mm_loadu_si128((const void *)(p + a));
     if (__builtin_constant_p(a == b) && a == b) {
         v = (sixteens)_mm256_broadcastsi128_si256(first);
+    } else if (__builtin_constant_p(b - a) && b - a == 16) {
+        v = (sixteens)_mm256_loadu_si256((const void *)(p + a));
     } else {
         __m256i wide = _mm256_castsi128_si256(first);
         v = (sixteens)_mm256_inserti128_si256(wide, _mm_loadu_si128((const void *)(p + b)), 1);
@@ -236,6 +242,34 @@ INLINE sixteens unpack_groups(const int format, const char *block, const int g, 
     if (format == Q5_0X2) return unpack_pair_half(block, g, at, half);
     return block_numbers(format) == 32 ? unpack_small_half(format, block, at, half)
                                        : unpack_half(format, block, g, half);
+}
+
+/* Piece `i` of those that vector `vector` of `unpack_halves` has: the group, from g on, and which half of it. */
+#define GROUP_OF(G, VECTOR, I) ((G) + ((VECTOR) * AT_ONCE4 + (I)) / 2)
+#define HALF_OF(VECTOR, I) (((VECTOR) * AT_ONCE4 + (I)) % 2)
+#define OF_HALVES(FUNCTION, FORMAT, G, VECTOR) \
+    FUNCTION(FORMAT, GROUP_OF(G, VECTOR, 0)), FUNCTION(FORMAT, GROUP_OF(G, VECTOR, 1)), \
+        FUNCTION(FORMAT, GROUP_OF(G, VECTOR, 2)), FUNCTION(FORMAT, GROUP_OF(G, VECTOR, 3))
+#define PLACES_OF_HALVES(FUNCTION, FORMAT, G, VECTOR) \
+    FUNCTION(FORMAT, GROUP_OF(G, VECTOR, 0)) + 16 * HALF_OF(VECTOR, 0), \
+        FUNCTION(FORMAT, GROUP_OF(G, VECTOR, 1)) + 16 * HALF_OF(VECTOR, 1), \
+        FUNCTION(FORMAT, GROUP_OF(G, VECTOR, 2)) + 16 * HALF_OF(VECTOR, 2), \
+        FUNCTION(FORMAT, GROUP_OF(G, VECTOR, 3)) + 16 * HALF_OF(VECTOR, 3)
+
+/* As `unpack_groups` for two scales in 32 numbers: halves of groups one after the other, as x has them, in two vectors. */
+INLINE sixteens unpack_halves(const int format, const char *block, const int g, const int64_t *at, const int vector) {
+    if (format == NVFP4) {
+        sixteens both = load_sixteens(block + small_place(format), at[GROUP_OF(0, vector, 0)], at[GROUP_OF(0, vector, 1)],
+                                      at[GROUP_OF(0, vector, 2)], at[GROUP_OF(0, vector, 3)]);
+        both = move(both, 4 * HALF_OF(vector, 0), 4 * HALF_OF(vector, 1), 4 * HALF_OF(vector, 2), 4 * HALF_OF(vector, 3));
+        return look_up_16(repeat_sixteen(E2M1), both & 15);
+    }
+    sixteens low = load_sixteens(block, PLACES_OF_HALVES(place_of, format, g, vector));
+    low = move(low, OF_HALVES(shift_of, format, g, vector)) & (uint8_t)(format == Q6_K ? 15 : 3);
+    if (format == Q2_K) return low;
+    sixteens high = load_sixteens(block, PLACES_OF_HALVES(high_place_of, format, g, vector));
+    high = move(high, OF_HALVES(high_shift_of, format, g, vector));
+    return low | (high & (uint8_t)(format == Q6_K ? 48 : 4));
 }
 
 /* 32 numbers of IQ4_NL or IQ4_XS, from their 16 bytes of nibbles: of as many groups as dot.h multiplies at once by INT8,

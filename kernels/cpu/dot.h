@@ -150,6 +150,19 @@ INLINE halves load_x(const int format, const int8_t *p, int64_t left) {
     return x;
 }
 
+/* As `load_x` with 4 bits, but in the order of x. */
+INLINE halves load_x_in_order(const int8_t *p, int64_t left) {
+    halves x;
+#if HAS_AVX512 || HAS_AVX2
+    const int64_t size = sizeof(octets);
+    for (int i = 0; i < 2; i++) x.v[i] = load_octets(p + i * size, LANES == 16 ? left - i * size : size);
+#else
+    (void)left;
+    memcpy(&x, p, sizeof x);
+#endif
+    return x;
+}
+
 /* Parts of the sums of products: in each four lanes those of a group of 4 bits, in each eight of a group of 8 bits;
  * elsewhere than on x86 of one group. Where the lanes are two sums of 16 bits, `sum_fours` adds them up. */
 INLINE ints dot(const int format, halves w, halves x) {

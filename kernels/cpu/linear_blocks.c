@@ -67,7 +67,8 @@ INLINE void dot_blocks(const int format, const int R, const char *const *rows, i
     halves own[FEW_ROWS];
     ints fours[FEW_ROWS][2][LANES / 4];
 #pragma GCC unroll 2
-    for (int r = 0; r < R; r++) own[r] = load_x(INT4, x + r * x_stride, left);
+    for (int r = 0; r < R; r++)
+        own[r] = parts == 2 ? load_x_in_order(x + r * x_stride, left) : load_x(INT4, x + r * x_stride, left);
 #pragma GCC unroll 4
     for (int o = 0; o < LANES; o += 4) {
         ints twos[FEW_ROWS][2][2], dots[FEW_ROWS][2][2]; /* added up soon: they would not all fit in registers */
@@ -76,7 +77,8 @@ INLINE void dot_blocks(const int format, const int R, const char *const *rows, i
             octets w[2];
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++)
-                w[half] = as_octets(unpack_groups(format, rows[o + i] + start, g, at, half));
+                w[half] = as_octets(parts == 2 ? unpack_halves(format, rows[o + i] + start, g, at, half)
+                                               : unpack_groups(format, rows[o + i] + start, g, at, half));
 #pragma GCC unroll 2
             for (int r = 0; r < R; r++) {
                 ints first = dot_bytes(w[0], own[r].v[0]), second = dot_bytes(w[1], own[r].v[1]);
@@ -99,7 +101,13 @@ INLINE void dot_blocks(const int format, const int R, const char *const *rows, i
 #pragma GCC unroll 2
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
-        for (int part = 0; part < parts; part++) arrange(sums_of, fours[r][part], sums[r][part]);
+        for (int i = 0; i < parts; i++) {
+            ints own_sums[4];
+            arrange(sums_of, fours[r][i], parts == 1 ? sums[r][0] : own_sums);
+#pragma GCC unroll 4
+            for (int j = 0; j < AT_ONCE4 && parts == 2; j++)
+                sums[r][HALF_OF(i, j)][GROUP_OF(0, i, j)] = own_sums[j];
+        }
 }
 
 /* The same for formats with signs, AT_ONCE8 groups: nibbles `at` bytes after rows, and `stride` from group to group. */

@@ -21,7 +21,7 @@ EPILOG = """examples:
 
 
 DESCRIPTION = """Write a checkpoint with smaller weights.
-It loads at once: its files are mapped, not read.
+It loads fast: nothing is rounded again.
 
 A target that ends in .gguf is one file for llama.cpp and minillm, with the
 tokenizer and chat template: float32, float16, bfloat16, int8 (Q8_0), int4
