@@ -84,6 +84,10 @@ class Tensor(Protocol):
         """Rows (axis 0) or columns (axis 1) `first` to `stop`; the rest of a file is not read."""
 
 
+def _never(nbytes: int) -> bool:
+    return False
+
+
 class HugePages:
     """Memory of weights that stay: arrays that begin at cache lines, side by side in blocks of huge pages (Linux).
 
@@ -266,7 +270,7 @@ class Loader:
         order: Literal["C", "F"] = "C",
         xp: Any = np,
         empty: Callable[..., NDArray[Any]] = np.empty,
-        copies: Callable[[int], bool] = lambda nbytes: False,
+        copies: Callable[[int], bool] = _never,
     ) -> None:
         """Set the formats of matrices.
 
@@ -287,20 +291,13 @@ class Loader:
         self.copies = copies
 
     def prepare(
-        self,
-        name: str,
-        tensors: Sequence[Tensor],
-        biases: Sequence[Tensor] = (),
-        role: Role = "projection",
-        *,
-        looked_up: bool = False,
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
     ) -> Weight:
         """Convert a parameter to the backend's layout.
 
         Several tensors [out_i, in] become one weight [sum of out_i, in], such as a fused Q/K/V projection. A single one
-        whose format and layout stay is mapped, unless `copies` says otherwise and it is not only `looked_up`, as a
-        table beside an LM head of its own. Vectors are copied, as float32. Where tensors keep blocks, each stays as it
-        is (`Joined`), also beside another format.
+        whose format and layout stay is mapped, unless `copies` says otherwise. Vectors are copied, as float32. Where
+        tensors keep blocks, each stays as it is (`Joined`), also beside another format.
         """
         bias = join(biases) if biases else None
         if len(tensors[0].shape) == 1:
@@ -308,7 +305,15 @@ class Loader:
         form = self.formats.of(role)
         if form is None and self._stay_apart(tensors):
             return Weight(name, Joined(tuple(self._gathered([tensor], None) for tensor in tensors)), bias, role)
-        return Weight(name, self._gathered(tensors, form, looked_up=looked_up), bias, role)
+        return Weight(name, self._gathered(tensors, form), bias, role)
+
+    def prepare_looked_up(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor], role: Role) -> Weight:
+        """As `prepare`, of a table of which only rows are read, such as one beside an LM head: it stays mapped."""
+        copies, self.copies = self.copies, _never
+        try:
+            return self.prepare(name, tensors, biases, role)
+        finally:
+            self.copies = copies
 
     def _stay_apart(self, tensors: Sequence[Tensor]) -> bool:
         """Whether matrices below one another are kept as they are, since one has blocks."""
@@ -333,10 +338,10 @@ class Loader:
         matrices = tuple(self.prepare(f"{name}.{i}", tensors).data for i, tensors in enumerate(experts))
         return Weight(name, Experts(matrices), bias)
 
-    def _gathered(self, tensors: Sequence[Tensor], form: Format | None, *, looked_up: bool = False) -> Any:
+    def _gathered(self, tensors: Sequence[Tensor], form: Format | None) -> Any:
         form = kept_format(tensors, self.kept) if form is None else form
         nbytes = sum(math.prod(tensor.shape[:-1]) * form.row_bytes(tensor.shape[-1]) for tensor in tensors)
-        copied = self.copies(nbytes) and not looked_up
+        copied = self.copies(nbytes)
         data = gather(tensors, form, self.order, self.kept, self.empty, mapped=not copied)
         return _paired(data) if copied else data
 

@@ -63,13 +63,7 @@ class ShapeLoader(Loader):
         """Every parameter, by its name"""
 
     def prepare(
-        self,
-        name: str,
-        tensors: Sequence[Tensor],
-        biases: Sequence[Tensor] = (),
-        role: Role = "projection",
-        *,
-        looked_up: bool = False,
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
     ) -> Weight:
         """A weight without numbers, whose arrays have the shapes and types of the format."""
         shape = (sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:])

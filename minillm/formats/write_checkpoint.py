@@ -134,13 +134,7 @@ class _Plan(ShapeLoader):
         """For each weight its source tensors, with their formats; None: the stored one"""
 
     def prepare(
-        self,
-        name: str,
-        tensors: Sequence[Tensor],
-        biases: Sequence[Tensor] = (),
-        role: Role = "projection",
-        *,
-        looked_up: bool = False,
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
     ) -> Weight:
         """A placeholder weight of the right shape."""
         matrix = len(tensors[0].shape) > 1

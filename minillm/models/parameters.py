@@ -538,8 +538,9 @@ class Weights:
     def _prepare(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor], role: Role) -> Weight:
         if not self._holds(self._prefix + name):
             return Weight(self._prefix + name, None, role=role)
-        looked_up = self._prefix + name in self._looked_up
-        weight = self._backend.loader.prepare(self._prefix + name, tensors, biases, role, looked_up=looked_up)
+        loader = self._backend.loader
+        prepare = loader.prepare_looked_up if self._prefix + name in self._looked_up else loader.prepare
+        weight = prepare(self._prefix + name, tensors, biases, role)
         self._prepared((*tensors, *biases))
         return weight
 

@@ -297,5 +297,5 @@ def test_bits_of_a_weight() -> None:
     assert widths == {
         "int8": 8.5, "int4": 4.5, "int4 with offsets": 5, "int4 with zero points": 4.75, "Q2_K": 2.625, "Q3_K": 3.4375,
         "Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.5625, "Q5_0": 5.5, "Q5_1": 6, "IQ4_NL": 4.5, "IQ4_XS": 4.25, "MXFP4": 4.25,
-        "NVFP4": 6, "NF4": 4.5, "FP4": 4.5,
+        "NVFP4": 6, "Q5_0X2": 5.5, "NF4": 4.5, "FP4": 4.5,
     }  # fmt: skip

@@ -43,13 +43,7 @@ class CudaLoader(Loader):
         self._device, self._kernels, self._settle = device, kernels, settle
 
     def prepare(
-        self,
-        name: str,
-        tensors: Sequence[Tensor],
-        biases: Sequence[Tensor] = (),
-        role: Role = "projection",
-        *,
-        looked_up: bool = False,
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
     ) -> Weight:
         """Round to the format of its role and send to the device. Vectors (biases, gains) stay float32.
 
