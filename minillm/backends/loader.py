@@ -438,7 +438,7 @@ def gather(
     if stored <= {form} and (whole := in_one_piece(tensors)) is not None:
         if mapped:
             return whole.stored()
-        if form.scale_bits and (copied := getattr(whole, "copied", None)) is not None:  # of a file
+        if form.scale_bits and (copied := getattr(whole, "copied", None)) is not None:  # read from a file
             return copied(empty)
     if form.block:
         return _copied_blocks(tensors, empty)

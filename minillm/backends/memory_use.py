@@ -15,9 +15,9 @@ CGROUP = Path("/sys/fs/cgroup")
 def free_memory() -> int:
     """Bytes of memory available, to a container within its limit; the total where the system does not say."""
     free = total_memory()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, LookupError):  # the line came with Linux 3.14
         free = 1024 * _numbers(Path("/proc/meminfo"))["MemAvailable:"]
-    with contextlib.suppress(OSError, KeyError, ValueError):
+    with contextlib.suppress(OSError, LookupError, ValueError):
         used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
         cached = _numbers(CGROUP / "memory.stat")["file"]  # pages of files, which are given up when memory is short
         free = min(free, max(0, int((CGROUP / "memory.max").read_text(encoding="ascii")) - used + cached))

@@ -23,3 +23,8 @@ def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch: pyte
     assert memory_use.free_memory() == 40_000_000
     (tmp_path / "memory.max").write_text("50000000\n")
     assert memory_use.free_memory() == 0
+
+
+def test_without_the_line_that_says_it_all_memory_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_use, "_numbers", lambda path: {})
+    assert memory_use.free_memory() == memory_use.total_memory()

@@ -66,6 +66,8 @@ def test_values_of_every_type_are_the_packages(tmp_path, kind):
         places = []
         copied = tensor.copied(lambda shape, dtype: places.append(np.zeros(shape, dtype)) or places[-1])
         assert np.array_equal(expand(copied), expected) and places
+        for part, values in ((tensor.part(0, 1, 4), expected[1:4]), (tensor.part(1, 256, 512), expected[:, 256:])):
+            assert np.array_equal(expand(part.copied()), values)
     if kind.name in BLOCK_FORMATS:
         assert (
             tensor.stored().blocks.base is not None and tensor.stored().blocks.tobytes() == stored.tobytes()
