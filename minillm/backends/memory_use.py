@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Where Linux says how much memory a container may use, and uses (cgroup v2)"""
+"""The files in which Linux says how much memory a container may use, and uses (cgroup v2)"""
 
 
 def free_memory() -> int:

@@ -10,7 +10,7 @@ from minillm.reference import blocks as ours
 from minillm.reference.blocks import BLOCK_FORMATS, CODE_BOOKS, BlockMatrix, dequantize_blocks, in_pairs
 
 IN_FILES = [form for form in BLOCK_FORMATS.values() if form.name not in ("NVFP4", "Q5_0X2", *CODE_BOOKS)]
-"""Those of GGUF files; the others are compared in tests/formats/test_published_reference.py"""
+"""The formats of GGUF files; the others are compared in tests/formats/test_published_reference.py"""
 
 
 @pytest.mark.parametrize("form", IN_FILES, ids=lambda form: form.name)
