@@ -4,9 +4,10 @@
  * done. So a program completes with any number of workers, and a slower core does less.
  *
  * A helper spins for about the time between two decode steps, then sleeps on a condition variable. Within a program
- * workers wait for each other by spinning and then by short sleeps, which leave the core to other processes. If the
- * caller slept for a good part of one, other processes hold the cores: programs then run on its thread alone for a
- * while, since every launch would wait for a worker that is not scheduled.
+ * workers wait for each other by spinning, for longer than the difference of two shares in a decode step takes, and
+ * then by short sleeps, which leave the core to other processes. If the caller slept for a good part of a program, long
+ * each time, other processes hold the cores: programs then run on its thread alone for a while, since every launch would
+ * wait for a worker that is not scheduled.
  *
  * A forked child has none of its parent's threads and begins without helpers. While one thread's program uses the
  * helpers, programs of other threads run alone.
@@ -22,12 +23,12 @@
 
 enum {
     MOST_HELPERS = 255,
-    PATIENCE = 2000,      /* polls before a worker that waits for others begins to sleep: 30 to 100 us */
-    IDLE = 10 * PATIENCE, /* polls of a helper for the next program before it sleeps */
-    NAP = 20000,          /* ns of a short sleep; the system adds about 50 us */
-    NAP_TAKES = 70000,    /* ns */
-    LATE = 10,            /* short sleeps of the caller in one program that show a worker without a core, ... */
-    LATE_SHARE = 16       /* ... if they take so large a part of its time, 1/16: shares are never equally long */
+    PATIENCE = 10000,    /* polls before a worker that waits for others begins to sleep: 150 to 500 us */
+    IDLE = 2 * PATIENCE, /* polls of a helper for the next program before it sleeps */
+    NAP = 20000,         /* ns of a short sleep; the system adds about 50 us */
+    NAP_TAKES = 70000,   /* ns */
+    LATE = 10,           /* short sleeps of the caller in one wait that show a worker without a core, ... */
+    LATE_SHARE = 16      /* ... if they take so large a part of a program's time, 1/16: shares differ in length */
 };
 static const int64_t SHORTEST = 20000000, LONGEST = 640000000; /* ns for which programs then run alone */
 
@@ -57,9 +58,9 @@ static inline void pause_briefly(void) {
 #endif
 }
 
-/* Wait until a counter has a value. Returns the number of short sleeps. What a helper does, counting itself `inside`
- * and then reading `turn`, and what the caller does, changing `turn` and then reading `inside`, need one order for
- * all threads: sequential consistency, not only what was written before. */
+/* Wait until a counter has a value. Returns the number of short sleeps, 0 if they were fewer than LATE. What a helper
+ * does, counting itself `inside` and then reading `turn`, and what the caller does, changing `turn` and then reading
+ * `inside`, need one order for all threads: sequential consistency, not only what was written before. */
 static int64_t wait_for(atomic_int_fast64_t *counter, int64_t value) {
     int64_t naps = 0;
     for (int64_t polls = 0; atomic_load(counter) != value; polls++) {
@@ -70,10 +71,10 @@ static int64_t wait_for(atomic_int_fast64_t *counter, int64_t value) {
             naps++;
         }
     }
-    return naps;
+    return naps < LATE ? 0 : naps;
 }
 
-/* One worker's part of a program. Returns the number of short sleeps. */
+/* One worker's part of a program. Returns the number of short sleeps, those of long waits. */
 static int64_t work(launch *program, int64_t length, int64_t worker, bool timed) {
     int64_t naps = 0;
     for (launch *one = program; one < program + length; one++) {
@@ -170,7 +171,7 @@ void run_program(launch *program, int64_t length, int64_t workers, int64_t timed
     int64_t naps = work(program, length, 0, timed);
     atomic_fetch_add(&turn, 1); /* closes the program to further helpers */
     naps += wait_for(&inside, 0);
-    if (naps >= LATE && naps * NAP_TAKES > (now() - began) / LATE_SHARE) {
+    if (naps * NAP_TAKES > (now() - began) / LATE_SHARE) {
         atomic_store_explicit(&alone_until, now() + alone_for, memory_order_relaxed);
         alone_for = 2 * alone_for < LONGEST ? 2 * alone_for : LONGEST;
     } else if (alone_for > SHORTEST) {

@@ -84,7 +84,7 @@ _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
 class Sleepers:
     """A program of two workers that sleep, the helper longer by `late` seconds; and who took part in the last run."""
 
-    def __init__(self, seconds: float, late: float) -> None:
+    def __init__(self, seconds: float, late: float, launches: int = 1) -> None:
         self.workers: set[int] = set()
 
         def sleep(arguments: int, share: int, shares: int, worker: int) -> None:
@@ -95,7 +95,8 @@ class Sleepers:
         self.program = Program()
         self.program.threads = 2
         address = ctypes.cast(self.kernel, ctypes.c_void_p).value or 0
-        self.program.add(address, filled(TakeRows), 2)
+        for _ in range(launches):
+            self.program.add(address, filled(TakeRows), 2)
 
     def run(self) -> set[int]:
         self.workers.clear()
@@ -126,6 +127,13 @@ def test_programs_run_alone_after_waiting_for_a_large_part_of_one() -> None:
 def test_waiting_for_a_small_part_of_a_long_program_leaves_its_threads() -> None:
     """Shares are never equally long: here the caller waits for 10 ms in 410. On a busy machine it may wait longer."""
     late, even = Sleepers(0.4, 0.01), Sleepers(0.005, 0.0)
+    assert any(even.becomes({0, 1}) and late.run() == even.run() == {0, 1} for _ in range(10))
+
+
+@two
+def test_many_short_waits_leave_a_program_its_threads() -> None:
+    """As in attention to a few blocks: here the caller waits for half a millisecond, 40 times in half of the time."""
+    late, even = Sleepers(0.0005, 0.0005, launches=40), Sleepers(0.005, 0.0)
     assert any(even.becomes({0, 1}) and late.run() == even.run() == {0, 1} for _ in range(10))
 
 
