@@ -35,9 +35,10 @@
 #include <stdbool.h>
 
 enum {
-    TILE = 48,  /* query rows in a tile */
-    FEW = 16,   /* query rows up to which a sequence's work is divided by blocks */
-    STRIP = 64  /* positions converted together */
+    TILE = 48,     /* query rows in a tile */
+    FEW = 16,      /* query rows up to which a sequence's work is divided by blocks */
+    STRIP = 64,    /* positions converted together */
+    FETCHED = 2048 /* bytes of the cache that are asked for at once */
 };
 
 /* --- one block ---------------------------------------------------------------------------------------------------- */
@@ -196,32 +197,60 @@ static const float *strip_scales(const void *scales, int64_t first, int64_t coun
     return out;
 }
 
+/* Vectors of one strip and one page. */
+typedef struct {
+    const char *start;
+    int64_t count, bytes; /* of each */
+} strip;
+
+/* The first of the vectors i : end of the tile's head. */
+static strip strip_at(const attention_arguments *a, const tile *t, const void *cache, int64_t i, int64_t end) {
+    int64_t count = smaller(end - i, smaller(a->P - i % a->P, STRIP - i % STRIP));
+    int64_t bytes = cached_bytes(a->format, stored_width(a));
+    return (strip){(const char *)cache + slot_of(a, t, i) * bytes, count, bytes};
+}
+
+/* Asks for some vectors, from number `first` on. Into the L2 cache: two strips of floats would fill the L1 cache. */
+static void fetch(strip next, int64_t first, int64_t count) {
+    int64_t end = smaller(first + count, next.count) * next.bytes;
+    for (int64_t i = first * next.bytes; i < end; i += 64) __builtin_prefetch(next.start + i, 0, 2);
+}
+
 /* The tile's scores with the keys first : end of the block that begins at `start`; or, with a result, the sum of values
- * by weight. Rows of a group skip what none of them sees. */
+ * by weight. Rows of a group skip what none of them sees. A few rows are multiplied sooner than memory delivers: the
+ * next strip is fetched meanwhile, and with the last one what will be read `after` the block. */
 static void multiply_block(const attention_arguments *a, const tile *t, const memory *m, int64_t start, int64_t first,
-                           int64_t end, const void *cache, const void *scales, float *result) {
+                           int64_t end, const void *cache, const void *scales, float *result, strip after) {
     const span *s = t->sequence;
     int64_t G = a->H / a->K, own = result ? a->V : a->D, width = width_of(own), stored = stored_width(a);
     bool direct = width == own && (a->format == FLOAT32 || t->rows <= GROUP) && (a->format != INT4 || stored == own);
+    int64_t format = direct ? a->format : FLOAT32, stride = direct ? stored : width, groups = groups_of(a->D);
     for (int64_t i = first, count; i < end; i += count) {
-        count = smaller(end - i, smaller(a->P - i % a->P, STRIP - i % STRIP));
-        int64_t slot = slot_of(a, t, i), groups = groups_of(a->D);
-        vectors from = {number_at(cache, a->format, slot * stored), NULL};
-        if (a->format == INT4) from.scales = strip_scales(scales, slot * groups, count * groups, m->strip_scales);
+        strip here = strip_at(a, t, cache, i, end), next = {0};
+        count = here.count;
+        if (t->rows <= FEW) next = i + count < end ? strip_at(a, t, cache, i + count, end) : after;
+        vectors from = {here.start, NULL};
+        if (a->format == INT4)
+            from.scales = strip_scales(scales, slot_of(a, t, i) * groups, count * groups, m->strip_scales);
         if (!direct) {
             convert(from, a->format, stored, own, count, m->strip);
             from = (vectors){m->strip, NULL};
         }
-        for (int64_t row = 0; row < t->rows; row += GROUP) {
+        for (int64_t row = 0; row < t->rows; row += GROUP, next.count = 0) {
             int64_t rows = smaller(GROUP, t->rows - row);
             int64_t visible = smaller(count, after_visible(a, s, (t->row + row + rows - 1) / G) - i);
-            if (visible <= 0) continue;
-            float *scores = m->scores + row * ROW + i - start;
-            int64_t format = direct ? a->format : FLOAT32;
-            if (result) {
-                add_values(rows, format, scores, from, direct ? stored : width, width, visible, result + row * width);
-            } else {
-                compute_scores(rows, format, m->queries + row * width, from, width, visible, scores);
+            int64_t step = next.count ? larger(8, FETCHED / here.bytes / 8 * 8) : STRIP;
+            for (int64_t j = 0; j < visible; j += step) {
+                int64_t some = smaller(step, visible - j);
+                vectors these = {(const char *)from.numbers + j * cached_bytes(format, stride), NULL};
+                if (from.scales) these.scales = from.scales + j * groups;
+                float *scores = m->scores + row * ROW + i + j - start;
+                fetch(next, j, step);
+                if (result) {
+                    add_values(rows, format, scores, these, stride, width, some, result + row * width);
+                } else {
+                    compute_scores(rows, format, m->queries + row * width, these, width, some, scores);
+                }
             }
         }
     }
@@ -322,11 +351,15 @@ static void attend_block(const attention_arguments *a, const tile *t, const memo
     int64_t query = t->row / G, last = (t->row + t->rows - 1) / G;
     int64_t first = larger(start, first_visible_of(a, s, query, last + 1));
     int64_t end = smaller(start + BLOCK, after_visible(a, s, last));
+    tile following = *t;
+    following.head++;
+    strip values = strip_at(a, t, a->values, first, end), after = {0};
+    if (following.head < a->K) after = strip_at(a, &following, a->keys, first, end);
     load_scales(a, t, m, start, first, end);
-    multiply_block(a, t, m, start, first, end, a->keys, a->key_scales, NULL);
+    multiply_block(a, t, m, start, first, end, a->keys, a->key_scales, NULL, values);
     for (int64_t row = 0; row < t->rows; row++) softmax_row(a, t, m, row, start, end - start);
     memset(m->result, 0, sizeof(float) * t->rows * width);
-    multiply_block(a, t, m, start, first, end, a->values, a->value_scales, m->result);
+    multiply_block(a, t, m, start, first, end, a->values, a->value_scales, m->result, after);
 }
 
 /* Merges a block's result into that of the blocks before it, for one row. Not inlined: compilers may round two copies

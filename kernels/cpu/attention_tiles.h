@@ -16,9 +16,9 @@ typedef struct {
     const float *scales; /* of each 32 numbers, int4 only */
 } vectors;
 
-/* Address of number i of an array in a format of the cache; of int4 the first of 32. */
-INLINE const void *number_at(const void *p, int64_t format, int64_t i) {
-    return (const char *)p + (format == INT4 ? i / 2 : i * (format == FLOAT32 ? 4 : format == BFLOAT16 ? 2 : 1));
+/* Bytes of numbers in a format of the cache; of int4 whole groups of 32. */
+INLINE int64_t cached_bytes(int64_t format, int64_t numbers) {
+    return format == INT4 ? numbers / 2 : numbers * (format == FLOAT32 ? 4 : format == BFLOAT16 ? 2 : 1);
 }
 
 /* Numbers i + e to i + e + LANES; of int4 i is that of whole groups. */

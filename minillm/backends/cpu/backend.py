@@ -51,6 +51,7 @@ from .launching import (
     filled,
     kernels,
     launch,
+    most_shares,
     not_recorded,
     shares_of,
 )
@@ -494,7 +495,7 @@ class CpuBackend(Recordable, Backend):
             sinks=None if spec.sinks is None else spec.sinks.data,
         )  # fmt: skip
         sequences.add(batch, arguments)
-        launch("attention", arguments, shares_of(max(1, len(q)) * cache.heads))
+        launch("attention", arguments, most_shares())  # of blocks, which become more from step to step
         return out
 
     @recorded

@@ -142,9 +142,14 @@ def num_threads() -> int:
     return _threads
 
 
+def most_shares() -> int:
+    """The number of shares for work of many pieces, or of a number that a replayed program changes: some a worker."""
+    return _SHARES_A_WORKER * num_threads()
+
+
 def shares_of(pieces: int) -> int:
-    """The number of shares for work of so many pieces: some for each worker."""
-    return max(1, min(pieces, _SHARES_A_WORKER * num_threads()))
+    """The number of shares for work of so many pieces."""
+    return max(1, min(pieces, most_shares()))
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
