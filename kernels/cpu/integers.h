@@ -34,6 +34,13 @@ INLINE int64_t groups_of(const linear *a) {
     return (a->inputs + a->group - 1) / a->group * (a->group / GROUP);
 }
 
+/* While LANES rows of W are multiplied, as many are fetched that lie so many outputs further: the next ones, or of
+ * short rows those after them. What is fetched sooner leaves the L1 cache again, what is fetched later is not there in
+ * time (measured with vectors of 8). */
+INLINE int64_t outputs_ahead(int64_t row_bytes) {
+    return LANES == 8 && row_bytes * LANES >= 4096 ? LANES : INTEGER_OUTPUTS;
+}
+
 /* From row to row of x_scales; of x_sums as much for each of the parts of a group with scales of their own. */
 INLINE int64_t scale_stride(int64_t groups) {
     return (groups + 15) / 16 * 16;

@@ -53,9 +53,10 @@ INLINE void pack_block_scales(const int format, const linear *a, int64_t first, 
 
 /* --- few rows ----------------------------------------------------------------------------------------------------- */
 
-/* What is multiplied INTEGER_OUTPUTS outputs later, as in linear_integers.c: `bytes` of each of LANES rows. */
+/* What is multiplied `outputs_ahead` later, as in linear_integers.c: `bytes` of each of LANES rows. */
 INLINE void fetch_next(const int format, const linear *a, int64_t first, int64_t block, int64_t bytes) {
-    const char *next = (const char *)a->weight + (first + INTEGER_OUTPUTS) * row_bytes(format, a);
+    const int64_t size = row_bytes(format, a);
+    const char *next = (const char *)a->weight + (first + outputs_ahead(size)) * size;
     fetch_lines(next + block * LANES, bytes * LANES);
 }
 

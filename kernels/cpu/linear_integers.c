@@ -89,12 +89,13 @@ INLINE int64_t group_bytes(int64_t format) {
     return format == INT8 ? GROUP : GROUP / 2;
 }
 
-/* What is multiplied after INTEGER_OUTPUTS outputs from `first` on, in the order in which it lies: as much of it as
- * LANES rows have up to their group g. It is fetched while as much of this is multiplied, since LANES rows side by side
- * are more streams than the hardware fetches early by itself. */
+/* What is multiplied `outputs_ahead` after output `first`, in the order in which it lies: as much of it as LANES rows
+ * have up to their group g. It is fetched while as much of this is multiplied, since LANES rows side by side are more
+ * streams than the hardware fetches early by itself. (In the order in which it is multiplied, a step took 1.4 times as
+ * long.) */
 INLINE const char *next_outputs(const linear *a, int64_t first, int64_t g) {
-    const int64_t each = group_bytes(a->format);
-    return (const char *)a->weight + ((first + INTEGER_OUTPUTS) * groups_of(a) + g * LANES) * each;
+    const int64_t each = group_bytes(a->format), groups = groups_of(a);
+    return (const char *)a->weight + ((first + outputs_ahead(groups * each)) * groups + g * LANES) * each;
 }
 
 INLINE void pack_panel_as(const int format, const linear *a, int64_t first, int64_t g, int64_t count, char *panel) {
