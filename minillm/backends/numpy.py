@@ -3,8 +3,8 @@
 Its BLAS is limited to one thread while other processes keep the threads from their cores. A product on several threads
 ends with the slowest one, and the others spin meanwhile. When other processes use the cores, each product waits for a
 thread that is not scheduled: with two busy processes on two cores, a prefill on two threads took eight times as long as
-on one. The calling thread detects this: in a layer, more wall-clock time has passed than it had CPU time. Products then
-run on one thread for some time.
+on one. The calling thread detects this: more wall-clock time has passed than it had CPU time. Products then run on one
+thread for some time.
 """
 
 import sys
@@ -16,15 +16,17 @@ from functools import cache
 from typing import Any, Literal
 
 from ..batch import Batch
+from ..reference.experts import Routing
 from ..reference.sampling import Draw
 from .formats import BLOCKS, Format, WeightFormats
 from .loader import INTEGERS, Loader
 from .memory import Memory
 from .operations import Backend
-from .recording import Result, composed
+from .recording import Result
+from .weights import Weight
 
 LOST = 1e-3
-"""Seconds off the CPU in one layer that indicate contention: a scheduler takes a core away for 1 to 4 ms"""
+"""Seconds off the CPU in one product that indicate contention: a scheduler takes a core away for 1 to 4 ms"""
 _SHORTEST, _LONGEST = 0.1, 3.2
 """Seconds on one thread: doubled at each loss, reset when twice as long has passed without one."""
 
@@ -65,36 +67,29 @@ LIMIT = BlasLimit()
 
 
 class Watch:
-    """Limits BLAS once layers have lost time to other processes."""
+    """Limits BLAS once products have lost time to other processes."""
 
     def __init__(self, limit: BlasLimit = LIMIT) -> None:
         self._limit, self._inside, self._limited = limit, False, False
         self._pause, self._until = 0.0, 0.0
-        self._passed = self._worked = 0.0
 
     @contextmanager
     def forward_pass(self) -> Iterator[None]:
         """Limit BLAS within a pass only: other users of BLAS in this process keep its threads."""
         self._inside = True
-        self._passed, self._worked = time.perf_counter(), time.thread_time()
         if time.monotonic() < self._until:
             self._begin()
         try:
             yield
-            self.end_layer()
         finally:
             self._inside = False
             if self._limited:
                 self._limited = False
                 self._limit.release()
 
-    def end_layer(self) -> None:
-        """Limit BLAS for the rest of the pass, and for the passes of some time, if a layer has lost over `LOST`."""
+    def product_lost_time(self) -> None:
+        """Limit BLAS for the rest of the pass, and for the passes of some time: a product has lost more than `LOST`."""
         if self._limited or not self._inside or sys.platform == "win32":  # its thread clock ticks every 16 ms
-            return
-        passed, worked = time.perf_counter() - self._passed, time.thread_time() - self._worked
-        self._passed, self._worked = self._passed + passed, self._worked + worked
-        if passed - worked <= LOST:
             return
         now = time.monotonic()
         recently = now < self._until + 2 * self._pause
@@ -131,11 +126,21 @@ class NumpyBackend(Backend):
             NumpyMemory(self._watch, activations=activations, cache=cache),
         )
 
-    @composed
-    def enter_layer(self, layer: int, x: Any = None) -> None:
-        """End the layer before, whose results but the last are freed."""
-        self._watch.end_layer()
-        self.memory.arena.turn()
+    def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
+        """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
+        began, worked = time.perf_counter(), time.thread_time()
+        out = super().linear(x, weight, activation=activation, residual=residual)
+        if time.perf_counter() - began - (time.thread_time() - worked) > LOST:
+            self._watch.product_lost_time()
+        return out
+
+    def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
+        """Each row's product with its expert's matrix. [T k, in] -> [T k, out]"""
+        began, worked = time.perf_counter(), time.thread_time()
+        out = super().linear_experts(x, weight, routing)
+        if time.perf_counter() - began - (time.thread_time() - worked) > LOST:
+            self._watch.product_lost_time()
+        return out
 
 
 class NumpyMemory(Memory):

@@ -9,6 +9,7 @@ from threadpoolctl import ThreadpoolController
 
 from minillm.backends import numpy as numpy_backend
 from minillm.backends.numpy import BlasLimit, NumpyBackend, Watch
+from minillm.backends.operations import Backend
 
 
 def threads() -> list[int]:
@@ -47,45 +48,46 @@ class Limit(BlasLimit):
         self.asked -= 1
 
 
-def layer(watch: Watch, clocks: Clocks, *, given: float) -> None:
-    """A layer of 10 ms."""
-    clocks.pass_by(0.01, given=given)
+def product(watch: Watch, clocks: Clocks, *, given: float) -> None:
+    """A product of 10 ms."""
     backend = NumpyBackend()
     backend._watch = watch
-    backend.enter_layer(1)  # the one after it
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Backend, "linear", lambda *arguments, **options: clocks.pass_by(0.01, given=given))
+        backend.linear(None, None)  # type: ignore[arg-type]
 
 
-def limited_layers(watch: Watch, limit: Limit, clocks: Clocks, layers: int, *, given: float) -> list[bool]:
-    """Which of a pass's layers, of 10 ms each, run on one thread."""
-    limited = []
+def limited_products(watch: Watch, limit: Limit, clocks: Clocks, products: int, *, given: float) -> list[bool]:
+    """Which of a pass's products, of 10 ms each, run on one thread."""
+    found = []
     with watch.forward_pass():
-        for _ in range(layers):
-            limited.append(bool(limit.asked))
-            layer(watch, clocks, given=given)
+        for _ in range(products):
+            found.append(bool(limit.asked))
+            product(watch, clocks, given=given)
     assert not limit.asked  # between passes BLAS has its threads
-    return limited
+    return found
 
 
-def test_a_layer_that_loses_time_puts_those_after_it_on_one_thread(clocks: Clocks) -> None:
+def test_a_product_that_loses_time_puts_those_after_it_on_one_thread(clocks: Clocks) -> None:
     limit = Limit()
     watch = Watch(limit)
-    assert limited_layers(watch, limit, clocks, 3, given=1.0) == [False] * 3
-    assert limited_layers(watch, limit, clocks, 3, given=0.5) == [False, True, True]
-    assert limited_layers(watch, limit, clocks, 3, given=0.5) == [True] * 3
+    assert limited_products(watch, limit, clocks, 3, given=1.0) == [False] * 3
+    assert limited_products(watch, limit, clocks, 3, given=0.5) == [False, True, True]
+    assert limited_products(watch, limit, clocks, 3, given=0.5) == [True] * 3
     clocks.pass_by(0.1)
-    assert limited_layers(watch, limit, clocks, 2, given=0.5) == [False, True]  # tried again
+    assert limited_products(watch, limit, clocks, 2, given=0.5) == [False, True]  # tried again
     clocks.pass_by(0.15)
-    assert limited_layers(watch, limit, clocks, 2, given=0.5) == [True, True]  # for twice as long
+    assert limited_products(watch, limit, clocks, 2, given=0.5) == [True, True]  # for twice as long
     clocks.pass_by(1)
-    assert limited_layers(watch, limit, clocks, 9, given=1.0) == [False] * 9
-    assert limited_layers(watch, limit, clocks, 2, given=0.5) == [False, True]
+    assert limited_products(watch, limit, clocks, 9, given=1.0) == [False] * 9
+    assert limited_products(watch, limit, clocks, 2, given=0.5) == [False, True]
     clocks.pass_by(0.1)
-    assert limited_layers(watch, limit, clocks, 1, given=1.0) == [False]  # for as long as at first
+    assert limited_products(watch, limit, clocks, 1, given=1.0) == [False]  # for as long as at first
 
 
-def test_a_layer_outside_a_pass_changes_nothing(clocks: Clocks) -> None:
+def test_a_product_outside_a_pass_changes_nothing(clocks: Clocks) -> None:
     limit = Limit()
-    layer(Watch(limit), clocks, given=0)
+    product(Watch(limit), clocks, given=0)
     assert not limit.asked
 
 
@@ -93,7 +95,7 @@ def test_a_pass_that_fails_gives_blas_its_threads_back(clocks: Clocks) -> None:
     limit = Limit()
     watch = Watch(limit)
     with pytest.raises(ZeroDivisionError), watch.forward_pass():
-        layer(watch, clocks, given=0)
+        product(watch, clocks, given=0)
         assert limit.asked == 1
         _ = 1 / 0
     assert not limit.asked
