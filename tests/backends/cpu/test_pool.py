@@ -132,7 +132,7 @@ def test_waiting_for_a_small_part_of_a_long_program_leaves_its_threads() -> None
 
 @two
 def test_many_short_waits_leave_a_program_its_threads() -> None:
-    """As in attention to a few blocks: here the caller waits for half a millisecond, 40 times in half of the time."""
+    """As in attention to a few blocks: here the caller waits 40 times for half a millisecond, half of the time."""
     late, even = Sleepers(0.0005, 0.0005, launches=40), Sleepers(0.005, 0.0)
     assert any(even.becomes({0, 1}) and late.run() == even.run() == {0, 1} for _ in range(10))
 
