@@ -17,7 +17,8 @@
  *   inputs. Integers: as `linear_many`.
  * - `linear_many`, floats: FLOAT_OUTPUTS outputs by DEPTH inputs of W are expanded to float, stay in the L2 cache and
  *   meet all rows, with the same tile; DEPTH inputs of a tile's rows stay in the L1 cache. With vectors of 8 they are
- *   transposed instead, and lanes are along the outputs, without `one_order`.
+ *   transposed instead, and lanes are along the outputs, without `one_order`; of fewer than SET_ROWS rows x is
+ *   transposed, and lanes are along these.
  * - `linear_many`, integers: some INTEGER_OUTPUTS outputs by DEPTH inputs are packed with the lanes along the outputs.
  *   Sums are integers until a group ends, and then need no sum across lanes. A few rows meet W as it is stored.
  * - `linear_parts`: several matrices of different formats, such as queries', keys' and values', in one launch.
@@ -67,9 +68,10 @@ void linear_many(const void *arguments, int64_t share, int64_t shares, int64_t w
     char *scratch = a->scratch + worker * linear_scratch();
     const bool integers = has_integers(a->format);
     int64_t first, last, unit = integers ? INTEGER_OUTPUTS : 4;
+    const int64_t at_once = integers || a->rows >= SET_ROWS ? FLOAT_OUTPUTS : OUTPUTS_OVER_ROWS;
     share_of((a->outputs + unit - 1) / unit, share, shares, &first, &last);
-    for (int64_t o = unit * first, end = smaller(unit * last, a->outputs); o < end; o += FLOAT_OUTPUTS) {
-        int64_t until = smaller(o + FLOAT_OUTPUTS, end);
+    for (int64_t o = unit * first, end = smaller(unit * last, a->outputs); o < end; o += at_once) {
+        int64_t until = smaller(o + at_once, end);
         if (integers) {
             integers_any(a, o, until, scratch);
         } else {

@@ -13,6 +13,8 @@ enum {
     DEPTH = 768,                            /* inputs of a block; divides into groups and vectors */
     AHEAD = 16384,                          /* bytes of W that `linear_few` fetches early */
     FLOAT_OUTPUTS = LANES == 16 ? 192 : 96, /* outputs that `floats_many` multiplies together: W in the L2 cache */
+    OUTPUTS_OVER_ROWS = LANES == 8 ? 192 : FLOAT_OUTPUTS, /* ... for fewer than SET_ROWS rows, which are transposed
+                                                             once for all of them */
     INTEGER_OUTPUTS = 2 * LANES,            /* outputs of a register tile of `integers_any`, which FLOAT_OUTPUTS is a
                                                multiple of */
     SET_ROWS = 65 /* rows from which on W is taken by many outputs: they stay in the L2 cache while a tile's rows are in

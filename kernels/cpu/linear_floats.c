@@ -4,8 +4,8 @@
  * Bytes and floor: as in linear.c.
  *
  * Order of summation: a block of DEPTH inputs is summed by lane and then across lanes, and the blocks by ascending
- * place. In `floats_across` PANEL_DEPTH inputs are summed by ascending place, and these sums likewise; `one_order` does
- * without it.
+ * place. In `floats_across` and `floats_over_rows` the inputs of a panel are summed by ascending place, and these sums
+ * likewise, so that both have the same bits; `one_order` does without them.
  *
  * Versions:
  * - `floats_few` and `floats_many`, which linear.c describes, with one register tile: up to ROWS rows by 4 outputs, or
@@ -13,6 +13,8 @@
  * - `floats_across`, with vectors of 8 in place of `floats_many`: up to ACROSS_ROWS rows by PANEL outputs, lanes along
  *   the outputs of W, which is transposed in panels. A tile of 12 sums then loads 8 numbers for 12 products, not 7
  *   vectors, and needs no sum across lanes.
+ * - `floats_over_rows`, in its place for fewer than SET_ROWS rows, too few to transpose W for: x is transposed instead,
+ *   and lanes are along its rows. 12 outputs of W are read as they lie, or, if not of float32, expanded.
  */
 #include "codebooks.h"
 #include "dot.h"
@@ -24,8 +26,10 @@ enum {
     ACROSS = LANES == 8,                   /* whether many rows are multiplied with the lanes along the outputs, ... */
     ACROSS_ROWS = 6,                       /* ... by a tile of so many rows ... */
     PANEL = 2 * LANES,                     /* ... and so many outputs, ... */
-    PANEL_DEPTH = 256,                     /* ... of so many inputs at a time: then W's are in the L1 cache */
-    FETCHED = 16                           /* bytes of W that are fetched while an input is multiplied */
+    PANEL_DEPTH = 256,                     /* ... of so many inputs at a time, at most: then W's are in the L1 cache */
+    FETCHED = 16,                          /* bytes of W that are fetched while an input is multiplied */
+    GROUP_OUTPUTS = 12,                    /* outputs that meet all rows of `floats_over_rows`, in tiles of 6 or 4 */
+    TRANSPOSED = 32768                     /* numbers of x that are transposed at a time: they stay in the L2 cache */
 };
 
 /* Bytes of some numbers of a row: of code books of whole blocks. */
@@ -218,6 +222,12 @@ INLINE void expand(const int format, const linear *a, int64_t first, int64_t las
 
 /* --- many rows, lanes along the outputs --------------------------------------------------------------------------- */
 
+/* Inputs of a panel: all have about as many, in whole blocks of code books, for a short one costs more. */
+INLINE int64_t panel_depth(int64_t inputs) {
+    int64_t panels = (inputs + PANEL_DEPTH - 1) / PANEL_DEPTH, blocks = (inputs + CODES - 1) / CODES;
+    return inputs ? (blocks + panels - 1) / panels * CODES : CODES;
+}
+
 /* From half to half of a panel. */
 INLINE int64_t panel_half(int64_t depth) {
     return (depth + 15) / 16 * 16 * LANES;
@@ -345,12 +355,13 @@ static panel_tile *const of_panel[] = {NULL, of_panel_1, of_panel_2, of_panel_3,
  * tiles, so that they are still in the cache when they are transposed. */
 static void floats_across(const linear *a, int64_t first, int64_t last, float *panels) {
     const int64_t tiles = (a->rows + ACROSS_ROWS - 1) / ACROSS_ROWS;
-    const int64_t stride = bytes_of(a->format, a->inputs), block = bytes_of(a->format, PANEL_DEPTH);
-    const int64_t fetching = PANEL * block / PANEL_DEPTH / FETCHED; /* of code books 0 */
-    for (int64_t k = 0; k < larger(a->inputs, 1); k += PANEL_DEPTH) {
-        int64_t depth = smaller(PANEL_DEPTH, a->inputs - k);
-        const bool ends = k + PANEL_DEPTH >= a->inputs;
-        const char *next = (const char *)a->weight + first * stride + bytes_of(a->format, k + PANEL_DEPTH);
+    const int64_t stride = bytes_of(a->format, a->inputs), step = panel_depth(a->inputs);
+    const int64_t block = bytes_of(a->format, step);
+    const int64_t fetching = PANEL * block / step / FETCHED; /* of code books 0 */
+    for (int64_t k = 0; k < larger(a->inputs, 1); k += step) {
+        int64_t depth = smaller(step, a->inputs - k);
+        const bool ends = k + step >= a->inputs;
+        const char *next = (const char *)a->weight + first * stride + bytes_of(a->format, k + step);
         if (ends) next = (const char *)a->weight + last * stride;
         for (int64_t o = first; o < last; o += PANEL) {
             float *panel = panels + (o - first) * PANEL_DEPTH;
@@ -377,7 +388,158 @@ static void floats_across(const linear *a, int64_t first, int64_t last, float *p
     }
 }
 
-/* FLOAT_OUTPUTS outputs at most. */
+/* --- some tens of rows, lanes along the rows of x ----------------------------------------------------------------- */
+
+/* Some vectors of rows of x, transposed, and the outputs of W that they meet. Strides are from one vector or output to
+ * the next, W's in bytes. */
+typedef struct {
+    const float *x; /* [vectors, x_stride / LANES, LANES] */
+    const char *w;  /* of float */
+    int64_t x_stride, w_stride, depth;
+    const char *next; /* W's stored rows to fetch early, one for each output, or NULL, ... */
+    int64_t next_stride, each; /* ... from row to row, and bytes of a number */
+} row_operands;
+
+/* The sums of O outputs for one input and V vectors of rows. */
+INLINE void multiply_input_of_rows(const int O, const int V, const row_operands *m, int64_t k, floats total[][3]) {
+    floats numbers[3];
+#pragma GCC unroll 3
+    for (int v = 0; v < V; v++) {
+        numbers[v] = load(m->x + v * m->x_stride + k * LANES);
+        keep(&numbers[v]);
+    }
+#pragma GCC unroll 6
+    for (int o = 0; o < O; o++) {
+        float weight; /* at any address */
+        memcpy(&weight, m->w + o * m->w_stride + 4 * k, sizeof weight);
+#pragma GCC unroll 3
+        for (int v = 0; v < V; v++) total[o][v] = multiply_add(splat(weight), numbers[v], total[o][v]);
+    }
+}
+
+/* sums[o] = W[o] @ x.T, or += that. -> [O, stride] */
+INLINE void multiply_rows(const int O, const int V, const row_operands *m, bool add, float *sums, int64_t stride) {
+    floats total[6][3];
+#pragma GCC unroll 6
+    for (int o = 0; o < O; o++)
+#pragma GCC unroll 3
+        for (int v = 0; v < V; v++) total[o][v] = (floats){0};
+    int64_t k = 0;
+    for (; k + 16 <= m->depth; k += 16) {
+        if (m->next)
+#pragma GCC unroll 6
+            for (int o = 0; o < O; o++) __builtin_prefetch(m->next + o * m->next_stride + k * m->each);
+#pragma GCC unroll 4
+        for (int i = 0; i < 16; i++) multiply_input_of_rows(O, V, m, k + i, total);
+    }
+    for (; k < m->depth; k++) multiply_input_of_rows(O, V, m, k, total);
+#pragma GCC unroll 6
+    for (int o = 0; o < O; o++)
+#pragma GCC unroll 3
+        for (int v = 0; v < V; v++) {
+            float *to = sums + o * stride + v * LANES;
+            store(to, add ? total[o][v] + load(to) : total[o][v]);
+        }
+}
+
+#define ROW_TILE(O, V) \
+    SEPARATE void of_rows_##V(const row_operands *m, bool add, float *sums, int64_t stride) { \
+        if (ACROSS) multiply_rows(O, V, m, add, sums, stride); \
+    }
+ROW_TILE(6, 1)
+ROW_TILE(6, 2)
+ROW_TILE(4, 3)
+
+/* Inputs k to k + depth of all rows of x; in place of rows that do not exist the last one is repeated.
+ * -> [vectors, depth, LANES] */
+static void transpose_rows(const linear *a, int64_t k, int64_t depth, float *to) {
+    for (int64_t row = 0; row < a->rows; row += LANES, to += depth * LANES) {
+        const char *rows[LANES];
+        for (int r = 0; r < LANES; r++) rows[r] = (const char *)(a->x + smaller(row + r, a->rows - 1) * a->inputs + k);
+        int64_t i = 0;
+        for (; i + 8 <= depth; i += 8) transpose(rows, 4 * i, (int32_t *)(to + i * LANES));
+        for (; i < depth; i++)
+            for (int r = 0; r < LANES; r++) memcpy(to + i * LANES + r, rows[r] + 4 * i, sizeof(float));
+    }
+}
+
+/* Inputs k to k + depth of GROUP_OUTPUTS outputs from o on; in place of outputs from `last` on the one before it is
+ * repeated. -> [GROUP_OUTPUTS, PANEL_DEPTH] */
+INLINE void expand_group(const int format, const linear *a, int64_t o, int64_t last, int64_t k, int64_t depth,
+                         float *to) {
+    for (int i = 0; i < GROUP_OUTPUTS; i++)
+        expand(format, a, smaller(o + i, last - 1), smaller(o + i, last - 1) + 1, k, depth, to + i * PANEL_DEPTH);
+}
+
+/* The sums of outputs first to last, [last - first, rows] with `stride` numbers from one to the next, to their places:
+ * whole lines of memory at a time. */
+static void write_sums(const linear *a, int64_t first, int64_t last, const float *sums, int64_t stride) {
+    for (int64_t o = first; o < last; o += PANEL)
+        for (int64_t row = 0; row < a->rows; row += LANES) {
+            const char *from[PANEL];
+            float block[2][8 * LANES];
+            for (int i = 0; i < PANEL; i++)
+                from[i] = (const char *)(sums + (smaller(o + i, last - 1) - first) * stride);
+            for (int half = 0; half < 2; half++) transpose(from + half * LANES, 4 * row, (int32_t *)block[half]);
+            for (int64_t r = 0; r < smaller(LANES, a->rows - row); r++)
+                for (int64_t half = 0, place = o; half < 2 && place < last; half++, place += LANES)
+                    store_part(a->out + (row + r) * a->stride + place, load(block[half] + r * LANES), last - place);
+        }
+}
+
+/* Vectors of rows in twos meet GROUP_OUTPUTS outputs, of an odd number of vectors three; and inputs of a panel at a
+ * time, in the order in which W lies. Meanwhile the next ones are fetched, by the last tiles. */
+static void floats_over_rows(const linear *a, int64_t first, int64_t last, float *scratch) {
+    const int64_t vectors = (a->rows + LANES - 1) / LANES, rows = vectors * LANES;
+    const int64_t stride = bytes_of(a->format, a->inputs), step = panel_depth(a->inputs);
+    const int64_t at_once = TRANSPOSED / larger(rows, 1) / step * step; /* inputs */
+    float *expanded = scratch, *sums = expanded + GROUP_OUTPUTS * PANEL_DEPTH; /* [last - first, rows] */
+    float *x = sums + (OUTPUTS_OVER_ROWS + GROUP_OUTPUTS) * rows;
+    int64_t start = 0;
+    if (!rows) return;
+    do {
+        const int64_t end = smaller(start + at_once, a->inputs);
+        transpose_rows(a, start, end - start, x);
+        for (int64_t o = first; o < last; o += GROUP_OUTPUTS) {
+            int64_t k = start;
+            do {
+                const bool in_place = a->format == FLOAT32 && o + GROUP_OUTPUTS <= last, ends = k + step >= end;
+                const char *w = (const char *)a->weight + o * stride;
+                const char *next = ends ? w + GROUP_OUTPUTS * stride + bytes_of(a->format, start)
+                                        : w + bytes_of(a->format, k + step);
+                row_operands m = {.x_stride = (end - start) * LANES, .depth = smaller(step, end - k),
+                                  .w_stride = in_place ? stride : 4 * PANEL_DEPTH,
+                                  .next_stride = stride, .each = bytes_of(a->format, 1)};
+                if (!in_place)
+                    switch (a->format) {
+                    case FLOAT32: expand_group(FLOAT32, a, o, last, k, m.depth, expanded); break;
+                    case FLOAT16: expand_group(FLOAT16, a, o, last, k, m.depth, expanded); break;
+                    case BFLOAT16: expand_group(BFLOAT16, a, o, last, k, m.depth, expanded); break;
+                    case NF4: expand_group(NF4, a, o, last, k, m.depth, expanded); break;
+                    case FP4: expand_group(FP4, a, o, last, k, m.depth, expanded); break;
+                    }
+                int64_t v = 0;
+                do {
+                    const int64_t count = vectors == 1 ? 1 : (vectors - v) % 2 ? 3 : 2, outputs = count == 3 ? 4 : 6;
+                    m.x = x + v * m.x_stride + (k - start) * LANES;
+                    for (int64_t g = 0; g < GROUP_OUTPUTS; g += outputs) {
+                        m.w = in_place ? w + 4 * k + g * stride : (const char *)(expanded + g * PANEL_DEPTH);
+                        m.next = v + count < vectors ? NULL : next + g * stride;
+                        float *to = sums + (o - first + g) * rows + v * LANES;
+                        (count == 1 ? of_rows_1 : count == 2 ? of_rows_2 : of_rows_3)(&m, k > 0, to, rows);
+                    }
+                    v += count;
+                } while (v < vectors);
+                k += step;
+            } while (k < end);
+        }
+        start = end;
+    } while (start < a->inputs);
+    write_sums(a, first, last, sums, rows);
+    finish(a, 0, a->rows, first, last);
+}
+
+/* FLOAT_OUTPUTS outputs at most, or OUTPUTS_OVER_ROWS. */
 void floats_many(const linear *a, int64_t first, int64_t last, char *scratch) {
     float *block = (float *)scratch;
     int64_t k = 0;
@@ -387,8 +549,7 @@ void floats_many(const linear *a, int64_t first, int64_t last, char *scratch) {
         return;
     }
     if (ACROSS && !a->one_order) {
-        const int64_t size = a->rows < SET_ROWS ? PANEL : FLOAT_OUTPUTS;
-        for (int64_t o = first; o < last; o += size) floats_across(a, o, smaller(o + size, last), block);
+        (a->rows < SET_ROWS ? floats_over_rows : floats_across)(a, first, last, block);
         return;
     }
     do {
