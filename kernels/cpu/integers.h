@@ -7,6 +7,8 @@
 
 enum {
     GROUP = 32,                                 /* numbers of x that share a scale */
+    AHEAD = 512,                                /* bytes of a stream of W that are fetched early, and ... */
+    SCALES_AHEAD = 64,                          /* ... numbers of one of its scales */
     FEW_ROWS = 2,                               /* of a tile with the lanes along the inputs */
     PACKED_ROWS = EXCESS8 ? 2 : 6,              /* rows from which on the weights are packed: VNNI multiplies fast */
     PANELS = INTEGER_OUTPUTS / LANES,           /* vectors of outputs of a tile with the lanes along the outputs ... */
@@ -34,13 +36,6 @@ INLINE int64_t groups_of(const linear *a) {
     return (a->inputs + a->group - 1) / a->group * (a->group / GROUP);
 }
 
-/* While LANES rows of W are multiplied, as many are fetched that lie so many outputs further: the next ones, or of
- * short rows those after them. What is fetched sooner leaves the L1 cache again, what is fetched later is not there in
- * time (measured with vectors of 8). */
-INLINE int64_t outputs_ahead(int64_t row_bytes) {
-    return LANES == 8 && row_bytes * LANES >= 4096 ? LANES : INTEGER_OUTPUTS;
-}
-
 /* From row to row of x_scales; of x_sums as much for each of the parts of a group with scales of their own. */
 INLINE int64_t scale_stride(int64_t groups) {
     return (groups + 15) / 16 * 16;
@@ -64,19 +59,27 @@ typedef struct {
     const char *next; /* what is multiplied later, to be fetched */
 } packed;
 
-typedef void few_tile(const linear *a, int64_t first, int64_t last, int64_t row, int64_t start, int64_t end,
-                      const float *scales, const float *lows);
+/* LANES outputs `gap` apart, the first one and `count` in all; in place of those that do not exist another is taken. */
+typedef struct {
+    int64_t first, gap, count;
+} lanes;
+
+INLINE int64_t output_of(const linear *a, lanes of, int lane) {
+    return smaller(of.first + lane * of.gap, a->outputs - 1);
+}
+
+typedef void few_tile(const linear *a, lanes of, int64_t row, int64_t start, int64_t end, const float *scales,
+                      const float *lows);
 typedef void many_tile(const linear *a, const packed *m, int64_t row);
 
 /* How a format is multiplied. */
 typedef struct {
     few_tile *const *few;   /* by their rows, 1 to FEW_ROWS */
     many_tile *const *many; /* by their rows, 1 to most_rows */
-    /* Packs LANES outputs from `first` on, `count` groups from g on: one vector of every PANELS. In place of outputs
-     * that do not exist the last one is repeated. */
-    void (*pack)(const linear *a, int64_t first, int64_t g, int64_t count, char *panel);
+    /* Packs `count` groups from g on: one vector of every PANELS. */
+    void (*pack)(const linear *a, lanes of, int64_t g, int64_t count, char *panel);
     /* Their scales [count x parts, LANES], and an eighth of what is subtracted; of groups of 64 half as many. */
-    void (*pack_scales)(const linear *a, int64_t first, int64_t g, int64_t count, float *scales, float *lows);
+    void (*pack_scales)(const linear *a, lanes of, int64_t g, int64_t count, float *scales, float *lows);
     int64_t most_rows;
     int64_t format;      /* INT8, or INT4 if the packed numbers are as theirs: one in a byte, of 6 bits at most */
     int64_t parts;       /* scales of 32 numbers, 1 or 2 */
@@ -96,5 +99,29 @@ INLINE floats add_group(const bool offsets, floats total, ints dot, const float 
     floats exact = __builtin_convertvector(dot, floats), own = load(scales), same = splat(x_scale);
     if (!offsets) return multiply_add(exact, own * same, total);
     return multiply_add(multiply_add(exact, own, load(lows) * (float)x_sum), same, total);
+}
+
+/* What is multiplied later is fetched while the bytes from `at` on of LANES rows are, each of `size` bytes. Rows far from
+ * one another are streams, each read as it lies: hardware fetches them early by itself too, but not as much as it could
+ * since it waits for products. Neighbours are too many short streams for it: of those that follow as much is fetched in
+ * the order in which it lies. */
+INLINE void fetch_ahead(const char *const *rows, lanes of, int64_t size, int64_t at, int64_t bytes) {
+    if (of.gap == 1) {
+        fetch_lines(rows[0] + LANES * size + at * LANES, bytes * LANES);
+    } else {
+#pragma GCC unroll 16
+        for (int o = 0; o < LANES; o++) fetch_lines(rows[o] + at + AHEAD, bytes);
+    }
+}
+
+/* The sums of a row of x, wherever its outputs are. */
+INLINE floats load_lanes(const float *out, lanes of) {
+    floats v = {0};
+    for (int i = 0; i < of.count; i++) v[i] = out[of.first + i * of.gap];
+    return v;
+}
+
+INLINE void store_lanes(float *out, lanes of, floats v) {
+    for (int i = 0; i < of.count; i++) out[of.first + i * of.gap] = v[i];
 }
 #endif

@@ -13,20 +13,19 @@
  * equal. Integers: likewise, by ascending groups, and the same in both.
  *
  * Versions:
- * - `linear_few`, floats: a register tile multiplies several rows by 4 rows of W as they are stored; lanes along the
- *   inputs. Integers: as `linear_many`.
+ * - `linear_few`, floats: W's rows are divided into as many streams as a register tile has outputs, 4, or 8 for a single
+ *   row of x; lanes along the inputs. Integers: as `linear_many`.
  * - `linear_many`, floats: FLOAT_OUTPUTS outputs by DEPTH inputs of W are expanded to float, stay in the L2 cache and
  *   meet all rows, with the same tile; DEPTH inputs of a tile's rows stay in the L1 cache. With vectors of 8 they are
  *   transposed instead, and lanes are along the outputs, without `one_order`; of fewer than SET_ROWS rows x is
  *   transposed, and lanes are along these.
  * - `linear_many`, integers: some INTEGER_OUTPUTS outputs by DEPTH inputs are packed with the lanes along the outputs.
- *   Sums are integers until a group ends, and then need no sum across lanes. A few rows meet W as it is stored.
+ *   Sums are integers until a group ends, and then need no sum across lanes. A few rows meet W as it is stored, in
+ *   streams too.
  * - `linear_parts`: several matrices of different formats, such as queries', keys' and values', in one launch.
  */
 #include "activation.h"
 #include "linear.h"
-
-enum { FINISHED = 16 }; /* outputs that `linear_few` finishes together */
 
 INLINE void finish_as(const int activation, const linear *a, int64_t row, int64_t end, int64_t first, int64_t last) {
     for (int64_t r = row; r < end; r++) {
@@ -68,16 +67,8 @@ void linear_many(const void *arguments, int64_t share, int64_t shares, int64_t w
     char *scratch = a->scratch + worker * linear_scratch();
     const bool integers = has_integers(a->format);
     int64_t first, last, unit = integers ? INTEGER_OUTPUTS : 4;
-    const int64_t at_once = integers || a->rows >= SET_ROWS ? FLOAT_OUTPUTS : OUTPUTS_OVER_ROWS;
     share_of((a->outputs + unit - 1) / unit, share, shares, &first, &last);
-    for (int64_t o = unit * first, end = smaller(unit * last, a->outputs); o < end; o += at_once) {
-        int64_t until = smaller(o + at_once, end);
-        if (integers) {
-            integers_any(a, o, until, scratch);
-        } else {
-            floats_many(a, o, until, scratch);
-        }
-    }
+    (integers ? integers_any : floats_many)(a, unit * first, smaller(unit * last, a->outputs), scratch);
 }
 
 /* For 1 to 16 rows, though correct for more. A share is some of the outputs of all rows. */
@@ -86,11 +77,9 @@ void linear_few(const void *arguments, int64_t share, int64_t shares, int64_t wo
     int64_t first, last;
     if (has_integers(a->format)) return linear_many(arguments, share, shares, worker);
     share_of((a->outputs + 3) / 4, share, shares, &first, &last);
-    for (int64_t o = 4 * first, end = smaller(4 * last, a->outputs); o < end; o += FINISHED) {
-        int64_t until = smaller(o + FINISHED, end);
-        floats_few(a, o, until);
-        finish(a, 0, a->rows, o, until);
-    }
+    first *= 4, last = smaller(4 * last, a->outputs);
+    floats_few(a, first, last);
+    finish(a, 0, a->rows, first, last);
 }
 
 /* Matrices below one another, each in a format of its own, that meet the same x: a product writes its columns. */

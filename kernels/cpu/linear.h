@@ -11,12 +11,8 @@
 
 enum {
     DEPTH = 768,                            /* inputs of a block; divides into groups and vectors */
-    AHEAD = 16384,                          /* bytes of W that `linear_few` fetches early */
     FLOAT_OUTPUTS = LANES == 16 ? 192 : 96, /* outputs that `floats_many` multiplies together: W in the L2 cache */
-    OUTPUTS_OVER_ROWS = LANES == 8 ? 192 : FLOAT_OUTPUTS, /* ... for fewer than SET_ROWS rows, which are transposed
-                                                             once for all of them */
-    INTEGER_OUTPUTS = 2 * LANES,            /* outputs of a register tile of `integers_any`, which FLOAT_OUTPUTS is a
-                                               multiple of */
+    INTEGER_OUTPUTS = 2 * LANES,            /* outputs of a register tile of `integers_any` */
     SET_ROWS = 65 /* rows from which on W is taken by many outputs: they stay in the L2 cache while a tile's rows are in
                      the L1 cache. Fewer rows meet few outputs at a time, in the L1 cache, while the next are fetched */
 };
@@ -72,9 +68,8 @@ INLINE int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-/* Four rows of W that are read side by side are more streams than the hardware fetches early by itself. So what lies
- * AHEAD bytes further in memory is fetched, in the order in which it lies: with AVX-512 into the L2 cache, since what
- * an L1 cache waits for at once is less than what memory delivers meanwhile (measured on a Xeon). */
+/* With AVX-512 into the L2 cache, since what an L1 cache waits for at once is less than what memory delivers meanwhile
+ * (measured on a Xeon). */
 INLINE void fetch_lines(const char *p, int64_t bytes) {
 #pragma GCC unroll 8
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, LANES == 16 ? 2 : 3);

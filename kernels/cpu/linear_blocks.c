@@ -27,17 +27,17 @@ INLINE int64_t row_bytes(const int format, const linear *a) {
     return a->inputs / block_numbers(format) * block_bytes(format);
 }
 
-/* The block with group g of LANES outputs from `first` on; in place of outputs that do not exist of the last one. */
-INLINE void find_blocks(const int format, const linear *a, int64_t first, int64_t g, const char **rows) {
+/* The block with group g of LANES outputs. */
+INLINE void find_blocks(const int format, const linear *a, lanes of, int64_t g, const char **rows) {
     const int64_t size = row_bytes(format, a), at = g * GROUP / block_numbers(format) * block_bytes(format);
-    for (int o = 0; o < LANES; o++) rows[o] = (const char *)a->weight + smaller(first + o, a->outputs - 1) * size + at;
+    for (int o = 0; o < LANES; o++) rows[o] = (const char *)a->weight + output_of(a, of, o) * size + at;
 }
 
-INLINE void pack_block_scales(const int format, const linear *a, int64_t first, int64_t g, int64_t count, float *scales,
+INLINE void pack_block_scales(const int format, const linear *a, lanes of, int64_t g, int64_t count, float *scales,
                               float *lows) {
     const int64_t numbers = block_numbers(format), of_block = numbers / GROUP * scale_parts(format);
     const char *rows[LANES];
-    find_blocks(format, a, first, g, rows);
+    find_blocks(format, a, of, g, rows);
     for (int64_t i = 0; i < count; i += numbers / GROUP) {
         floats own[16], drops[16];
         block_scales(format, rows, i / (numbers / GROUP) * block_bytes(format), own, drops);
@@ -52,13 +52,6 @@ INLINE void pack_block_scales(const int format, const linear *a, int64_t first, 
 }
 
 /* --- few rows ----------------------------------------------------------------------------------------------------- */
-
-/* What is multiplied `outputs_ahead` later, as in linear_integers.c: `bytes` of each of LANES rows. */
-INLINE void fetch_next(const int format, const linear *a, int64_t first, int64_t block, int64_t bytes) {
-    const int64_t size = row_bytes(format, a);
-    const char *next = (const char *)a->weight + (first + outputs_ahead(size)) * size;
-    fetch_lines(next + block * LANES, bytes * LANES);
-}
 
 /* The sums of AT_ONCE4 groups from g on of a block of each of LANES rows, `start` bytes after rows: [R][group x parts].
  * `at`: from block to block, of blocks of 32 or 64. */
@@ -134,9 +127,9 @@ INLINE void dot_signed(const int R, const char *const *rows, int64_t at, int64_t
     for (int r = 0; r < R; r++) arrange(INT8, fours[r], sums[r][0]);
 }
 
-/* Groups start to end, with their scales, of outputs first to last, LANES at most, for R rows from `row` on. */
-INLINE void multiply_blocks(const int format, const int R, const linear *a, int64_t first, int64_t last, int64_t row,
-                            int64_t start, int64_t end, const float *scales, const float *lows) {
+/* Groups start to end, with their scales, for R rows from `row` on. */
+INLINE void multiply_blocks(const int format, const int R, const linear *a, lanes of, int64_t row, int64_t start,
+                            int64_t end, const float *scales, const float *lows) {
     const bool signs = has_signs(format), offsets = !signs, excess = signs && EXCESS8 != 0;
     const int parts = scale_parts(format), step = signs ? AT_ONCE8 : AT_ONCE4;
     const int64_t groups = groups_of(a), stride = scale_stride(groups), size = block_bytes(format);
@@ -145,18 +138,18 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, int6
     const int8_t *x = a->integers + row * groups * GROUP;
     const float *x_scales = a->x_scales + row * stride;
     const int32_t *x_sums = a->x_sums + row * stride * parts;
-    float *out = a->out + row * a->stride + first;
+    float *out = a->out + row * a->stride;
     const char *rows[LANES];
     int64_t done = 0; /* bytes of each row */
     floats total[FEW_ROWS];
-    find_blocks(format, a, first, start, rows);
+    find_blocks(format, a, of, start, rows);
 #pragma GCC unroll 2
-    for (int r = 0; r < R; r++) total[r] = start ? load_part(out + r * a->stride, last - first) : (floats){0};
+    for (int r = 0; r < R; r++) total[r] = start ? load_lanes(out + r * a->stride, of) : (floats){0};
     for (int64_t g = start; g < end; g += at_once) {
         const int64_t bytes = at_once / of_block * size;
 #pragma GCC unroll 8
         for (int j = 0; j < at_once; j += step) {
-            if (!row) fetch_next(format, a, first, (g + j) * size / of_block, step * size / of_block);
+            if (!row) fetch_ahead(rows, of, row_bytes(format, a), done + j * size / of_block, step * size / of_block);
             const int8_t *own = x + (g + j) * GROUP;
             const int64_t left = (groups - g - j) * GROUP;
             ints sums[FEW_ROWS][2][4];
@@ -187,7 +180,7 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, int6
         done += bytes;
     }
 #pragma GCC unroll 2
-    for (int r = 0; r < R; r++) store_part(out + r * a->stride, total[r], last - first);
+    for (int r = 0; r < R; r++) store_lanes(out + r * a->stride, of, total[r]);
 }
 
 /* --- many rows ---------------------------------------------------------------------------------------------------- */
@@ -208,12 +201,12 @@ INLINE void put_numbers(const bool signs, char *group, int j, ints v) {
 
 /* The block with group g of LANES outputs is taken to pieces with the lanes along the outputs: 16 bytes of each are
  * transposed as they are stored, and then have numbers of several groups. */
-INLINE void pack_blocks(const int format, const linear *a, int64_t first, int64_t g, int64_t count, char *panel) {
+INLINE void pack_blocks(const int format, const linear *a, lanes of, int64_t g, int64_t count, char *panel) {
     const bool signs = has_signs(format);
     const int64_t of_block = block_numbers(format) / GROUP, size = block_bytes(format);
     const int64_t each = packed_group(signs ? INT8 : INT4);
     const char *rows[LANES];
-    find_blocks(format, a, first, g, rows);
+    find_blocks(format, a, of, g, rows);
     for (int64_t i = 0; i < count; i += of_block, panel += of_block * each) {
         const int64_t at = i / of_block * size;
         if (of_block <= 2 || format == IQ4_XS) {
@@ -345,20 +338,20 @@ MANY_TILES(many_halves, 2)
 /* --- formats ------------------------------------------------------------------------------------------------------ */
 
 #define FORMAT(NAME, MANY, ROWS, PACKED, PARTS) \
-    SEPARATE void few_##NAME##_1(const linear *a, int64_t first, int64_t last, int64_t row, int64_t start, int64_t end, \
+    SEPARATE void few_##NAME##_1(const linear *a, lanes of, int64_t row, int64_t start, int64_t end, \
                                  const float *scales, const float *lows) { \
-        multiply_blocks(NAME, 1, a, first, last, row, start, end, scales, lows); \
+        multiply_blocks(NAME, 1, a, of, row, start, end, scales, lows); \
     } \
-    SEPARATE void few_##NAME##_2(const linear *a, int64_t first, int64_t last, int64_t row, int64_t start, int64_t end, \
+    SEPARATE void few_##NAME##_2(const linear *a, lanes of, int64_t row, int64_t start, int64_t end, \
                                  const float *scales, const float *lows) { \
-        multiply_blocks(NAME, 2, a, first, last, row, start, end, scales, lows); \
+        multiply_blocks(NAME, 2, a, of, row, start, end, scales, lows); \
     } \
     static few_tile *const few_##NAME[] = {NULL, few_##NAME##_1, few_##NAME##_2}; \
-    SEPARATE void pack_##NAME(const linear *a, int64_t first, int64_t g, int64_t count, char *panel) { \
-        pack_blocks(NAME, a, first, g, count, panel); \
+    SEPARATE void pack_##NAME(const linear *a, lanes of, int64_t g, int64_t count, char *panel) { \
+        pack_blocks(NAME, a, of, g, count, panel); \
     } \
-    SEPARATE void scales_##NAME(const linear *a, int64_t first, int64_t g, int64_t count, float *scales, float *lows) { \
-        pack_block_scales(NAME, a, first, g, count, scales, lows); \
+    SEPARATE void scales_##NAME(const linear *a, lanes of, int64_t g, int64_t count, float *scales, float *lows) { \
+        pack_block_scales(NAME, a, of, g, count, scales, lows); \
     } \
     static const integer_format of_##NAME = { \
         few_##NAME, MANY, pack_##NAME, scales_##NAME, ROWS, PACKED, PARTS, PACKED_BLOCK_ROWS, \

@@ -89,20 +89,11 @@ INLINE int64_t group_bytes(int64_t format) {
     return format == INT8 ? GROUP : GROUP / 2;
 }
 
-/* What is multiplied `outputs_ahead` after output `first`, in the order in which it lies: as much of it as LANES rows
- * have up to their group g. It is fetched while as much of this is multiplied, since LANES rows side by side are more
- * streams than the hardware fetches early by itself. (In the order in which it is multiplied, a step took 1.4 times as
- * long.) */
-INLINE const char *next_outputs(const linear *a, int64_t first, int64_t g) {
-    const int64_t each = group_bytes(a->format), groups = groups_of(a);
-    return (const char *)a->weight + ((first + outputs_ahead(groups * each)) * groups + g * LANES) * each;
-}
-
-INLINE void pack_panel_as(const int format, const linear *a, int64_t first, int64_t g, int64_t count, char *panel) {
+INLINE void pack_panel_as(const int format, const linear *a, lanes of, int64_t g, int64_t count, char *panel) {
     const int64_t each = group_bytes(format);
     const char *rows[LANES];
     for (int o = 0; o < LANES; o++)
-        rows[o] = (const char *)a->weight + (smaller(first + o, a->outputs - 1) * groups_of(a) + g) * each;
+        rows[o] = (const char *)a->weight + (output_of(a, of, o) * groups_of(a) + g) * each;
     for (int64_t at = 0; at < count * each; at += each, panel += packed_group(format)) {
         ints numbers[8];
         if (format == INT4) {
@@ -134,12 +125,12 @@ INLINE void pack_panel_as(const int format, const linear *a, int64_t first, int6
     }
 }
 
-SEPARATE void pack_int8(const linear *a, int64_t first, int64_t g, int64_t count, char *panel) {
-    pack_panel_as(INT8, a, first, g, count, panel);
+SEPARATE void pack_int8(const linear *a, lanes of, int64_t g, int64_t count, char *panel) {
+    pack_panel_as(INT8, a, of, g, count, panel);
 }
 
-SEPARATE void pack_int4(const linear *a, int64_t first, int64_t g, int64_t count, char *panel) {
-    pack_panel_as(INT4, a, first, g, count, panel);
+SEPARATE void pack_int4(const linear *a, lanes of, int64_t g, int64_t count, char *panel) {
+    pack_panel_as(INT4, a, of, g, count, panel);
 }
 
 /* Eight numbers of float16, or of bytes, from number i of each of LANES rows on. -> [8, LANES] */
@@ -175,13 +166,13 @@ SEPARATE void pack_last_numbers(bool bytes, const char *const *rows, int64_t eac
     for (int64_t j = 0; j < count; j++) store(to + j * LANES, found[i - from + j]);
 }
 
-/* Numbers of float16, or of bytes, of LANES outputs from `first` on, `count` from number i of a row on, which has
- * `each` of them. -> [count, LANES] */
-INLINE void pack_numbers(const bool bytes, const void *from, const linear *a, int64_t each, int64_t first, int64_t i,
+/* Numbers of float16, or of bytes, of LANES outputs, `count` from number i of a row on, which has `each` of them.
+ * -> [count, LANES] */
+INLINE void pack_numbers(const bool bytes, const void *from, const linear *a, int64_t each, lanes of, int64_t i,
                          int64_t count, float *to) {
     const char *rows[LANES];
     for (int o = 0; o < LANES; o++)
-        rows[o] = (const char *)from + (bytes ? 1 : 2) * each * smaller(first + o, a->outputs - 1);
+        rows[o] = (const char *)from + (bytes ? 1 : 2) * each * output_of(a, of, o);
     for (int64_t end = i + count; i < end; i += 8, to += 8 * LANES) {
         if (i + 8 > end) {
             if (count < 8) {
@@ -197,18 +188,26 @@ INLINE void pack_numbers(const bool bytes, const void *from, const linear *a, in
     }
 }
 
-static void pack_scales(const linear *a, int64_t first, int64_t g, int64_t count, float *scales, float *lows) {
+static void pack_scales(const linear *a, lanes of, int64_t g, int64_t count, float *scales, float *lows) {
     const int64_t shift = a->group == 64, each = groups_of(a) >> shift;
     g >>= shift, count >>= shift;
-    fetch_lines((const char *)(a->scales + (first + INTEGER_OUTPUTS) * each + g * LANES), 2 * count * LANES);
-    pack_numbers(false, a->scales, a, each, first, g, count, scales);
+    if (of.gap == 1) {
+        fetch_lines((const char *)(a->scales + (of.first + INTEGER_OUTPUTS) * each + g * LANES), 2 * count * LANES);
+    } else {
+        for (int o = 0; o < LANES; o++) {
+            const int64_t next = output_of(a, of, o) * each + g + SCALES_AHEAD;
+            fetch_lines((const char *)(a->scales + next), 1);
+            if (a->offsets) fetch_lines((const char *)a->offsets + (a->zeros ? 1 : 2) * next, 1);
+        }
+    }
+    pack_numbers(false, a->scales, a, each, of, g, count, scales);
     if (a->wide)
         for (int64_t i = 0; i < count; i++) store(scales + i * LANES, load(scales + i * LANES) / TIMES8);
     if (!a->offsets) return;
     if (a->zeros) {
-        pack_numbers(true, a->offsets, a, each, first, g, count, lows);
+        pack_numbers(true, a->offsets, a, each, of, g, count, lows);
     } else {
-        pack_numbers(false, a->offsets, a, each, first, g, count, lows);
+        pack_numbers(false, a->offsets, a, each, of, g, count, lows);
     }
     for (int64_t i = 0; i < count; i++) {
         floats low = -load(lows + i * LANES);
@@ -219,27 +218,25 @@ static void pack_scales(const linear *a, int64_t first, int64_t g, int64_t count
 
 /* --- few rows: lanes along the inputs ----------------------------------------------------------------------------- */
 
-/* Groups start to end, with their scales, of outputs first to last, LANES at most, for R rows from `row` on. */
-INLINE void multiply_stored(const int format, const bool offsets, const int R, const linear *a, int64_t first,
-                            int64_t last, int64_t row, int64_t start, int64_t end, const float *scales,
-                            const float *lows) {
+/* Groups start to end, with their scales, for R rows from `row` on. */
+INLINE void multiply_stored(const int format, const bool offsets, const int R, const linear *a, lanes of, int64_t row,
+                            int64_t start, int64_t end, const float *scales, const float *lows) {
     const bool excess = format == INT8 ? EXCESS8 > 0 : !offsets;
     const int64_t groups = groups_of(a), stride = scale_stride(groups), each = group_bytes(format);
     const int64_t shift = a->group == 64, step = format == INT8 ? AT_ONCE8 : AT_ONCE4;
     const int8_t *x = a->integers + row * groups * GROUP;
     const float *x_scales = a->x_scales + row * stride;
     const int32_t *x_sums = a->x_sums + row * stride;
-    float *out = a->out + row * a->stride + first;
+    float *out = a->out + row * a->stride;
     const char *rows[LANES];
     floats total[FEW_ROWS];
-    for (int o = 0; o < LANES; o++)
-        rows[o] = (const char *)a->weight + smaller(first + o, a->outputs - 1) * groups * each;
+    for (int o = 0; o < LANES; o++) rows[o] = (const char *)a->weight + output_of(a, of, o) * groups * each;
 #pragma GCC unroll 2
-    for (int r = 0; r < R; r++) total[r] = start ? load_part(out + r * a->stride, last - first) : (floats){0};
+    for (int r = 0; r < R; r++) total[r] = start ? load_lanes(out + r * a->stride, of) : (floats){0};
     for (int64_t g = start; g < end; g += step) {
         const int8_t *own = x + g * GROUP;
         ints dots[FEW_ROWS][4];
-        if (!row) fetch_lines(next_outputs(a, first, g), step * each * LANES);
+        if (!row) fetch_ahead(rows, of, groups * each, g * each, step * each);
         if (g + step <= groups) {
             dot_rows(format, R, rows, g * each, step * each, own, groups * GROUP, dots);
         } else {
@@ -258,13 +255,13 @@ INLINE void multiply_stored(const int format, const bool offsets, const int R, c
         }
     }
 #pragma GCC unroll 2
-    for (int r = 0; r < R; r++) store_part(out + r * a->stride, total[r], last - first);
+    for (int r = 0; r < R; r++) store_lanes(out + r * a->stride, of, total[r]);
 }
 
 #define FEW_TILE(NAME, FORMAT, OFFSETS, R) \
-    SEPARATE void NAME##_##R(const linear *a, int64_t first, int64_t last, int64_t row, int64_t start, int64_t end, \
-                             const float *scales, const float *lows) { \
-        multiply_stored(FORMAT, OFFSETS, R, a, first, last, row, start, end, scales, lows); \
+    SEPARATE void NAME##_##R(const linear *a, lanes of, int64_t row, int64_t start, int64_t end, const float *scales, \
+                             const float *lows) { \
+        multiply_stored(FORMAT, OFFSETS, R, a, of, row, start, end, scales, lows); \
     }
 #define FEW_TILES(NAME, FORMAT, OFFSETS) /* by their rows */ \
     FEW_TILE(NAME, FORMAT, OFFSETS, 1) \
@@ -386,17 +383,20 @@ int64_t wide_rows(int64_t format) {
 
 /* --- the product -------------------------------------------------------------------------------------------------- */
 
+/* For one pass over W's rows they are LANES streams, as in `floats_few`; for several, neighbours, which are faster
+ * (measured on a Zen 3). */
 static void integers_few(const linear *a, const integer_format *form, int64_t first, int64_t last, char *scratch) {
-    const int64_t groups = groups_of(a);
+    const bool streams = a->rows <= FEW_ROWS;
+    const int64_t groups = groups_of(a), gap = streams ? larger(1, (last - first + LANES - 1) / LANES) : 1;
     float *scales = (float *)scratch, *lows = scales + form->parts * SCALE_ROWS * LANES;
-    for (int64_t o = first; o < last; o += LANES) {
+    for (int64_t o = first; o < (streams ? smaller(first + gap, last) : last); o += streams ? 1 : LANES) {
+        const lanes of = {o, gap, smaller(LANES, (last - o + gap - 1) / gap)};
         int64_t start = 0;
         do {
             int64_t end = smaller(start + SCALE_ROWS, groups);
-            form->pack_scales(a, o, start, end - start, scales, lows);
+            form->pack_scales(a, of, start, end - start, scales, lows);
             for (int64_t row = 0; row < a->rows; row += FEW_ROWS)
-                form->few[smaller(FEW_ROWS, a->rows - row)](a, o, smaller(o + LANES, last), row, start, end, scales,
-                                                            lows);
+                form->few[smaller(FEW_ROWS, a->rows - row)](a, of, row, start, end, scales, lows);
             start = end;
         } while (start < groups);
     }
@@ -428,8 +428,9 @@ static void integers_many(const linear *a, const integer_format *form, int64_t f
                 numbers, scales, lows, g, depth, a->group == 64, o, smaller(o + INTEGER_OUTPUTS, last), NULL,
             };
             for (int p = 0; p < PANELS; p++) {
-                form->pack(a, o + p * LANES, g, depth, numbers + p * sizeof(ints));
-                form->pack_scales(a, o + p * LANES, g, depth, scales + p * panel, lows + p * panel);
+                const lanes of = {o + p * LANES, 1, LANES};
+                form->pack(a, of, g, depth, numbers + p * sizeof(ints));
+                form->pack_scales(a, of, g, depth, scales + p * panel, lows + p * panel);
             }
         }
         /* Of the outputs that follow as much is fetched, in the order in which it lies, as is multiplied of these. A core
