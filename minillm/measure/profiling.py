@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 from ..backends.loader import RandomTensor
 from ..backends.operations import Backend
 from ..backends.timing import Call, TimingBackend
+from ..backends.weights import Weight
 from ..cache import PagedCache, new_cache
 from ..decoding.prompts import Prompt
 from ..decoding.strategy import Request
@@ -29,7 +30,7 @@ from ..errors import ParameterError
 from ..progress import showing, work
 from ..reference.cost import Cost
 from ..runner.runner import Runner
-from .accounting.hardware import CHIPS, Hardware, best_of, probe, read_bandwidth
+from .accounting.hardware import CHIPS, PROBE_BYTES, Hardware, best_of, probe, read_bandwidth
 
 PhaseName = Literal["prefill", "decode"]
 PHASES: tuple[PhaseName, ...] = ("prefill", "decode")
@@ -266,7 +267,9 @@ def profile(
 
 
 def probe_with(backend: Backend, threads: int | None = None) -> Hardware:
-    """Probe this machine; its rate is the better of BLAS's product and the backend's.
+    """Probe this machine; its rates are the better of NumPy's and the backend's.
+
+    A processor may read faster from several places at once, as products of one row do, than from one, as NumPy does.
 
     Args:
         backend: the backend
@@ -280,12 +283,24 @@ def probe_with(backend: Backend, threads: int | None = None) -> Hardware:
     probed, arithmetic = probe(), _arithmetic(backend)
     rate = max(probed.rate(arithmetic), _product_rate(backend))
     bandwidth = probed.bandwidth if threads is None else read_bandwidth(threads)
-    return replace(probed, rates={arithmetic: rate}, bandwidth=bandwidth)
+    return replace(probed, rates={arithmetic: rate}, bandwidth=max(bandwidth, _read_rate(backend)))
 
 
 def _arithmetic(backend: Backend) -> str:
     """The dtype in which a backend computes products."""
     return backend.memory.activations.name
+
+
+def _read_rate(backend: Backend, width: int = 2048) -> float:
+    """Bytes/s of float32 weights, more than the caches hold, that the backend's product of one row reads."""
+    weight = Weight("probe", backend.xp.ones((PROBE_BYTES // (4 * width), width), backend.xp.float32))
+    x = backend.xp.ones((1, width), backend.xp.float32)
+
+    def product() -> None:
+        backend.enter_layer(0)
+        backend.linear(x, weight)
+
+    return PROBE_BYTES / best_of(product)
 
 
 def _product_rate(backend: Backend, rows: int = 512, width: int = 1536) -> float:
