@@ -7,8 +7,8 @@
 
 enum {
     GROUP = 32,                                 /* numbers of x that share a scale */
-    AHEAD = 512,                                /* bytes of a stream of W that are fetched early, and ... */
-    SCALES_AHEAD = 64,                          /* ... numbers of one of its scales */
+    AHEAD = 512,                                /* how far ahead a stream of W is fetched, in bytes, ... */
+    SCALES_AHEAD = 64,                          /* ... and its scales, in numbers */
     FEW_ROWS = 2,                               /* of a tile with the lanes along the inputs */
     PACKED_ROWS = EXCESS8 ? 2 : 6,              /* rows from which on the weights are packed: VNNI multiplies fast */
     PANELS = INTEGER_OUTPUTS / LANES,           /* vectors of outputs of a tile with the lanes along the outputs ... */

@@ -21,7 +21,7 @@
 #include "linear.h"
 
 enum {
-    AHEAD = 2048,                          /* bytes of a stream of W that are fetched early */
+    AHEAD = 2048,                          /* how far ahead a stream of W is fetched, in bytes */
     ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* of a tile: ROWS * 4 sums, ROWS + 1 operands */
     STRIDE = DEPTH + 16,                   /* from row to row of an expanded block: not a power of 2, for the cache */
     ACROSS = LANES == 8,                   /* whether many rows are multiplied with the lanes along the outputs, ... */
