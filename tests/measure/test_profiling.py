@@ -146,15 +146,15 @@ def test_the_engine_is_left_as_it_was(engine: Engine) -> None:
 
 @pytest.mark.slow
 def test_the_rates_are_the_better_of_the_two(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minillm.measure.profiling.read_bandwidth", lambda threads: 1e30 * threads)
+    monkeypatch.setattr("minillm.measure.profiling.read_bandwidth", lambda threads: threads * 2.0**100)
     monkeypatch.setattr("minillm.measure.profiling.probe", lambda: machine(5.0, 1.0))
     probed = probe_with(engine.runner.backend)  # both the backend's own
     assert 1e7 < probed.bandwidth < 1e13
     assert 1e7 < probed.rate("float32") < 1e15
-    monkeypatch.setattr("minillm.measure.profiling.probe", lambda: machine(2e30, 1e30))
-    assert probe_with(engine.runner.backend).bandwidth == 2e30
+    monkeypatch.setattr("minillm.measure.profiling.probe", lambda: machine(2.0**101, 1e30))
+    assert probe_with(engine.runner.backend).bandwidth == 2.0**101
     assert probe_with(engine.runner.backend, threads=3).rate("float32") == 1e30
-    assert probe_with(engine.runner.backend, threads=3).bandwidth == 3e30
+    assert probe_with(engine.runner.backend, threads=3).bandwidth == 3 * 2.0**100
 
 
 def test_the_probe_does_not_pass_a_processor_off_as_a_gpu(engine: Engine) -> None:
