@@ -71,13 +71,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def measure(engine: "Engine", shape: str, args: argparse.Namespace) -> Iterator[Trial]:
     """Measure the machine's peak rates and run, in each round. The timed steps run without an observer."""
-    from minillm.measure.profiling import probe_with, profile
+    from minillm.measure.profiling import CachedProducts, probe_with, profile
 
     prompt = token_ids(0, args.prompt_length, engine.config.vocab_size)
     for number in range(1, args.repeat + 1):
         say(f"{shape}: round {number} of {args.repeat}")
         hardware = probe_with(engine.runner.backend, args.threads)
-        found = profile(engine, [prompt], hardware=hardware, max_new_tokens=args.new_tokens, eos_token_id=())
+        options = {
+            "cached": CachedProducts(engine.runner.backend),
+            "max_new_tokens": args.new_tokens,
+            "eos_token_id": (),
+        }
+        found = profile(engine, [prompt], hardware=hardware, **options)
         for name, phase in found.phases.items():
             steps = len(phase.steps)
             measured = sum(step.plain_seconds for step in phase.steps) / steps

@@ -195,6 +195,7 @@ class Batch:
         cross_rows: list[Span] = []
         positions: list[int] = []  # Python lists: faster than NumPy calls for a few tokens
         slot_pages: list[int] = []
+        slot_offsets: list[int] = []
         types: list[int] = []
         has_tree = False
         adapters: list[str | None] = []
@@ -216,8 +217,8 @@ class Batch:
             places = range(sequence.cached, context_len)
             positions += places
             slot_pages += [pages[place // page_size] for place in places]
-        tokens = np.array([token_ids, positions, slot_pages, positions], np.int64)  # [4, T]: one call, four arrays
-        tokens[3] %= page_size
+            slot_offsets += [place % page_size for place in places]
+        tokens = np.array([token_ids, positions, slot_pages, slot_offsets], np.int64)  # [4, T]: one call, four arrays
         if has_tree:
             tokens[1] = np.concatenate([span.positions() for span in spans])
         return cls(

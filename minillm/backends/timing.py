@@ -48,6 +48,8 @@ class Call(NamedTuple):
     seconds: float
     cost: Cost | None
     """None for what is not counted: checking logits, choosing tokens, and copies to and from a device"""
+    cached: float | None = None
+    """Seconds that a product takes with its weights in the processor's cache; None if that is not known"""
 
     @property
     def name(self) -> str:
@@ -109,9 +111,11 @@ class TimingBackend(WrappedBackend):
     memory: Any
     sampler: Any
 
-    def __init__(self, inner: Backend) -> None:
+    def __init__(self, inner: Backend, cached: Callable[[Weight, int], float] | None = None) -> None:
+        """Wrap a backend; `cached` gives the seconds of a product of some rows with its weight in the cache."""
         super().__init__(inner)
         memory, sampler = inner.memory, inner.sampler
+        self._cached = cached
         self._replaying: Replaying | None = None
         if inner.replays and isinstance(memory, Replaying) and memory.tells_moments:
             self._replaying = memory
@@ -171,6 +175,9 @@ class TimingBackend(WrappedBackend):
                 seconds(start, noted.began),
                 seconds(noted.began, noted.ended),
                 self._cost(noted),
+                self._cached(noted.weight, len(noted.result))
+                if self._cached and noted.weight is not None and noted.operation == "linear"
+                else None,
             )
             for noted in self._all_noted()
         ]

@@ -59,7 +59,7 @@ def add_options(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..measure.accounting.hardware import THIS, find_hardware
-    from ..measure.profiling import probe_with, profile
+    from ..measure.profiling import CachedProducts, probe_with, profile
 
     for name in ("prompt_length", "new_tokens", "batch", "repeat"):
         if getattr(args, name) < 1:
@@ -79,8 +79,14 @@ def run(args: argparse.Namespace) -> None:
         for number in range(args.batch)
     ]
     backend = engine.runner.backend
-    hardware = probe_with(backend, args.threads) if args.hardware == THIS else find_hardware(args.hardware)
-    options = {"repeat": args.repeat, "max_new_tokens": args.new_tokens, "eos_token_id": ()}
+    this = args.hardware == THIS
+    hardware = probe_with(backend, args.threads) if this else find_hardware(args.hardware)
+    options = {
+        "cached": CachedProducts(backend) if this else None,
+        "repeat": args.repeat,
+        "max_new_tokens": args.new_tokens,
+        "eos_token_id": (),
+    }
     measured = profile(engine, prompts, hardware=hardware, **options)
     model = args.shape or args.model or "the model inside minillm"
     work = f"{args.batch} prompt{'s' if args.batch > 1 else ''} of {args.prompt_length} tokens, {args.new_tokens} new"
@@ -179,7 +185,7 @@ def _inside(step: "ProfiledStep", start: float, profile: "Profile") -> Iterator[
     for call in step.calls:
         arguments: dict[str, Any] = {}
         if call.cost is not None:
-            arguments = call.cost._asdict() | {"floor_us": 1e6 * profile.floor_of(call.cost)}
+            arguments = call.cost._asdict() | {"floor_us": 1e6 * profile.floor_of(call)}
         yield _event(call.name, "operation", start + call.began, call.seconds, arguments)
 
 

@@ -7,6 +7,7 @@ consistent state: after a step, or when the call returns. A second Ctrl-C is rai
 pass the lock on, are not interrupted.
 """
 
+import _signal  # type: ignore[import-not-found]
 import os
 import signal
 import threading
@@ -21,8 +22,7 @@ from ..errors import EngineStateError
 POLL_SECONDS = 0.05
 """Interval at which the main thread, while waiting for its turn, checks for Ctrl-C."""
 
-_get_handler: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
-_set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
+_set_handler: Callable[[int, Any], Any] = _signal.signal
 """`signal.signal` without the conversion to enums, which takes ten times as long as the call."""
 
 
@@ -43,7 +43,7 @@ class Interrupts:
             return
         if self._depth == 0:
             self._pending, self._exposed = 0, False
-            handler = _get_handler(signal.SIGINT)
+            handler = signal.getsignal(signal.SIGINT)
             self._handler = handler if callable(handler) and not getattr(handler, "ends_process", False) else None
             if self._handler is not None:  # not ignored, nor a handler that ends the process
                 _set_handler(signal.SIGINT, self._note)

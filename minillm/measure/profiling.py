@@ -16,8 +16,10 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
+from ..backends.formats import Format
 from ..backends.loader import RandomTensor
 from ..backends.operations import Backend
+from ..backends.storage import Joined, format_of, some_rows
 from ..backends.timing import Call, TimingBackend
 from ..backends.weights import Weight
 from ..cache import PagedCache, new_cache
@@ -122,9 +124,18 @@ class Profile:
         """FLOP/s of the hardware."""
         return self.hardware.rate(self.arithmetic)
 
-    def floor_of(self, cost: Cost) -> float:
-        """Minimum seconds of an operation, unless its data is in the processor's cache."""
-        return self.hardware.seconds(cost.flops, cost.bytes_read + cost.bytes_written, self.arithmetic)
+    def floor_of(self, call: Call) -> float:
+        """Minimum seconds of an operation, unless its data is in the processor's cache; 0 if it is not counted.
+
+        The longer of its memory traffic and its arithmetic: where it is known what the same product takes in the cache
+        that, which includes the unpacking of the weights, and else its FLOPs at the peak rate.
+        """
+        if (cost := call.cost) is None:
+            return 0.0
+        moved = cost.bytes_read + cost.bytes_written
+        if call.cached is None:
+            return self.hardware.seconds(cost.flops, moved, self.arithmetic)
+        return max(call.cached, moved / self.hardware.bandwidth)
 
     @property
     def tokens(self) -> int:
@@ -156,7 +167,7 @@ class Profile:
     def _sum(self, place: Place, name: str, calls: list[Call]) -> ProfiledOperation:
         costs = [call.cost for call in calls if call.cost is not None]
         cost = sum(costs, Cost(0)) if costs else None
-        seconds, floor = sum(call.seconds for call in calls), sum(map(self.floor_of, costs))
+        seconds, floor = sum(call.seconds for call in calls), sum(map(self.floor_of, calls))
         return ProfiledOperation(place, name, len(calls), cost, seconds, floor)
 
     @cached_property
@@ -167,7 +178,7 @@ class Profile:
         for step in self.steps:
             for span in layer_spans(step.calls):
                 seconds[span.layer] += span.seconds
-                floors[span.layer] += sum(self.floor_of(call.cost) for call in span.calls if call.cost)
+                floors[span.layer] += sum(map(self.floor_of, span.calls))
         return [ProfiledLayer(layer, taken, floors[layer]) for layer, taken in seconds.items()]
 
     @property
@@ -234,6 +245,7 @@ def profile(
     *,
     repeat: int = 1,
     hardware: Hardware | None = None,
+    cached: "CachedProducts | None" = None,
     progress: bool = True,
     **fields: Any,
 ) -> Profile:
@@ -245,6 +257,7 @@ def profile(
         prompts: the batch
         repeat: number of rounds, after one warm-up round
         hardware: source of the floors; by default this machine, which is probed
+        cached: source of the floors of products' arithmetic; by default probed if the machine is, else the peak rate
         progress: show a bar on a terminal or in a notebook
         **fields: fields of `GenerationConfig`
 
@@ -253,8 +266,9 @@ def profile(
     """
     requests = [engine.request(prompt, **fields) for prompt in prompts]
     backend, model = engine.runner.backend, engine.runner.model
-    hardware = hardware or probe_with(backend)
-    watching = TimingBackend(backend)
+    if hardware is None:
+        hardware, cached = probe_with(backend), cached or CachedProducts(backend)
+    watching = TimingBackend(backend, cached and cached.seconds)
     plain, watched = (_loop(engine.runner, backend, requests) for backend in (backend, watching))
     tokens = sum(len(request.prompt_ids) + request.max_new_tokens - 1 for request in requests)
     steps: list[ProfiledStep] = []
@@ -313,6 +327,45 @@ def _product_rate(backend: Backend, rows: int = 512, width: int = 1536) -> float
         backend.linear(x, weight)
 
     return 2 * rows * width * width / best_of(product)
+
+
+class CachedProducts:
+    """Seconds that products take with their weights in the processor's cache: of unpacking and multiplying alone.
+
+    For each format, number of inputs and number of rows, products with a part of a weight's outputs are timed once. The
+    difference between two parts, of which one is twice as large, is free of what each call costs.
+    """
+
+    PART_BYTES = 256 << 10
+    """Of weights: they stay in the L2 cache"""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._of_output: dict[tuple[Format, int, int], float] = {}
+
+    def seconds(self, weight: Weight, rows: int) -> float:
+        """Seconds of the product of x [rows, in] with a weight, without its bias."""
+        parts = weight.data.parts if isinstance(weight.data, Joined) else (weight.data,)
+        return sum(part.shape[0] * self._seconds_of_output(part, rows) for part in parts)
+
+    def _seconds_of_output(self, matrix: Any, rows: int) -> float:
+        key = format_of(matrix), matrix.shape[1], rows
+        if key not in self._of_output:
+            outputs, inputs = matrix.shape
+            many = max(2, min(outputs, self.PART_BYTES * outputs // matrix.nbytes) // 16 * 16)
+            x = self._backend.xp.ones((rows, inputs), self._backend.xp.float32)
+            whole, half = (self._time(x, some_rows(matrix, slice(count))) for count in (many, many // 2))
+            self._of_output[key] = max(0.0, whole - half) / (many - many // 2)
+        return self._of_output[key]
+
+    def _time(self, x: Any, matrix: Any) -> float:
+        weight = Weight("probe", matrix)
+
+        def product() -> None:
+            self._backend.enter_layer(0)
+            self._backend.linear(x, weight)
+
+        return min(best_of(product) for _ in range(8))
 
 
 def _loop(runner: Runner, backend: Backend, requests: Sequence[Request]) -> StepLoop:

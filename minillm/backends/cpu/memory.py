@@ -65,6 +65,13 @@ class BatchArrays:
         self._batch: Batch | None = None
         self._calls: list[Any] = []
         """Arguments of `attention` that read these arrays; their addresses follow when an array grows"""
+        self._kinds: dict[Any, Any] = {}
+        """One of the calls for each window and shape, which decide how much memory parts of results need"""
+        self._positions: NDArray[np.int64] | None = None
+        self._shared: tuple[int, ...] = ()
+        """Sizes, and addresses of what describes the batch"""
+        self._results: tuple[int, int] = (0, 0)
+        """Addresses of parts of results, and of how many of them are done"""
         self._spans = np.empty((0, 5), np.int64)
         self._tables = np.empty((0, 0), np.int64)
         self._seen = np.empty(0, np.uint8)
@@ -78,20 +85,24 @@ class BatchArrays:
             self.begin(batch)
         self._scratch.serve(call, "attention", _attention_scratch(call.D))
         self._calls.append(call)
-        self._point([call])
+        self._kinds[call.window, call.H, call.K, call.D, call.V] = call
+        self._set([call])
+        self._grow()
 
     def begin(self, batch: Batch) -> None:
         """Take the arrays of another batch, for calls that follow."""
-        self._calls = []
-        self.fill(batch)
+        self._calls, self._kinds = [], {}
+        self.fill(batch, batch.positions)
 
-    def fill(self, batch: Batch) -> None:
-        """Take the arrays of another batch, also for the calls so far."""
+    def fill(self, batch: Batch, positions: NDArray[np.int64]) -> None:
+        """Take the arrays of another batch, also for the calls so far; kernels read `positions` [T] where they are."""
         self._batch = batch
         N, longest = len(batch.spans), max((len(span.pages) for span in batch.spans), default=0)
+        moved = positions is not self._positions
         if self._spans.shape != (N, 5) or self._tables.shape[1] < longest:
             self._spans = np.zeros((N, 5), np.int64)
             self._tables = np.zeros((N, 2 * longest), np.int64)
+            moved = True
         masks, spans = [], []
         begin = 0
         for i, span in enumerate(batch.spans):
@@ -101,29 +112,34 @@ class BatchArrays:
             if span.tree is not None:
                 masks.append(np.ascontiguousarray(span.tree, np.uint8).ravel())
                 begin += m * m
-        self._spans[...] = np.reshape(spans, (N, 5))
-        self._seen = np.concatenate(masks) if masks else self._seen
-        self._positions = batch.positions
-        self._point(self._calls)
+        if N:
+            self._spans[...] = spans
+        if masks:
+            self._seen = np.concatenate(masks)
+            moved = True
+        if moved:
+            self._positions = positions
+            arrays = self._spans, self._tables, self._seen, positions
+            self._shared = N, self._tables.shape[1], *map(address, arrays)
+            self._set(self._calls)
+        self._grow()
 
-    def _point(self, calls: list[Any]) -> None:
-        """Set addresses and sizes; memory for parts of results grows with the longest context."""
-        spans, tables = address(self._spans), address(self._tables)
-        seen, positions = address(self._seen), address(self._positions)
-        for call in calls:
-            call.N = len(self._spans)
-            call.spans, call.tables, call.seen = spans, tables, seen
-            call.table_stride, call.positions = self._tables.shape[1], positions
-        kinds = {(call.window, call.H, call.K, call.D): call for call in calls}
-        needed = max((_attention_parts(call) for call in kinds.values()), default=0)
-        if len(self._parts) < needed:
+    def _grow(self) -> None:
+        """Memory for parts of results grows with the longest context."""
+        N, needed, heads = len(self._spans), 0, 0
+        for call in self._kinds.values():
+            needed, heads = max(needed, _attention_parts(call)), max(heads, call.K)
+        if len(self._parts) < needed or len(self._done) < N * heads:
             self._parts = aligned(8 * needed).view(np.float32)
-        heads = max((call.K for call in calls), default=0)
-        if len(self._done) < len(self._spans) * heads:
-            self._done = np.zeros(len(self._spans) * heads, np.int64)
-        parts, done = address(self._parts), address(self._done)
-        for call in self._calls:
-            call.parts, call.done = parts, done
+            self._done = np.zeros(N * heads, np.int64)
+            self._results = address(self._parts), address(self._done)
+            self._set(self._calls)
+
+    def _set(self, calls: list[Any]) -> None:
+        """Set sizes and addresses, which all calls share."""
+        for call in calls:
+            call.N, call.table_stride, call.spans, call.tables, call.seen, call.positions = self._shared
+            call.parts, call.done = self._results
 
 
 class Workspace:
@@ -141,13 +157,13 @@ class Workspace:
         """The batch as layers of another group read it."""
         return self._groups.setdefault(group, BatchArrays())
 
-    def refill(self, batch: Batch) -> None:
-        """Set what follows from the next batch of a recorded step."""
-        self.sequences.fill(batch)
+    def refill(self, batch: Batch, positions: NDArray[np.int64]) -> None:
+        """Set what follows from the next batch of a recorded step, which reads `positions` [T] where they are."""
+        self.sequences.fill(batch, positions)
         for group, arrays in self._groups.items():
-            arrays.fill(batch.groups[group])
+            arrays.fill(batch.groups[group], positions)
         if batch.cross_rows:
-            self.sources.fill(batch.by_source)
+            self.sources.fill(batch.by_source, positions)
         for rotation, *_, growth in self._angles.values():
             if growth is not None:
                 growth[...] = rotation.growth(batch)
@@ -193,7 +209,7 @@ class Likeliest:
 
     def finite(self) -> bool:
         """Whether no logit is NaN or plus infinity."""
-        return bool(self._finite.all())
+        return 0 not in self._finite.tolist()  # a reduction of a few numbers takes NumPy ten times as long
 
 
 class RecordedStep(Generic[Result]):
@@ -239,9 +255,7 @@ class RecordedStep(Generic[Result]):
             target[...] = getattr(batch, name)
         for group, slots in self._slots.items():
             slots[...] = batch.groups[group].slot_pages
-        self.workspace.refill(
-            self._in_place(batch) if self._slots else replace(batch, positions=self._read["positions"])
-        )
+        self.workspace.refill(batch, self._read["positions"])
         self._began = time.perf_counter_ns()
         self._program.run(watched=watched)
         return self._result
