@@ -160,8 +160,8 @@ def test_an_engine_that_is_forgotten_ends_its_threads(make: Callable[..., Engine
         await aio.generate("Hello")
         assert set(threading.enumerate()) > threads
         del aio
-        gc.collect()
-        assert set(threading.enumerate()) <= threads
+        gc.collect()  # which does not wait for them
+        await until(lambda: set(threading.enumerate()) <= threads)
         engine.close()
 
     asyncio.run(main())
