@@ -110,6 +110,8 @@ def report(profile: "Profile", title: str) -> list[str | Table]:
     bandwidth, peak, name = profile.hardware.bandwidth / 1e9, profile.peak / 1e9, profile.hardware.name
     low, high = (profile.overhead[len(profile.steps) * i // 4] for i in (1, 3))
     floors = f"floors by {name}: {bandwidth:,.1f} GB/s from memory, {peak:,.0f} GFLOP/s in products"
+    if any(call.cached for step in profile.steps for call in step.calls):
+        floors += ", and each product's time in the cache"
     overhead = (
         f"profiling overhead: {profile.median_overhead:+.1%} a step, the median of {len(profile.steps)} steps against "
         f"the same ones without profiling (quartiles {low:+.1%} and {high:+.1%})"

@@ -268,7 +268,7 @@ def profile(
     backend, model = engine.runner.backend, engine.runner.model
     if hardware is None:
         hardware, cached = probe_with(backend), cached or CachedProducts(backend)
-    watching = TimingBackend(backend, cached and cached.seconds)
+    watching = TimingBackend(backend, None if cached is None else cached.seconds)
     plain, watched = (_loop(engine.runner, backend, requests) for backend in (backend, watching))
     tokens = sum(len(request.prompt_ids) + request.max_new_tokens - 1 for request in requests)
     steps: list[ProfiledStep] = []
@@ -337,7 +337,7 @@ class CachedProducts:
     """
 
     PART_BYTES = 256 << 10
-    """Of weights: they stay in the L2 cache"""
+    """Size of the larger part: its weights stay in the L2 cache"""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -346,16 +346,20 @@ class CachedProducts:
     def seconds(self, weight: Weight, rows: int) -> float:
         """Seconds of the product of x [rows, in] with a weight, without its bias."""
         parts = weight.data.parts if isinstance(weight.data, Joined) else (weight.data,)
-        return sum(part.shape[0] * self._seconds_of_output(part, rows) for part in parts)
+        seconds: float = sum(part.shape[0] * self._seconds_of_output(part, rows) for part in parts)
+        return seconds
 
     def _seconds_of_output(self, matrix: Any, rows: int) -> float:
         key = format_of(matrix), matrix.shape[1], rows
         if key not in self._of_output:
             outputs, inputs = matrix.shape
-            many = max(2, min(outputs, self.PART_BYTES * outputs // matrix.nbytes) // 16 * 16)
+            many = max(1, min(outputs, self.PART_BYTES * outputs // matrix.nbytes) // 16 * 16)
+            few = many // 2
             x = self._backend.xp.ones((rows, inputs), self._backend.xp.float32)
-            whole, half = (self._time(x, some_rows(matrix, slice(count))) for count in (many, many // 2))
-            self._of_output[key] = max(0.0, whole - half) / (many - many // 2)
+            longer, shorter = (
+                self._time(x, some_rows(matrix, slice(count))) if count else 0.0 for count in (many, few)
+            )
+            self._of_output[key] = max(0.0, longer - shorter) / (many - few)
         return self._of_output[key]
 
     def _time(self, x: Any, matrix: Any) -> float:
@@ -365,7 +369,7 @@ class CachedProducts:
             self._backend.enter_layer(0)
             self._backend.linear(x, weight)
 
-        return min(best_of(product) for _ in range(8))
+        return min(best_of(product) for _ in range(3))
 
 
 def _loop(runner: Runner, backend: Backend, requests: Sequence[Request]) -> StepLoop:

@@ -1,17 +1,20 @@
 """A profile of a real run: parts and whole, counts, floors, phases."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from minillm import Engine
 from minillm.backends.observe import counting
+from minillm.backends.storage import Joined
+from minillm.backends.weights import Weight
 from minillm.errors import ParameterError
 from minillm.measure.accounting.hardware import Hardware
-from minillm.measure.profiling import Profile, layer_spans, probe_with, profile
+from minillm.measure.profiling import CachedProducts, Profile, layer_spans, probe_with, profile
 from minillm.models import published
 from minillm.reference.cost import Cost
 
@@ -123,6 +126,63 @@ def test_floors_stand_on_bytes_or_flops_whichever_takes_longer(engine: Engine) -
     assert head.floor == head.calls * BASE["vocab_size"] * BASE["hidden_size"]  # 2 V E FLOPs at 2 a second
     assert head.ratio == head.seconds / head.floor
     assert next(row for row in by_flops.operations if row.name == "argmax").ratio is None
+
+
+class Timed:
+    """A backend of which products take a time that is known: something each, and something for each output and row."""
+
+    xp = np
+    OUTPUT: ClassVar = {np.dtype(np.float32): 3.0, np.dtype(np.float16): 5.0}
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.products = 0
+
+    def enter_layer(self, layer: int) -> None: ...
+
+    def linear(self, x: Any, weight: Weight) -> None:
+        assert x.shape[1] == weight.shape[1]
+        self.seconds = 100.0 + weight.shape[0] * len(x) * self.OUTPUT[weight.data.dtype]
+        self.products += 1
+
+    def best_of(self, run: Callable[[], None]) -> float:
+        run()
+        return self.seconds
+
+
+def test_products_in_the_cache_are_timed_without_what_a_call_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend: Any = Timed()
+    monkeypatch.setattr("minillm.measure.profiling.best_of", backend.best_of)
+    cached = CachedProducts(backend)
+    wide, narrow = np.zeros((50_000, 32), np.float32), np.zeros((40, 32), np.float16)
+    assert cached.seconds(Weight("", wide), 2) == pytest.approx(50_000 * 2 * 3.0)
+    assert cached.seconds(Weight("", Joined((wide, narrow, narrow))), 2) == pytest.approx(2 * (150_000 + 2 * 40 * 5))
+    products = backend.products
+    assert cached.seconds(Weight("", narrow[:1]), 2) == pytest.approx(2 * 5)  # the same format, inputs and rows
+    assert backend.products == products
+    assert cached.seconds(Weight("", narrow[:1]), 7) == pytest.approx(
+        100 + 7 * 5
+    )  # of one output nothing is told apart
+    assert backend.products > products
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+def test_floors_of_products_stand_on_their_arithmetic_in_the_cache(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minillm.measure.profiling.probe_with", lambda backend: machine(1e30, 1e30))
+    monkeypatch.setattr(CachedProducts, "seconds", lambda self, weight, rows: 7.0 * rows * weight.shape[0])
+    monkeypatch.setitem(published(), "small", BASE)
+    with Engine.random("small", backend=backend) as engine:
+        options: dict[str, Any] = {"max_new_tokens": 3, "eos_token_id": ()}
+        found = profile(engine, [[3, 4, 5]], **options)
+        named = profile(engine, [[3, 4, 5]], hardware=machine(1e30, 1e30), **options)
+    outputs = BASE["num_hidden_layers"] * (4 * BASE["hidden_size"] + BASE["ffn_dim"] + BASE["hidden_size"])
+    for phase, rows, steps in (("prefill", 3, 1), ("decode", 1, 2)):
+        expected = steps * 7.0 * (rows * outputs + BASE["vocab_size"])
+        assert found.phases[phase].floor == pytest.approx(expected)
+        assert sum(layer.floor for layer in found.phases[phase].layers) == pytest.approx(expected)
+        assert named.phases[phase].floor < 1
 
 
 def test_layers_of_several_passes_in_a_step_are_apart(engine: Engine) -> None:

@@ -119,7 +119,7 @@ class BatchArrays:
             moved = True
         if moved:
             self._positions = positions
-            arrays = self._spans, self._tables, self._seen, positions
+            arrays: tuple[NDArray[Any], ...] = self._spans, self._tables, self._seen, positions
             self._shared = N, self._tables.shape[1], *map(address, arrays)
             self._set(self._calls)
         self._grow()
