@@ -320,13 +320,25 @@ INLINE ints look_up_bytes(const void *table, ints v) {
     return v;
 }
 
-/* The 32 numbers of a block of 32 that lies `at` bytes after each of LANES rows, or of group j of IQ4_XS or Q5_0X2: vector
- * k has numbers 4 k to 4 k + 3 of each. */
+/* Bit 4 of vector k of the 32 numbers of each output, whose bits are one lane: bit i of four to bit 4 of byte i; products
+ * of single bits do not meet. */
+INLINE ints fifth_bits(ints bits, int k) {
+#if HAS_I8MM
+    int32x4_t low = (int32x4_t)bits, next = vshrq_n_s32(low, 4);
+    bits = (ints)(k % 2 ? vzip2q_s32(low, next) : vzip1q_s32(low, next)) >> 8 * (k / 2);
+#else
+    bits >>= 4 * k;
+#endif
+    return (bits & 15) * 0x02040810 & 0x10101010;
+}
+
+/* The 32 numbers of a block of 32 that lies `at` bytes after each of LANES rows, or of group j of IQ4_XS or Q5_0X2, as
+ * packed weights have them: vector k has numbers 4 k to 4 k + 3 of each output, or is of pairs of outputs. */
 INLINE void unpack_small_outputs(const int format, const char *const *rows, int64_t at, int64_t j, ints *numbers) {
     ints bits = {0}, fifths[4];
-    if (format == Q5_0X2) gather_16_bytes(rows, at, fifths); /* the second and the third vector have them */
+    if (format == Q5_0X2) gather_packed(rows, at + 4, fifths); /* the first two vectors have them */
     at += format == IQ4_XS ? 8 + 16 * j : format == Q5_0X2 ? 12 + 16 * j : small_place(format);
-    gather_16_bytes(rows, at, numbers);
+    gather_packed(rows, at, numbers);
     if (format == Q5_0 || format == Q5_1)
         for (int o = 0; o < LANES; o++) {
             int32_t own;
@@ -345,10 +357,10 @@ INLINE void unpack_small_outputs(const int format, const char *const *rows, int6
         } else if (format == MXFP4 || format == NVFP4) {
             numbers[k] = look_up_bytes(E2M1, numbers[k]);
         } else if (format == Q5_0X2) {
-            ints own = fifths[1 + k % 2] >> (int)(2 * j + k % 4 / 2);
+            ints own = fifths[k % 2] >> (int)(2 * j + k % 4 / 2);
             numbers[k] |= (k < 4 ? own : own << 4) & 0x10101010;
-        } else { /* bit i of four to bit 4 of byte i: products of single bits do not meet */
-            numbers[k] |= (bits >> 4 * k & 15) * 0x02040810 & 0x10101010;
+        } else {
+            numbers[k] |= fifth_bits(bits, k);
         }
     }
 }

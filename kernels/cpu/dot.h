@@ -7,6 +7,10 @@
  * weights of 8 bits EXCESS8 higher, since some instructions multiply numbers without sign by numbers with sign. Those
  * in 16 bits are TIMES8 as large, so that `split_four` needs no extension of signs: of 4 inputs it makes two pairs,
  * the even and the odd ones, and x is stored in this order.
+ *
+ * Pairs of outputs, on AArch64 with products of matrices of integers (HAS_I8MM): of two packed vectors the first has 8
+ * inputs of outputs 0 and 1, the second those of outputs 2 and 3. An instruction multiplies two outputs by two rows of x
+ * (`add_pairs` in integers.h), and has twice as many products as one with the lanes along the outputs.
  */
 #ifndef MINILLM_DOT_H
 #define MINILLM_DOT_H
@@ -20,6 +24,10 @@ enum { STEP8 = 4, EXCESS8 = 128, TIMES8 = 1, SHORT4 = 0 };
 enum { STEP8 = 2, EXCESS8 = 0, TIMES8 = 256, SHORT4 = 1 };
 #else
 enum { STEP8 = 4, EXCESS8 = 0, TIMES8 = 1, SHORT4 = 0 };
+#endif
+
+#if HAS_NEON && defined(__ARM_FEATURE_MATMUL_INT8)
+#define HAS_I8MM 1
 #endif
 
 #if HAS_NEON
@@ -406,6 +414,18 @@ INLINE void gather_16_bytes(const char *const *rows, int64_t at, ints *to) {
         memcpy(four, rows[o] + at, sizeof four);
         for (int j = 0; j < 4; j++) to[j][o] = four[j];
     }
+#endif
+}
+
+/* The same as packed weights have them: with pairs of outputs vectors 2 j and 2 j + 1 have bytes 8 j to 8 j + 7. */
+INLINE void gather_packed(const char *const *rows, int64_t at, ints *to) {
+#if HAS_I8MM
+    int64x2_t own[LANES];
+    for (int o = 0; o < LANES; o++) memcpy(&own[o], rows[o] + at, sizeof own[o]);
+    to[0] = (ints)vzip1q_s64(own[0], own[1]), to[1] = (ints)vzip1q_s64(own[2], own[3]);
+    to[2] = (ints)vzip2q_s64(own[0], own[1]), to[3] = (ints)vzip2q_s64(own[2], own[3]);
+#else
+    gather_16_bytes(rows, at, to);
 #endif
 }
 

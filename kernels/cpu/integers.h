@@ -114,6 +114,53 @@ INLINE void fetch_ahead(const char *const *rows, lanes of, int64_t size, int64_t
     }
 }
 
+#if HAS_I8MM
+/* dots[r] += the products of R rows of x with a panel's next `count` inputs, 16 or 32. The last of an odd number of rows
+ * is a pair with itself. */
+INLINE void add_pairs(const int R, const int count, const char *w, const char *x, int64_t x_stride,
+                      ints dots[][PANELS]) {
+#define LOW(A, B) (ints)vzip1q_s64((int64x2_t)(A), (int64x2_t)(B))
+#define HIGH(A, B) (ints)vzip2q_s64((int64x2_t)(A), (int64x2_t)(B))
+    ints s[3][2 * PANELS]; /* of two rows and two outputs: [row, output] */
+#pragma GCC unroll 3
+    for (int r = 0; r < R; r += 2)
+#pragma GCC unroll 2
+        for (int p = 0; p < PANELS; p++) {
+            ints first = dots[r][p], second = r + 1 < R ? dots[r + 1][p] : first;
+            s[r / 2][2 * p] = LOW(first, second), s[r / 2][2 * p + 1] = HIGH(first, second);
+        }
+#pragma GCC unroll 2
+    for (int i = 0; i < count; i += 16) {
+        ints own[3][2]; /* 8 numbers of each of two rows */
+#pragma GCC unroll 3
+        for (int r = 0; r < R; r += 2) {
+            const int64_t next = r + 1 < R ? x_stride : 0;
+            ints first = load_ints(x + r * x_stride + i), second = load_ints(x + r * x_stride + next + i);
+            own[r / 2][0] = LOW(first, second), own[r / 2][1] = HIGH(first, second);
+        }
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++)
+#pragma GCC unroll 4
+            for (int o = 0; o < 2 * PANELS; o++) {
+                const int place = (i / 4 + 2 * half + o % 2) * PANELS + o / 2;
+                int8x16_t weights = (int8x16_t)load_ints(w + place * sizeof(ints));
+#pragma GCC unroll 3
+                for (int r = 0; r < R; r += 2)
+                    s[r / 2][o] = (ints)vmmlaq_s32((int32x4_t)s[r / 2][o], (int8x16_t)own[r / 2][half], weights);
+            }
+    }
+#pragma GCC unroll 3
+    for (int r = 0; r < R; r += 2)
+#pragma GCC unroll 2
+        for (int p = 0; p < PANELS; p++) {
+            dots[r][p] = LOW(s[r / 2][2 * p], s[r / 2][2 * p + 1]);
+            if (r + 1 < R) dots[r + 1][p] = HIGH(s[r / 2][2 * p], s[r / 2][2 * p + 1]);
+        }
+#undef LOW
+#undef HIGH
+}
+#endif
+
 /* The sums of a row of x, wherever its outputs are. */
 INLINE floats load_lanes(const float *out, lanes of) {
     floats v = {0};

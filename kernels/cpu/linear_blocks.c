@@ -226,9 +226,9 @@ INLINE void pack_blocks(const int format, const linear *a, lanes of, int64_t g, 
 #pragma GCC unroll 4
             for (int p = 0; p < 8 / shared; p++) {
                 const int j = sharing_group(format, p, 0);
-                gather_16_bytes(rows, at + place_of(format, j) + 16 * half, low);
+                gather_packed(rows, at + place_of(format, j) + 16 * half, low);
                 if (has_high(format) && (!p || high_place_of(format, j) != high_place_of(format, j - 1)))
-                    gather_16_bytes(rows, at + high_place_of(format, j) + 16 * half, high);
+                    gather_packed(rows, at + high_place_of(format, j) + 16 * half, high);
 #pragma GCC unroll 4
                 for (int s = 0; s < shared; s++) {
                     const int group = sharing_group(format, p, s);
@@ -245,7 +245,6 @@ INLINE void pack_blocks(const int format, const linear *a, lanes of, int64_t g, 
 /* out[row + r] = x'[row + r] @ W for R rows and panels of numbers up to 31, or 63 with two scales in 32 (`parts`); as
  * `multiply_panels`. */
 INLINE void multiply_bytes(const int parts, const int R, const linear *a, const packed *m, int64_t row) {
-    const int flush = SHORT4 ? 4 / parts : 8 / parts; /* vectors whose products fit into 16 bits */
     const int64_t size = packed_group(INT4), groups = groups_of(a), stride = scale_stride(groups);
     const char *x = (const char *)a->integers + (row * groups + m->g) * GROUP;
     const float *x_scales = a->x_scales + row * stride + m->g;
@@ -268,6 +267,11 @@ INLINE void multiply_bytes(const int parts, const int R, const linear *a, const 
 #pragma GCC unroll 2
         for (int part = 0; part < parts; part++) {
             ints dots[6][PANELS];
+#if HAS_I8MM
+            memset(dots, 0, sizeof dots);
+            add_pairs(R, GROUP / parts, w + part * (size / 2), numbers + part * (GROUP / 2), groups * GROUP, dots);
+#else
+            const int flush = SHORT4 ? 4 / parts : 8 / parts; /* vectors whose products fit into 16 bits */
 #pragma GCC unroll 8
             for (int from = 0; from < 8 / parts; from += flush) {
                 ints some[6][PANELS];
@@ -300,6 +304,7 @@ INLINE void multiply_bytes(const int parts, const int R, const linear *a, const 
                     for (int p = 0; p < PANELS; p++)
                         dots[r][p] = from ? dots[r][p] + total4(some[r][p]) : total4(some[r][p]);
             }
+#endif
 #pragma GCC unroll 2
             for (int p = 0; p < PANELS; p++) {
                 const int64_t scale = ((p * SCALE_ROWS + g) * parts + part) * LANES;

@@ -14,7 +14,7 @@
  * - `integers_few`, for rows that are not worth packing the weights: up to FEW_ROWS rows by LANES outputs; lanes along
  *   the inputs, integers summed across lanes.
  * - `integers_many`: a register tile of up to INT8_ROWS or INT4_ROWS rows by PANELS vectors of packed outputs; lanes
- *   along the outputs.
+ *   along the outputs, or pairs of rows by pairs of outputs (HAS_I8MM).
  */
 #include "integers.h"
 #include <math.h>
@@ -97,15 +97,15 @@ INLINE void pack_panel_as(const int format, const linear *a, lanes of, int64_t g
     for (int64_t at = 0; at < count * each; at += each, panel += packed_group(format)) {
         ints numbers[8];
         if (format == INT4) {
-            gather_16_bytes(rows, at, numbers);
+            gather_packed(rows, at, numbers);
 #pragma GCC unroll 4
             for (int j = 0; j < 4; j++) {
                 numbers[j + 4] = numbers[j] >> 4 & 0x0F0F0F0F;
                 numbers[j] &= 0x0F0F0F0F;
             }
         } else {
-            gather_16_bytes(rows, at, numbers);
-            gather_16_bytes(rows, at + 16, numbers + 4);
+            gather_packed(rows, at, numbers);
+            gather_packed(rows, at + 16, numbers + 4);
 #pragma GCC unroll 8
             for (int j = 0; j < 8; j++) numbers[j] ^= EXCESS8 ? (int32_t)0x80808080 : 0; /* + 128 in each byte */
         }
@@ -305,6 +305,9 @@ INLINE void multiply_panels(const int format, const bool offsets, const int R, c
         fetch_lines(m->next + g * fetched_bytes(format), fetched_bytes(format));
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) __builtin_prefetch(numbers + (r + R) * groups * x_group); /* of the next tile */
+#if HAS_I8MM
+        add_pairs(R, GROUP, w, numbers, groups * x_group, dots);
+#else
 #pragma GCC unroll 4
         for (int j = 0; j < x_group / 4; j++) {
             ints weights[PANELS];
@@ -319,6 +322,7 @@ INLINE void multiply_panels(const int format, const bool offsets, const int R, c
                                                 : add_products4(dots[r][p], weights[p], same);
             }
         }
+#endif
 #pragma GCC unroll 2
         for (int p = 0; p < PANELS; p++) {
             int64_t scale = (p * SCALE_ROWS + (g >> m->shift)) * LANES;

@@ -1,10 +1,11 @@
-"""The tests of single kernels on an emulated processor with NEON: with and without its dot products of integers."""
+"""The tests of single kernels on an emulated processor with NEON: by which instructions it multiplies integers."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from . import emulated
@@ -20,17 +21,29 @@ OTHERS = ["test_blocks.py", "test_rows.py", "test_attention.py", "test_sample.py
     ("cpu", "others", "but_for"),
     [
         ("generic+dotprod", OTHERS, LONG),
+        ("generic+dotprod+i8mm", ["test_blocks.py"], LONG),
         *(
             pytest.param(*more, (), marks=pytest.mark.exhaustive)
-            for more in (("generic", OTHERS), ("generic+dotprod", []))
+            for more in (("generic", OTHERS), ("generic+dotprod", []), ("generic+dotprod+i8mm", ["test_blocks.py"]))
         ),
     ],
-    ids=["each kernel and format", "all without dot products", "products"],
+    ids=[
+        "each kernel and format",
+        "each format with products of matrices",
+        "all without dot products",
+        "products",
+        "all with products of matrices",
+    ],
 )
 def test_kernels_with_neon(cpu: str, others: list[str], but_for: tuple[str, ...], tmp_path: Path) -> None:
-    """Products of integers are what the two differ in."""
+    """Products of integers are what they differ in."""
     target = f"aarch64:{cpu}"
-    environment = {"MINILLM_TEST_TARGET": target, "MINILLM_TEST_PROGRAM": str(emulated.build(target, tmp_path))}
+    program = emulated.build(target, tmp_path)
+    content = program.read_bytes()
+    words = np.frombuffer(content[: len(content) // 4 * 4], "<u4")
+    for name, instruction in (("dotprod", 0x4E809400), ("i8mm", 0x4E80A400)):  # sdot, smmla, of any registers
+        assert ((words & 0xFFE0FC00 == instruction).sum() > 100) == (name in cpu)
+    environment = {"MINILLM_TEST_TARGET": target, "MINILLM_TEST_PROGRAM": str(program)}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | environment
     options = [
         "-n",
