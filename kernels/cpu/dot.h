@@ -10,7 +10,7 @@
  *
  * Pairs of outputs, on AArch64 with products of matrices of integers (HAS_I8MM): of two packed vectors the first has 8
  * inputs of outputs 0 and 1, the second those of outputs 2 and 3. An instruction multiplies two outputs by two rows of x
- * (`add_pairs` in integers.h), and has twice as many products as one with the lanes along the outputs.
+ * (`add_packed` in integers.h), and has twice as many products as one with the lanes along the outputs.
  */
 #ifndef MINILLM_DOT_H
 #define MINILLM_DOT_H
@@ -356,6 +356,21 @@ INLINE ints add_products8(ints s, ints w, ints x) {
 #endif
 }
 
+#if HAS_NEON && defined(__ARM_FEATURE_DOTPROD)
+#define HAS_DOT_LANES 1
+/* The same with numbers 4 j to 4 j + 3 of 16 of x in every lane. */
+INLINE ints add_products_of(const int j, ints s, ints w, ints x) {
+    int32x4_t sum = (int32x4_t)s;
+    int8x16_t numbers = (int8x16_t)x;
+    switch (j) {
+    case 0: return (ints)vdotq_laneq_s32(sum, (int8x16_t)w, numbers, 0);
+    case 1: return (ints)vdotq_laneq_s32(sum, (int8x16_t)w, numbers, 1);
+    case 2: return (ints)vdotq_laneq_s32(sum, (int8x16_t)w, numbers, 2);
+    default: return (ints)vdotq_laneq_s32(sum, (int8x16_t)w, numbers, 3);
+    }
+}
+#endif
+
 /* The same for w from 0 to 15. Lanes may hold two sums of 16 bits, which have room for one group: 8 additions of at most
  * 2 * 15 * 127. `total4` adds them up. */
 INLINE ints add_products4(ints s, ints w, ints x) {
@@ -408,6 +423,13 @@ INLINE void gather_16_bytes(const char *const *rows, int64_t at, ints *to) {
     to[2] = LOW(64, pair[2], pair[3]), to[3] = HIGH(64, pair[2], pair[3]);
 #undef LOW
 #undef HIGH
+#elif HAS_NEON
+    int32x4_t own[LANES];
+    for (int o = 0; o < LANES; o++) memcpy(&own[o], rows[o] + at, sizeof own[o]);
+    int64x2_t low = (int64x2_t)vtrn1q_s32(own[0], own[1]), other_low = (int64x2_t)vtrn1q_s32(own[2], own[3]);
+    int64x2_t high = (int64x2_t)vtrn2q_s32(own[0], own[1]), other_high = (int64x2_t)vtrn2q_s32(own[2], own[3]);
+    to[0] = (ints)vzip1q_s64(low, other_low), to[1] = (ints)vzip1q_s64(high, other_high);
+    to[2] = (ints)vzip2q_s64(low, other_low), to[3] = (ints)vzip2q_s64(high, other_high);
 #else
     for (int o = 0; o < LANES; o++) {
         int32_t four[4];

@@ -104,20 +104,20 @@ INLINE floats add_group(const bool offsets, floats total, ints dot, const float 
 /* What is multiplied later is fetched while the bytes from `at` on of LANES rows are, each of `size` bytes. Rows far from
  * one another are streams, each read as it lies: hardware fetches them early by itself too, but not as much as it could
  * since it waits for products. Neighbours are too many short streams for it: of those that follow as much is fetched in
- * the order in which it lies. */
+ * the order in which it lies. Where `bytes` are few, with 4 lanes, a line is fetched once. */
 INLINE void fetch_ahead(const char *const *rows, lanes of, int64_t size, int64_t at, int64_t bytes) {
     if (of.gap == 1) {
         fetch_lines(rows[0] + LANES * size + at * LANES, bytes * LANES);
-    } else {
+    } else if (LANES != 4 || (at & 63) < bytes) {
 #pragma GCC unroll 16
         for (int o = 0; o < LANES; o++) fetch_lines(rows[o] + at + AHEAD, bytes);
     }
 }
 
 #if HAS_I8MM
-/* dots[r] += the products of R rows of x with a panel's next `count` inputs, 16 or 32. The last of an odd number of rows
- * is a pair with itself. */
-INLINE void add_pairs(const int R, const int count, const char *w, const char *x, int64_t x_stride,
+/* dots[r] += the products of R rows of x with a panel's next `count` inputs, 16 or 32. The last of an odd number of
+ * rows is a pair with itself. */
+INLINE void add_packed(const int R, const int count, const char *w, const char *x, int64_t x_stride,
                       ints dots[][PANELS]) {
 #define LOW(A, B) (ints)vzip1q_s64((int64x2_t)(A), (int64x2_t)(B))
 #define HIGH(A, B) (ints)vzip2q_s64((int64x2_t)(A), (int64x2_t)(B))
@@ -158,6 +158,25 @@ INLINE void add_pairs(const int R, const int count, const char *w, const char *x
         }
 #undef LOW
 #undef HIGH
+}
+#elif HAS_DOT_LANES
+/* The same with the lanes along the outputs. */
+INLINE void add_packed(const int R, const int count, const char *w, const char *x, int64_t x_stride,
+                      ints dots[][PANELS]) {
+#pragma GCC unroll 2
+    for (int i = 0; i < count; i += 16) {
+        ints own[6];
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) own[r] = load_ints(x + r * x_stride + i);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++)
+#pragma GCC unroll 2
+            for (int p = 0; p < PANELS; p++) {
+                ints weights = load_ints(w + ((i / 4 + j) * PANELS + p) * sizeof(ints));
+#pragma GCC unroll 6
+                for (int r = 0; r < R; r++) dots[r][p] = add_products_of(j, dots[r][p], weights, own[r]);
+            }
+    }
 }
 #endif
 

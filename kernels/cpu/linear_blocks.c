@@ -267,9 +267,9 @@ INLINE void multiply_bytes(const int parts, const int R, const linear *a, const 
 #pragma GCC unroll 2
         for (int part = 0; part < parts; part++) {
             ints dots[6][PANELS];
-#if HAS_I8MM
+#if HAS_I8MM || HAS_DOT_LANES
             memset(dots, 0, sizeof dots);
-            add_pairs(R, GROUP / parts, w + part * (size / 2), numbers + part * (GROUP / 2), groups * GROUP, dots);
+            add_packed(R, GROUP / parts, w + part * (size / 2), numbers + part * (GROUP / 2), groups * GROUP, dots);
 #else
             const int flush = SHORT4 ? 4 / parts : 8 / parts; /* vectors whose products fit into 16 bits */
 #pragma GCC unroll 8

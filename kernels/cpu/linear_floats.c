@@ -23,6 +23,8 @@
 enum {
     AHEAD = 2048,                          /* how far ahead a stream of W is fetched, in bytes */
     ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* of a tile: ROWS * 4 sums, ROWS + 1 operands */
+    STEP = LANES == 4 ? 16 : LANES,        /* inputs of a turn of its loop: so many that counting takes little, ... */
+    STEP_ROWS = LANES == 4 ? 4 : ROWS,     /* ... for up to so many rows: sums of more would not stay in registers */
     STRIDE = DEPTH + 16,                   /* from row to row of an expanded block: not a power of 2, for the cache */
     ACROSS = LANES == 8,                   /* whether many rows are multiplied with the lanes along the outputs, ... */
     ACROSS_ROWS = 6,                       /* ... by a tile of so many rows ... */
@@ -33,25 +35,6 @@ enum {
     OUTPUTS_OVER_ROWS = 192,               /* ... of so many outputs at a time, for which x is transposed once, ... */
     TRANSPOSED = 32768                     /* ... so many of its numbers at a time: they stay in the L2 cache */
 };
-
-/* Bytes of some numbers of a row: of code books of whole blocks. */
-INLINE int64_t bytes_of(int64_t format, int64_t count) {
-    return format >= NF4 ? code_bytes(count) : count * (format == FLOAT32 ? 4 : 2);
-}
-
-INLINE floats load_weights(const int format, const char *p, int64_t i) {
-    if (format == FLOAT32) return load((const float *)p + i);
-    if (format == FLOAT16) return load_float16((const uint16_t *)p + i);
-    if (format >= NF4) return load_codes(format, p, i);
-    return load_bfloat16((const uint16_t *)p + i);
-}
-
-/* The first `count` of them, fewer than LANES, then zeros. */
-INLINE floats load_last_weights(const int format, const char *p, int64_t i, int64_t count) {
-    char part[4 * LANES] = {0};
-    memcpy(part, p + bytes_of(format, i), bytes_of(format, count));
-    return load_weights(format, part, 0);
-}
 
 /* --- a register tile ---------------------------------------------------------------------------------------------- */
 
@@ -77,23 +60,32 @@ INLINE void multiply(const int format, const int R, const int O, const bool stre
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int o = 0; o < O; o++) total[r][o] = (floats){0};
+    const bool whole = STEP > LANES && R <= STEP_ROWS && depth % STEP == 0;
     int64_t k = 0;
-    for (; k + LANES <= depth; k += LANES) {
+    for (; k + LANES <= depth; k += whole ? STEP : LANES) {
         if (streams && (R > 2 || LANES != 8))
 #pragma GCC unroll 8
             for (int o = 0; o < O; o++) fetch_lines(w[o] + bytes_of(format, k) + AHEAD, 1);
-        floats numbers[6];
+#if HAS_NEON
+#pragma GCC unroll 4
+        for (int64_t i = k; i < k + STEP && (i == k || whole); i += LANES) {
+#else
+        const int64_t i = k;
+        {
+#endif
+            floats numbers[6];
 #pragma GCC unroll 6
-        for (int r = 0; r < R; r++) {
-            numbers[r] = load(x + r * x_stride + k);
-            keep(&numbers[r]);
-        }
+            for (int r = 0; r < R; r++) {
+                numbers[r] = load(x + r * x_stride + i);
+                keep(&numbers[r]);
+            }
 #pragma GCC unroll 8
-        for (int o = 0; o < O; o++) {
-            floats weights = load_weights(format, w[o], k);
-            if (R > 1) keep(&weights);
+            for (int o = 0; o < O; o++) {
+                floats weights = load_weights(format, w[o], i);
+                if (R > 1) keep(&weights);
 #pragma GCC unroll 6
-            for (int r = 0; r < R; r++) total[r][o] = multiply_add(numbers[r], weights, total[r][o]);
+                for (int r = 0; r < R; r++) total[r][o] = multiply_add(numbers[r], weights, total[r][o]);
+            }
         }
     }
     if (k < depth) {

@@ -233,6 +233,7 @@ INLINE void multiply_stored(const int format, const bool offsets, const int R, c
     for (int o = 0; o < LANES; o++) rows[o] = (const char *)a->weight + output_of(a, of, o) * groups * each;
 #pragma GCC unroll 2
     for (int r = 0; r < R; r++) total[r] = start ? load_lanes(out + r * a->stride, of) : (floats){0};
+    UNROLL(2)
     for (int64_t g = start; g < end; g += step) {
         const int8_t *own = x + g * GROUP;
         ints dots[FEW_ROWS][4];
@@ -305,8 +306,8 @@ INLINE void multiply_panels(const int format, const bool offsets, const int R, c
         fetch_lines(m->next + g * fetched_bytes(format), fetched_bytes(format));
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) __builtin_prefetch(numbers + (r + R) * groups * x_group); /* of the next tile */
-#if HAS_I8MM
-        add_pairs(R, GROUP, w, numbers, groups * x_group, dots);
+#if HAS_I8MM || HAS_DOT_LANES
+        add_packed(R, GROUP, w, numbers, groups * x_group, dots);
 #else
 #pragma GCC unroll 4
         for (int j = 0; j < x_group / 4; j++) {

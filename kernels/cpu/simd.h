@@ -28,6 +28,16 @@ enum { LANES = 4, VECTOR_REGISTERS = 16 };
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* Before a loop over the inputs of a tile, which with NEON has few products in a turn beside what counts the turns. */
+#define PRAGMA(WORDS) _Pragma(#WORDS)
+#if HAS_NEON && defined(__clang__)
+#define UNROLL(TURNS) PRAGMA(clang loop unroll_count(TURNS))
+#elif HAS_NEON
+#define UNROLL(TURNS) PRAGMA(GCC unroll TURNS)
+#else
+#define UNROLL(TURNS)
+#endif
+
 typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
@@ -327,6 +337,9 @@ INLINE void split_float16(ints v, floats *low, floats *high) {
     __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(lower, upper), 0xD8);
     *low = (floats)_mm256_cvtph_ps(_mm256_castsi256_si128(both));
     *high = (floats)_mm256_cvtph_ps(_mm256_extracti128_si256(both, 1));
+#elif HAS_NEON
+    *low = (floats)vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32((uint32x4_t)v)));
+    *high = (floats)vcvt_f32_f16(vreinterpret_f16_u16(vshrn_n_u32((uint32x4_t)v, 16)));
 #else
     uint16_t part[2][LANES];
     for (int i = 0; i < LANES; i++) part[0][i] = (uint16_t)v[i], part[1][i] = (uint16_t)(v[i] >> 16);
