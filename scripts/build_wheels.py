@@ -36,6 +36,7 @@ PROCESSORS = {
     "x86-64-v4-vnni": "x86_64_v4+avx512vnni",
     "armv8": "generic",
     "armv8-dotprod": "generic+dotprod",
+    "armv8-i8mm": "generic+dotprod+i8mm",
 }
 """Level -> the processor in zig's words"""
 

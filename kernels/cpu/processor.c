@@ -2,7 +2,8 @@
  * (`minillm/backends/cpu/prebuilt.py` names the levels).
  *
  * Processors of x86-64: 1 for x86-64-v2, 2 for v3 (AVX2), 3 for v4 (AVX-512), 4 for v4 with VNNI; of AArch64: 1 for any,
- * 2 with dot products of integers; 0 for any other. The library of level 1 is asked.
+ * 2 with dot products of integers, 3 with their products of matrices (i8mm) too; 0 for any other. The library of level 1
+ * is asked.
  *
  * The processor says itself what it has, and the system which registers it saves: a list of the system's, such as
  * /proc/cpuinfo, may be another processor's where this one is emulated. On macOS registers of AVX-512 are said to be saved
@@ -47,13 +48,19 @@ int64_t processor_level(void) {
 #elif defined(__aarch64__)
 #if defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 int64_t processor_level(void) {
 #if defined(__APPLE__)
-    return 2; /* every one of Apple's that macOS runs on */
+    int has = 0; /* stays 0 where the system knows no such name */
+    size_t size = sizeof has;
+    sysctlbyname("hw.optional.arm.FEAT_I8MM", &has, &size, NULL, 0);
+    return has ? 3 : 2; /* every one of Apple's that macOS runs on has dot products */
 #elif defined(__linux__)
-    return getauxval(AT_HWCAP) & 1 << 20 ? 2 : 1; /* ASIMDDP */
+    if (!(getauxval(AT_HWCAP) & 1 << 20)) return 1; /* ASIMDDP */
+    return getauxval(AT_HWCAP2) & 1 << 13 ? 3 : 2;  /* I8MM */
 #else
     return 1;
 #endif

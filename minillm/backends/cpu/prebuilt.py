@@ -17,7 +17,7 @@ FOLDER = kernel_sources("prebuilt")
 """Is in wheels for one system alone: neither in a checkout nor in what is installed from the sources"""
 LEVELS = {
     "x86_64": ("x86-64-v2", "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni"),
-    "aarch64": ("armv8", "armv8-dotprod"),
+    "aarch64": ("armv8", "armv8-dotprod", "armv8-i8mm"),
 }
 """The libraries for a machine; the last one that `processor_level` counts is the fastest"""
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}

@@ -6,11 +6,14 @@
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from minillm.backends.cpu import compiling, prebuilt
+
+from . import emulated
 
 pytestmark = pytest.mark.skipif(not compiling.compilers(), reason="needs a C compiler")
 needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="names levels of x86")
@@ -129,6 +132,8 @@ FLAGS = [  # of /proc/cpuinfo, in Linux's words: of the first level, and what ea
 ]
 PROCESSORS = {"core2duo": 0, "Nehalem": 1, "SandyBridge": 1, "Haswell": 2}
 """QEMU's, which emulates no AVX-512 -> level"""
+MAIN = "#include <stdint.h>\nint64_t processor_level(void);\nint main(void) { return (int)processor_level(); }\n"
+ARM_PROCESSORS = {"cortex-a72": 1, "neoverse-n1": 2, "max": 3}
 
 
 @needs_x86
@@ -144,10 +149,22 @@ def test_the_level_is_what_linux_says_that_this_processor_has() -> None:
 @pytest.mark.skipif(shutil.which("qemu-x86_64-static") is None, reason="needs apt install qemu-user-static")
 def test_processors_of_other_levels_say_so(tmp_path: Path) -> None:
     program = tmp_path / "level"
-    main = "#include <stdint.h>\nint64_t processor_level(void);\nint main(void) { return (int)processor_level(); }\n"
-    (tmp_path / "main.c").write_text(main)
+    (tmp_path / "main.c").write_text(MAIN)
     source = compiling.SOURCES / "processor.c"
     subprocess.run(["cc", "-static", str(source), str(tmp_path / "main.c"), "-o", str(program)], check=True)
     for processor, level in PROCESSORS.items():
         done = subprocess.run(["qemu-x86_64-static", "-cpu", processor, str(program)], stderr=subprocess.DEVNULL)
         assert done.returncode == level, processor
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(emulated.missing() is not None, reason=emulated.missing() or "")
+def test_processors_of_aarch64_say_their_level(tmp_path: Path) -> None:
+    (tmp_path / "main.c").write_text(MAIN)
+    target = ["-target", "aarch64-linux-musl", "-static", str(compiling.SOURCES / "processor.c")]
+    program = str(tmp_path / "level")
+    subprocess.run(
+        [sys.executable, "-m", "ziglang", "cc", *target, str(tmp_path / "main.c"), "-o", program], check=True
+    )
+    for processor, level in ARM_PROCESSORS.items():
+        assert subprocess.run(["qemu-aarch64-static", "-cpu", processor, program]).returncode == level, processor
