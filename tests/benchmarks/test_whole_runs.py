@@ -12,6 +12,7 @@ from minillm.measure import accounting
 from minillm.measure.accounting.hardware import Hardware
 from minillm.models import opt, published
 
+from ..backends.cpu import emulated
 from ..shapes import BASE
 
 pytest.importorskip("matplotlib", reason="plots need the plot extra")
@@ -88,6 +89,35 @@ def test_cpu_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert float(row["share_of_bandwidth"]) == pytest.approx(float(row["gb_per_second"]) / 10, rel=0.02)
         assert float(row["times_numpy_float32"]) > 0
     assert "written: " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(emulated.missing() is not None, reason=emulated.missing() or "")
+def test_arm_instructions(tmp_path: Path) -> None:
+    """Ours alone: twice the rows are at most twice the instructions, and at least the products'."""
+    options = [
+        "--inputs",
+        256,
+        "--outputs",
+        16,
+        "--rows",
+        "6,12",
+        "--formats",
+        "int8",
+        "--threads",
+        1,
+        "--out",
+        tmp_path,
+    ]
+    assert script("arm_instructions")(*options) == 0
+    rows = read(tmp_path / "arm_instructions.csv")[1]
+    assert [(row["processor"], row["rows"]) for row in rows] == [
+        (p, n) for p in ("dotprod", "i8mm") for n in ("6", "12")
+    ]
+    for fewer, more, each in ((*rows[:2], 16), (*rows[2:], 32)):
+        few, many = (int(row["instructions"]) for row in (fewer, more))
+        assert 6 * 256 * 16 / each < few < many < 2 * few and many - few > 6 * 256 * 16 / each
+    assert "int8" in (tmp_path / "arm_instructions.txt").read_text()
 
 
 @pytest.mark.slow
