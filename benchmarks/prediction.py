@@ -1,11 +1,11 @@
 """How close are measured times to the prediction? Decode steps and prefill against the floors of this machine.
 
-The prediction is the roofline's: for each operation its bytes at the probed bandwidth or its arithmetic, whichever takes
-longer, added up. The arithmetic of a product is its time with weights in the processor's cache, which is probed on a part
-of each kind of weight and includes their unpacking; of everything else it is the FLOPs at the probed rate. Bytes and
-FLOPs are those counted in the run, which a closed form gives exactly (tests hold them to it). Nothing is fitted. The
-machine is probed anew before each round, since a shared one drifts; the error is (predicted - measured) / measured, the
-median of the rounds, and it is printed whatever it is.
+The prediction is the roofline's: for each operation its bytes at the probed bandwidth or its arithmetic, whichever
+takes longer, added up. The arithmetic of a product is its time with weights in the processor's cache, which is probed
+on a part of each kind of weight and includes their unpacking; of everything else it is the FLOPs at the probed rate.
+Bytes and FLOPs are those counted in the run, which a closed form gives exactly (tests hold them to it). Nothing is
+fitted. The machine is probed anew before each round, since a shared one drifts; the error is (predicted - measured) /
+measured, the median of the rounds, and it is printed whatever it is.
 """
 
 import argparse
