@@ -336,8 +336,8 @@ class CachedProducts:
     difference between two parts, of which one is twice as large, is free of what each call costs.
     """
 
-    PART_BYTES = 256 << 10
-    """Size of the larger part: its weights stay in the L2 cache"""
+    PART_BYTES = 1 << 20
+    """Size of the larger part: it stays in the caches, and gives each thread some of its outputs"""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
