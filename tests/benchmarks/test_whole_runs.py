@@ -4,10 +4,13 @@ import csv
 import importlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from minillm.backends.operations import Backend
+from minillm.backends.timing import TimingBackend
 from minillm.measure import accounting
 from minillm.measure.accounting.hardware import Hardware
 from minillm.models import opt, published
@@ -156,8 +159,17 @@ def test_prediction(
     """On a machine that does nothing but arithmetic the prediction is FLOPs over the rate, by the closed form."""
     machine = Hardware(name="a", rates={"float32": 1e9}, bandwidth=1e30, memory=1, source="thin air")
     monkeypatch.setattr("minillm.measure.profiling.probe_with", lambda backend, threads: machine)
+    timed: list[Any] = []  # what would give products' times in the cache, which no closed form has
+
+    def by_flops(backend: Backend, cached: Any) -> TimingBackend:
+        timed.append(cached)
+        return TimingBackend(backend)
+
+    monkeypatch.setattr("minillm.measure.profiling.TimingBackend", by_flops)
     options = ["--shapes", tiny, "--prompt-length", 6, "--new-tokens", 4, "--repeat", 2, "--backend", "numpy"]
     assert script("prediction")(*options, "--threads", 1, "--out", tmp_path) == 0
+    assert len(timed) == 2
+    assert all(timed)
     facts, rows = read(tmp_path / "prediction.csv")
     assert "commit" in facts
     assert [(row["phase"], row["round"]) for row in rows] == [
