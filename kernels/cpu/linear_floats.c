@@ -23,8 +23,6 @@
 enum {
     AHEAD = 2048,                          /* how far ahead a stream of W is fetched, in bytes */
     ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* of a tile: ROWS * 4 sums, ROWS + 1 operands */
-    STEP = LANES == 4 ? 16 : LANES,        /* inputs of a turn of its loop: so many that counting takes little, ... */
-    STEP_ROWS = LANES == 4 ? 4 : ROWS,     /* ... for up to so many rows: sums of more would not stay in registers */
     STRIDE = DEPTH + 16,                   /* from row to row of an expanded block: not a power of 2, for the cache */
     ACROSS = LANES == 8,                   /* whether many rows are multiplied with the lanes along the outputs, ... */
     ACROSS_ROWS = 6,                       /* ... by a tile of so many rows ... */
@@ -35,6 +33,14 @@ enum {
     OUTPUTS_OVER_ROWS = 192,               /* ... of so many outputs at a time, for which x is transposed once, ... */
     TRANSPOSED = 32768                     /* ... so many of its numbers at a time: they stay in the L2 cache */
 };
+
+/* Inputs of a turn of a tile's loop: with NEON so many that counting the turns takes little, for up to so many rows, since
+ * sums of more would not stay in registers. */
+#if HAS_NEON
+enum { STEP = 16, STEP_ROWS = 4 };
+#else
+enum { STEP = LANES, STEP_ROWS = ROWS };
+#endif
 
 /* --- a register tile ---------------------------------------------------------------------------------------------- */
 
