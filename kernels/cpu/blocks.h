@@ -378,11 +378,17 @@ INLINE ints byte_of(const ints *v, int i) {
     return v[i / 4] >> (i % 4 * 8) & 255;
 }
 
+INLINE int16_t short_at(const char *p) {
+    int16_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
 /* The float16 that lies `at` bytes after the beginning of each of LANES rows. */
 INLINE floats gather_float16(const char *const *rows, int64_t at) {
 #if HAS_AVX2 && !HAS_AVX512
     __m128i v = _mm_setzero_si128();
-#define INSERT(O) v = _mm_insert_epi16(v, *(const short *)(rows[O] + at), O)
+#define INSERT(O) v = _mm_insert_epi16(v, short_at(rows[O] + at), O)
     INSERT(0), INSERT(1), INSERT(2), INSERT(3), INSERT(4), INSERT(5), INSERT(6), INSERT(7);
 #undef INSERT
     return (floats)_mm256_cvtph_ps(v);
