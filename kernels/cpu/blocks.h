@@ -272,22 +272,6 @@ INLINE sixteens unpack_halves(const int format, const char *block, const int g, 
     return low | (high & (uint8_t)(format == Q6_K ? 48 : 4));
 }
 
-/* 32 numbers of IQ4_NL or IQ4_XS, from their 16 bytes of nibbles: of as many groups as dot.h multiplies at once by INT8,
- * `stride` bytes apart. */
-INLINE halves unpack_signed(const char *p, int64_t stride) {
-    const sixteens table = repeat_sixteen(NONLINEAR);
-    halves w;
-#if HAS_AVX512 || HAS_AVX2
-    sixteens v = move(load_sixteens(p, 0, 0, stride, stride), 0, 4, 0, 4) & 15;
-    w = as_factors((octets)look_up_16(table, v));
-#else
-    sixteens v = load_sixteens(p, 0, 0, 0, 0), half[2] = {look_up_16(table, v & 15), look_up_16(table, v >> 4)};
-    (void)stride;
-    memcpy(&w, half, sizeof w);
-#endif
-    return w;
-}
-
 /* --- integers with the lanes along the outputs -------------------------------------------------------------------- */
 
 /* Of a block of 256: how many groups have their lowest bits in the same bytes, and number `i` of those that have them in
@@ -373,9 +357,20 @@ INLINE octets as_octets(sixteens v) {
 
 /* --- scales ------------------------------------------------------------------------------------------------------- */
 
+/* Byte i of each lane, with zeros before it. */
+INLINE ints byte_in(ints v, int i) {
+#if HAS_AVX2 && !HAS_AVX512
+    const int32_t at = i - 256, next = at + 4, third = at + 8, last = at + 12; /* -256: three bytes of zeros */
+    const ints places = {at, next, third, last, at, next, third, last};
+    return (ints)_mm256_shuffle_epi8((__m256i)v, (__m256i)places);
+#else
+    return v >> (i * 8) & 255;
+#endif
+}
+
 /* Byte i of the 16 that `gather_16_bytes` found, with zeros before it. */
 INLINE ints byte_of(const ints *v, int i) {
-    return v[i / 4] >> (i % 4 * 8) & 255;
+    return byte_in(v[i / 4], i % 4);
 }
 
 INLINE int16_t short_at(const char *p) {
@@ -401,21 +396,22 @@ INLINE floats gather_float16(const char *const *rows, int64_t at) {
 #endif
 }
 
-/* Scales of the groups of a block of each of LANES rows, and its offsets: minus what is added, if there are any. The
- * blocks are `at` bytes after rows. -> [256 or 32 numbers / those that share a scale] each */
-INLINE void block_scales(const int format, const char *const *rows, int64_t at, floats *scales, floats *drops) {
+/* Scales of the groups of a block of each of LANES rows, and an eighth of what is subtracted (`has_offsets`). The blocks
+ * are `at` bytes after rows. -> [256 or 32 numbers / those that share a scale] each */
+INLINE void block_scales(const int format, const char *const *rows, int64_t at, floats *scales, floats *lows) {
     ints v[4];
     floats d, other;
     if (format == Q4_K || format == Q5_K) {
         gather_16_bytes(rows, at, v);
         split_float16(v[0], &d, &other);
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
-            ints scale = byte_of(v, 4 + j), drop = byte_of(v, 8 + j), both = byte_of(v, 12 + j);
-            scales[j] = d * __builtin_convertvector(scale & 63, floats);
-            drops[j] = other * __builtin_convertvector(drop & 63, floats);
-            scales[j + 4] = d * __builtin_convertvector((both & 15) | scale >> 6 << 4, floats);
-            drops[j + 4] = other * __builtin_convertvector(both >> 4 | drop >> 6 << 4, floats);
+        /* four of 6 bits in each lane: groups 0 to 3, whose two highest bits are those of groups 4 to 7 */
+        const ints own[2] = {v[1] & 0x3F3F3F3F, (v[3] & 0x0F0F0F0F) | (v[1] >> 2 & 0x30303030)};
+        const ints less[2] = {v[2] & 0x3F3F3F3F, (v[3] >> 4 & 0x0F0F0F0F) | (v[2] >> 2 & 0x30303030)};
+        other *= 0.125f;
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            scales[j] = d * __builtin_convertvector(byte_of(own, j), floats);
+            lows[j] = other * __builtin_convertvector(byte_of(less, j), floats);
         }
     } else if (format == Q6_K) {
         ints last[4];
@@ -428,11 +424,13 @@ INLINE void block_scales(const int format, const char *const *rows, int64_t at, 
     } else if (format == IQ4_XS) {
         gather_16_bytes(rows, at, v);
         split_float16(v[0], &d, &other);
+        /* four of 6 bits in each lane: a byte has the lowest four of groups 2 i and 2 i + 1, a nibble their highest two */
+        const ints high = (v[0] >> 16 & 0xFF) | (v[0] >> 8 & 0xFF0000), pairs = (high | high << 4) & 0x0F0F0F0F;
+        const ints own[2] = {(v[1] & 0x0F0F0F0F) | (pairs & 0x03030303) << 4,
+                             (v[1] >> 4 & 0x0F0F0F0F) | (pairs & 0x0C0C0C0C) << 2};
 #pragma GCC unroll 8
-        for (int j = 0; j < 8; j++) {
-            ints scale = (v[1] >> (4 * j) & 15) | (v[0] >> (16 + 2 * j) & 3) << 4;
-            scales[j] = d * __builtin_convertvector(scale - 32, floats);
-        }
+        for (int j = 0; j < 8; j++)
+            scales[j] = d * __builtin_convertvector(byte_in(own[j % 2], j / 2) - 32, floats);
     } else if (format == Q3_K) {
         gather_16_bytes(rows, at + 94, v); /* the last bytes of a block; its scales are 2 further */
         split_float16(v[3], &other, &d);
@@ -444,12 +442,13 @@ INLINE void block_scales(const int format, const char *const *rows, int64_t at, 
     } else if (format == Q2_K) {
         gather_16_bytes(rows, at + 68, v);
         split_float16(v[3], &d, &other);
+        other *= 0.125f;
         gather_16_bytes(rows, at, v);
 #pragma GCC unroll 16
         for (int j = 0; j < 16; j++) {
             ints both = byte_of(v, j);
             scales[j] = d * __builtin_convertvector(both & 15, floats);
-            drops[j] = other * __builtin_convertvector(both >> 4, floats);
+            lows[j] = other * __builtin_convertvector(both >> 4, floats);
         }
     } else if (format == MXFP4) {
         gather_16_bytes(rows, at, v);
@@ -466,7 +465,7 @@ INLINE void block_scales(const int format, const char *const *rows, int64_t at, 
     } else {
         gather_16_bytes(rows, at, v);
         split_float16(v[0], &scales[0], &other);
-        drops[0] = -other;
+        lows[0] = other * -0.125f;
     }
 }
 #endif

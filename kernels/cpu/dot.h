@@ -221,6 +221,33 @@ INLINE ints dot_bytes(octets w, octets x) {
 #endif
 }
 
+/* |x|, which `dot_signs` multiplies in place of it. */
+INLINE octets sizes_of(octets x) {
+#if HAS_AVX512
+    return _mm512_abs_epi8(x);
+#elif HAS_AVX2
+    return _mm256_abs_epi8(x);
+#else
+    return x;
+#endif
+}
+
+/* As `dot_bytes` for w from -127 to 127, taken EXCESS8 higher; its sums are of 32 bits, as those of INT8 are. */
+INLINE ints dot_signs(octets w, octets x, octets sizes) {
+#if HAS_VNNI
+    (void)sizes;
+    return dot_bytes(_mm512_xor_si512(w, _mm512_set1_epi8(-128)), x);
+#elif HAS_AVX512
+    octets same = _mm512_mask_sub_epi8(w, _mm512_movepi8_mask(x), _mm512_setzero_si512(), w);
+    return (ints)_mm512_madd_epi16(_mm512_maddubs_epi16(sizes, same), _mm512_set1_epi16(1));
+#elif HAS_AVX2
+    return (ints)_mm256_madd_epi16(_mm256_maddubs_epi16(sizes, _mm256_sign_epi8(w, x)), _mm256_set1_epi16(1));
+#else
+    (void)sizes;
+    return dot_bytes(w, x);
+#endif
+}
+
 /* The sums of two results of `dot_bytes`. */
 INLINE ints add_parts(ints a, ints b) {
 #if HAS_AVX2

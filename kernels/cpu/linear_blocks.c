@@ -39,14 +39,16 @@ INLINE void pack_block_scales(const int format, const linear *a, lanes of, int64
     const char *rows[LANES];
     find_blocks(format, a, of, g, rows);
     for (int64_t i = 0; i < count; i += numbers / GROUP) {
-        floats own[16], drops[16];
-        block_scales(format, rows, i / (numbers / GROUP) * block_bytes(format), own, drops);
+        floats own[16], less[16];
+        block_scales(format, rows, i / (numbers / GROUP) * block_bytes(format), own, less);
 #pragma GCC unroll 16
         for (int64_t j = 0; j < of_block; j++) {
-            store(scales + j * LANES, has_signs(format) && a->wide ? own[j] / TIMES8 : own[j]);
-            if (has_offsets(format)) store(lows + j * LANES, drops[j] * 0.125f);
+            store(scales + j * LANES, own[j]);
+            if (has_offsets(format)) store(lows + j * LANES, less[j]);
             if (excess_of(format)) store(lows + j * LANES, own[j] * (excess_of(format) * 0.125f));
         }
+        if (has_signs(format) && a->wide)
+            for (int64_t j = 0; j < of_block; j++) store(scales + j * LANES, own[j] / TIMES8);
         scales += of_block * LANES, lows += of_block * LANES;
     }
 }
@@ -57,12 +59,15 @@ INLINE void pack_block_scales(const int format, const linear *a, lanes of, int64
  * `at`: from block to block, of blocks of 32 or 64. */
 INLINE void dot_blocks(const int format, const int R, const char *const *rows, int64_t start, const int g,
                        const int64_t *at, const int8_t *x, int64_t x_stride, int64_t left, ints sums[][2][4]) {
-    const int parts = scale_parts(format), sums_of = format == Q4_K ? INT4 : BYTES;
-    halves own[FEW_ROWS];
+    const bool signs = has_signs(format);
+    const int parts = scale_parts(format), sums_of = signs ? INT8 : format == Q4_K ? INT4 : BYTES;
+    halves own[FEW_ROWS], sizes[FEW_ROWS];
     ints fours[FEW_ROWS][2][LANES / 4];
 #pragma GCC unroll 2
-    for (int r = 0; r < R; r++)
+    for (int r = 0; r < R; r++) {
         own[r] = parts == 2 ? load_x_in_order(x + r * x_stride, left) : load_x(INT4, x + r * x_stride, left);
+        if (signs) sizes[r] = (halves){{sizes_of(own[r].v[0]), sizes_of(own[r].v[1])}};
+    }
 #pragma GCC unroll 4
     for (int o = 0; o < LANES; o += 4) {
         ints twos[FEW_ROWS][2][2], dots[FEW_ROWS][2][2]; /* added up soon: they would not all fit in registers */
@@ -75,9 +80,13 @@ INLINE void dot_blocks(const int format, const int R, const char *const *rows, i
                                                : unpack_groups(format, rows[o + i] + start, g, at, half));
 #pragma GCC unroll 2
             for (int r = 0; r < R; r++) {
-                ints first = dot_bytes(w[0], own[r].v[0]), second = dot_bytes(w[1], own[r].v[1]);
-                dots[r][0][i % 2] = parts == 2 ? first : add_parts(first, second);
-                dots[r][1][i % 2] = second;
+                ints both[2];
+#pragma GCC unroll 2
+                for (int half = 0; half < 2; half++)
+                    both[half] = signs ? dot_signs(w[half], own[r].v[half], sizes[r].v[half])
+                                       : dot_bytes(w[half], own[r].v[half]);
+                dots[r][0][i % 2] = parts == 2 ? both[0] : signs ? both[0] + both[1] : add_parts(both[0], both[1]);
+                dots[r][1][i % 2] = both[1];
             }
             if (i % 2)
 #pragma GCC unroll 2
@@ -97,41 +106,18 @@ INLINE void dot_blocks(const int format, const int R, const char *const *rows, i
 #pragma GCC unroll 2
         for (int i = 0; i < parts; i++) {
             ints own_sums[4];
-            arrange(sums_of, fours[r][i], parts == 1 ? sums[r][0] : own_sums);
+            arrange(INT4, fours[r][i], parts == 1 ? sums[r][0] : own_sums);
 #pragma GCC unroll 4
             for (int j = 0; j < AT_ONCE4 && parts == 2; j++)
                 sums[r][HALF_OF(i, j)][GROUP_OF(0, i, j)] = own_sums[j];
         }
 }
 
-/* The same for formats with signs, AT_ONCE8 groups: nibbles `at` bytes after rows, and `stride` from group to group. */
-INLINE void dot_signed(const int R, const char *const *rows, int64_t at, int64_t stride, const int8_t *x,
-                       int64_t x_stride, int64_t left, ints sums[][2][4]) {
-    halves own[FEW_ROWS];
-    ints fours[FEW_ROWS][LANES / 4];
-#pragma GCC unroll 2
-    for (int r = 0; r < R; r++) own[r] = load_x(INT8, x + r * x_stride, left);
-#pragma GCC unroll 4
-    for (int o = 0; o < LANES; o += 4) {
-        ints dots[FEW_ROWS][4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            halves w = unpack_signed(rows[o + i] + at, stride);
-#pragma GCC unroll 2
-            for (int r = 0; r < R; r++) dots[r][i] = dot(INT8, w, own[r]);
-        }
-#pragma GCC unroll 2
-        for (int r = 0; r < R; r++) fours[r][o / 4] = sum_fours(INT8, dots[r]);
-    }
-#pragma GCC unroll 2
-    for (int r = 0; r < R; r++) arrange(INT8, fours[r], sums[r][0]);
-}
-
 /* Groups start to end, with their scales, for R rows from `row` on. */
 INLINE void multiply_blocks(const int format, const int R, const linear *a, lanes of, int64_t row, int64_t start,
                             int64_t end, const float *scales, const float *lows) {
     const bool signs = has_signs(format), offsets = !signs, excess = signs && EXCESS8 != 0;
-    const int parts = scale_parts(format), step = signs ? AT_ONCE8 : AT_ONCE4;
+    const int parts = scale_parts(format), step = AT_ONCE4;
     const int64_t groups = groups_of(a), stride = scale_stride(groups), size = block_bytes(format);
     const int64_t of_block = block_numbers(format) / GROUP; /* groups */
     const int64_t at_once = larger(of_block, step);
@@ -151,16 +137,10 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, lane
         for (int j = 0; j < at_once; j += step) {
             if (!row) fetch_ahead(rows, of, row_bytes(format, a), done + j * size / of_block, step * size / of_block);
             const int8_t *own = x + (g + j) * GROUP;
-            const int64_t left = (groups - g - j) * GROUP;
+            int64_t at[4]; /* from block to block; in place of those that do not exist the last one */
+            for (int i = 0; i < 4; i++) at[i] = smaller(i / of_block, (groups - g - 1) / of_block) * size;
             ints sums[FEW_ROWS][2][4];
-            if (signs) {
-                int64_t at = done + (of_block == 1 ? 2 : 8 + j * 16), next = of_block == 1 ? (left > GROUP ? size : 0) : 16;
-                dot_signed(R, rows, at, next, own, groups * GROUP, left, sums);
-            } else {
-                int64_t at[4]; /* from block to block; in place of those that do not exist the last one */
-                for (int i = 0; i < 4; i++) at[i] = smaller(i / of_block, (groups - g - 1) / of_block) * size;
-                dot_blocks(format, R, rows, done, j, at, own, groups * GROUP, left, sums);
-            }
+            dot_blocks(format, R, rows, done, j, at, own, groups * GROUP, (groups - g - j) * GROUP, sums);
 #pragma GCC unroll 4
             for (int i = 0; i < step; i++) {
                 if (of_block < step && g + i >= end) break;

@@ -295,9 +295,9 @@ INLINE void look_up_blocks(const int format, const table *m, int64_t row, int64_
     const char *block = (const char *)m->values + row * (E / block_numbers(format)) * size;
     for (int64_t i = 0; i < E; block += size) {
         const char *same[LANES];
-        floats scales[16], drops[16];
+        floats scales[16], lows[16];
         for (int o = 0; o < LANES; o++) same[o] = block;
-        block_scales(format, same, 0, scales, drops);
+        block_scales(format, same, 0, scales, lows);
 #pragma GCC unroll 8
         for (int g = 0; g < of_block; g += AT_ONCE4) {
             uint8_t numbers[4][32];
@@ -314,7 +314,7 @@ INLINE void look_up_blocks(const int format, const table *m, int64_t row, int64_
                     floats y = has_signs(format) ? load_int8((int8_t *)numbers[k] + j)
                                                  : __builtin_convertvector(load_bytes(numbers[k] + j) - excess, floats);
                     y *= scales[scale];
-                    put(out + i, has_offsets(format) ? y - drops[scale] : y, LANES, add);
+                    put(out + i, has_offsets(format) ? y - lows[scale] * 8 : y, LANES, add);
                 }
         }
     }
