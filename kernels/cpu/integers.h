@@ -86,9 +86,11 @@ typedef struct {
     int64_t packed_rows; /* rows from which on W is packed, as long as no `wide` says so */
 } integer_format;
 
-/* That of a block format, and the bytes of a row of W in one. */
+/* That of a block format, the bytes of a row of W in one, and how much higher than they are its numbers are multiplied,
+ * or 8 where drops are subtracted. */
 const integer_format *block_format(int64_t format);
 int64_t block_row_bytes(const linear *a);
+int32_t block_excess(int64_t format);
 
 /* As of plain int8 and int4 with offsets. */
 extern many_tile *const many_int8[], *const many_int4_offsets[];

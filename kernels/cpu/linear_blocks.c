@@ -1,14 +1,14 @@
 /* The matrix product with blocks, read where they lie, as a file has them: out = x' @ W.T, W [outputs, blocks], x' as in
  * linear_integers.c. Formats: minillm/reference/blocks.py.
  *
- *     weight = scale x (integer - excess) - drop, for each 32 or 16 numbers
+ *     weight = scale x (integer - excess) - drop, for each 32 or 16 numbers; none has both
  *
  * Bytes and floor: as in linear.c.
  *
  * Order of summation: as in linear_integers.c. The products of 32 integers, or of 16 where these share a scale, are summed
- * exactly; then these, times both scales, in float by ascending place. The scale of a group, d x a small integer, is
- * exact in float. What is subtracted, excess x scale or drop, is the same in a group and is multiplied with the sums of
- * x' ("low"). So results have the same bits in any batch and with any number of workers, by either version:
+ * exactly, less excess x the sum of x'; then these, times both scales, in float by ascending place. The scale of a group,
+ * d x a small integer, is exact in float. A drop is the same in a group and is multiplied with the sum of x' ("low").
+ * So results have the same bits in any batch and with any number of workers, by either version:
  * - few rows: blocks are unpacked to registers, lanes along the inputs, and meet up to FEW_ROWS rows.
  * - many rows: they are unpacked to panels of bytes, lanes along the outputs.
  * Both unpack with the functions of blocks.h.
@@ -45,7 +45,6 @@ INLINE void pack_block_scales(const int format, const linear *a, lanes of, int64
         for (int64_t j = 0; j < of_block; j++) {
             store(scales + j * LANES, own[j]);
             if (has_offsets(format)) store(lows + j * LANES, less[j]);
-            if (excess_of(format)) store(lows + j * LANES, own[j] * (excess_of(format) * 0.125f));
         }
         if (has_signs(format) && a->wide)
             for (int64_t j = 0; j < of_block; j++) store(scales + j * LANES, own[j] / TIMES8);
@@ -116,7 +115,7 @@ INLINE void dot_blocks(const int format, const int R, const char *const *rows, i
 /* Groups start to end, with their scales, for R rows from `row` on. */
 INLINE void multiply_blocks(const int format, const int R, const linear *a, lanes of, int64_t row, int64_t start,
                             int64_t end, const float *scales, const float *lows) {
-    const bool signs = has_signs(format), offsets = !signs, excess = signs && EXCESS8 != 0;
+    const bool offsets = has_offsets(format), excess = has_signs(format) ? EXCESS8 != 0 : !offsets;
     const int parts = scale_parts(format), step = AT_ONCE4;
     const int64_t groups = groups_of(a), stride = scale_stride(groups), size = block_bytes(format);
     const int64_t of_block = block_numbers(format) / GROUP; /* groups */
@@ -140,6 +139,7 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, lane
             int64_t at[4]; /* from block to block; in place of those that do not exist the last one */
             for (int i = 0; i < 4; i++) at[i] = smaller(i / of_block, (groups - g - 1) / of_block) * size;
             ints sums[FEW_ROWS][2][4];
+            __asm__("" : "+r"(done)); /* GCC would otherwise keep bytes of several groups, on the stack */
             dot_blocks(format, R, rows, done, j, at, own, groups * GROUP, (groups - g - j) * GROUP, sums);
 #pragma GCC unroll 4
             for (int i = 0; i < step; i++) {
@@ -224,7 +224,8 @@ INLINE void pack_blocks(const int format, const linear *a, lanes of, int64_t g, 
 
 /* out[row + r] = x'[row + r] @ W for R rows and panels of numbers up to 31, or 63 with two scales in 32 (`parts`); as
  * `multiply_panels`. */
-INLINE void multiply_bytes(const int parts, const int R, const linear *a, const packed *m, int64_t row) {
+INLINE void multiply_bytes(const int parts, const bool offsets, const int R, const linear *a, const packed *m,
+                           int64_t row) {
     const int64_t size = packed_group(INT4), groups = groups_of(a), stride = scale_stride(groups);
     const char *x = (const char *)a->integers + (row * groups + m->g) * GROUP;
     const float *x_scales = a->x_scales + row * stride + m->g;
@@ -289,9 +290,11 @@ INLINE void multiply_bytes(const int parts, const int R, const linear *a, const 
             for (int p = 0; p < PANELS; p++) {
                 const int64_t scale = ((p * SCALE_ROWS + g) * parts + part) * LANES;
 #pragma GCC unroll 6
-                for (int r = 0; r < R; r++)
-                    total[r][p] = add_group(true, total[r][p], dots[r][p], m->scales + scale, m->lows + scale,
-                                            x_scales[r * stride + g], x_sums[(r * stride + g) * parts + part]);
+                for (int r = 0; r < R; r++) {
+                    const int32_t x_sum = x_sums[(r * stride + g) * parts + part];
+                    total[r][p] = add_group(offsets, total[r][p], offsets ? dots[r][p] : dots[r][p] + x_sum,
+                                            m->scales + scale, m->lows + scale, x_scales[r * stride + g], x_sum);
+                }
             }
         }
     }
@@ -304,21 +307,23 @@ INLINE void multiply_bytes(const int parts, const int R, const linear *a, const 
         }
 }
 
-#define MANY_TILE(NAME, PARTS, R) \
+#define MANY_TILE(NAME, PARTS, OFFSETS, R) \
     SEPARATE void NAME##_##R(const linear *a, const packed *m, int64_t row) { \
-        if (R <= BYTE_ROWS) multiply_bytes(PARTS, R, a, m, row); \
+        if (R <= BYTE_ROWS) multiply_bytes(PARTS, OFFSETS, R, a, m, row); \
     }
-#define MANY_TILES(NAME, PARTS) /* by their rows */ \
-    MANY_TILE(NAME, PARTS, 1) \
-    MANY_TILE(NAME, PARTS, 2) \
-    MANY_TILE(NAME, PARTS, 3) \
-    MANY_TILE(NAME, PARTS, 4) \
-    MANY_TILE(NAME, PARTS, 5) \
-    MANY_TILE(NAME, PARTS, 6) \
+#define MANY_TILES(NAME, PARTS, OFFSETS) /* by their rows */ \
+    MANY_TILE(NAME, PARTS, OFFSETS, 1) \
+    MANY_TILE(NAME, PARTS, OFFSETS, 2) \
+    MANY_TILE(NAME, PARTS, OFFSETS, 3) \
+    MANY_TILE(NAME, PARTS, OFFSETS, 4) \
+    MANY_TILE(NAME, PARTS, OFFSETS, 5) \
+    MANY_TILE(NAME, PARTS, OFFSETS, 6) \
     static many_tile *const NAME[] = {NULL, NAME##_1, NAME##_2, NAME##_3, NAME##_4, NAME##_5, NAME##_6};
 
-MANY_TILES(many_bytes, 1)
-MANY_TILES(many_halves, 2)
+MANY_TILES(many_bytes, 1, false)
+MANY_TILES(many_bytes_offsets, 1, true)
+MANY_TILES(many_halves, 2, false)
+MANY_TILES(many_halves_offsets, 2, true)
 
 /* --- formats ------------------------------------------------------------------------------------------------------ */
 
@@ -343,15 +348,15 @@ MANY_TILES(many_halves, 2)
     };
 
 FORMAT(Q4_K, many_int4_offsets, INT4_ROWS, INT4, 1)
-FORMAT(Q5_K, many_bytes, BYTE_ROWS, INT4, 1)
+FORMAT(Q5_K, many_bytes_offsets, BYTE_ROWS, INT4, 1)
 FORMAT(Q6_K, many_halves, BYTE_ROWS, INT4, 2)
 FORMAT(Q5_0, many_bytes, BYTE_ROWS, INT4, 1)
-FORMAT(Q5_1, many_bytes, BYTE_ROWS, INT4, 1)
+FORMAT(Q5_1, many_bytes_offsets, BYTE_ROWS, INT4, 1)
 FORMAT(IQ4_NL, many_int8, INT8_ROWS, INT8, 1)
 FORMAT(MXFP4, many_bytes, BYTE_ROWS, INT4, 1)
 FORMAT(IQ4_XS, many_int8, INT8_ROWS, INT8, 1)
 FORMAT(Q3_K, many_halves, BYTE_ROWS, INT4, 2)
-FORMAT(Q2_K, many_halves, BYTE_ROWS, INT4, 2)
+FORMAT(Q2_K, many_halves_offsets, BYTE_ROWS, INT4, 2)
 FORMAT(NVFP4, many_halves, BYTE_ROWS, INT4, 2)
 FORMAT(Q5_0X2, many_bytes, BYTE_ROWS, INT4, 1)
 
@@ -374,4 +379,8 @@ const integer_format *block_format(int64_t format) {
 
 int64_t block_row_bytes(const linear *a) {
     return row_bytes((int)a->format, a);
+}
+
+int32_t block_excess(int64_t format) {
+    return has_signs((int)format) ? EXCESS8 : has_offsets((int)format) ? 8 : excess_of((int)format);
 }

@@ -49,7 +49,7 @@ void round_rows(const void *arguments, int64_t share, int64_t shares, int64_t wo
     const linear *a = arguments;
     const integer_format *form = format_of(a);
     const int64_t groups = groups_of(a), stride = scale_stride(groups), parts = form->parts;
-    const int32_t excess = form->format == INT8 ? EXCESS8 : 8;
+    const int32_t excess = a->format > INT4 ? block_excess(a->format) : a->format == INT8 ? EXCESS8 : 8;
     int64_t first, last;
     (void)worker;
     share_of(a->rows, share, shares, &first, &last);
