@@ -309,18 +309,23 @@ INLINE void multiply_panels(const int format, const bool offsets, const int R, c
 #if HAS_I8MM || HAS_DOT_LANES
         add_packed(R, GROUP, w, numbers, groups * x_group, dots);
 #else
-#pragma GCC unroll 4
+#pragma GCC unroll 16
         for (int j = 0; j < x_group / 4; j++) {
             ints weights[PANELS];
 #pragma GCC unroll 2
-            for (int p = 0; p < PANELS; p++) weights[p] = load_ints(w + (j * PANELS + p) * sizeof(ints));
+            for (int p = 0; p < PANELS; p++) {
+                weights[p] = load_ints(w + (j * PANELS + p) * sizeof(ints));
+                keep_ints(&weights[p]);
+            }
 #pragma GCC unroll 6
             for (int r = 0; r < R; r++) {
                 ints same = splat_4_bytes(numbers + r * groups * x_group + j * 4);
 #pragma GCC unroll 2
-                for (int p = 0; p < PANELS; p++)
+                for (int p = 0; p < PANELS; p++) {
                     dots[r][p] = format == INT8 ? add_products8(dots[r][p], weights[p], same)
                                                 : add_products4(dots[r][p], weights[p], same);
+                    keep_ints(&dots[r][p]);
+                }
             }
         }
 #endif
