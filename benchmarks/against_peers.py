@@ -413,9 +413,10 @@ def compare(args: argparse.Namespace) -> None:
 
 def write(args: argparse.Namespace, family: str, missing: str, results: Results) -> None:
     """Print the tables; write them, and every burst as CSV."""
-    name, weights = (args.model.stem, "real") if args.model else (args.shape.replace(":", "-"), "random")
+    name = args.model.stem if args.model else args.shape.replace(":", "-")
+    weights = "the weights of a file" if args.model else "random weights"
     stands_in = "the same file" if gguf_of(args) else STAND_INS.get(family, "the same model")
-    facts = {"question": f"minillm beside other engines, {name}, {weights} weights, greedy"}
+    facts = {"question": f"minillm beside other engines, {name}, {weights}, greedy"}
     facts |= {"llama.cpp": f"{stands_in}; its cache is float16"}
     facts |= {"rounds": str(args.rounds), "left out": missing}
     facts |= {"seconds": "of the processor, not the clock's"} if args.cpu_time else {}

@@ -234,9 +234,10 @@ def run(args: argparse.Namespace) -> int:
     facts |= {f"processor {name}": cpu for name, cpu in PROCESSORS.items()}
     lines = ["instructions of 1,000 multiply-adds, ours / llama.cpp's, by processor and rows:", *table(rows)]
     text = "\n".join([*harness.headed(facts), *lines])
-    print(text)
-    harness.write_result(args.out / "arm_instructions.txt", text + "\n")
-    harness.write_csv(args.out / "arm_instructions.csv", facts, HEADER, rows)
+    stem = args.out / "arm_instructions"
+    harness.write_result(stem.with_suffix(".txt"), text + "\n")
+    harness.write_csv(stem.with_suffix(".csv"), facts, HEADER, rows)
+    print(f"{text}\nwritten: {stem}.csv, {stem}.txt")
     return 0
 
 
