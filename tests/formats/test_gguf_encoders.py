@@ -299,7 +299,7 @@ def test_what_is_written_is_read_as_it_was_and_llama_cpp_agrees(name: str, tmp_p
     source = write_source(tmp_path / "source", name)
     with Engine(source, backend="numpy") as engine:
         vectors = engine.embed(TEXTS, normalize=False)
-    for dtype, tolerance in (("float32", 0.0), ("float16", 0.01), ("int8", 0.2)):
+    for dtype, tolerance in (("float32", 1e-5), ("float16", 0.01), ("int8", 0.2)):  # BLAS sums in no one order
         write_gguf(source, tmp_path / f"{dtype}.gguf", dtype, progress=False)
         with Engine(tmp_path / f"{dtype}.gguf", backend="numpy") as engine:
             ours = engine.embed(TEXTS, normalize=False)

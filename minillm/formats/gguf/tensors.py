@@ -128,13 +128,14 @@ class BlockTensor(ComputedTensor):
 
     def _apart(self, rows: NDArray[np.uint8], out: Quantized, first: int = 0) -> Quantized:
         """Write the integers, scales and offsets of blocks [n, bytes of a row] to rows of `out` from `first` on."""
-        some, groups = slice(first, first + len(rows)), out.scales.shape[1]
-        blocks = rows.reshape(len(rows), groups, self.type.bytes)  # [n, bytes] -> [n, blocks, bytes of a block]
+        some = slice(first, first + len(rows))
         numbers = [array for array in (out.scales, out.offsets) if array is not None]
         head = 2 * len(numbers)  # bytes of scale and offset
-        out.values[some].view(np.uint8).reshape(len(rows), groups, self.type.bytes - head)[:] = blocks[..., head:]
+        integers = np.dtype(f"V{self.type.bytes - head}")  # of a block, as one item: far faster than as bytes
+        blocks = rows.view([("head", "<f2", (len(numbers),)), ("integers", integers)])  # [n, bytes] -> [n, blocks]
+        out.values[some].view(integers)[:] = blocks["integers"]
         for i, array in enumerate(numbers):
-            array[some] = blocks[..., :head].view("<f2")[..., i]
+            array[some] = blocks["head"][..., i]
         return out
 
     def _rows(self) -> NDArray[np.uint8]:
