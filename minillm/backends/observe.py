@@ -117,8 +117,8 @@ class CheckingBackend(WrappedBackend):
         """Note the first number that is not finite."""
         if self.error is not None:
             return
-        results = result if isinstance(result, tuple) else () if result is None else (result,)
-        if all(np.isfinite(self.sampler.to_host(array)).all() for array in results):
+        results = result if isinstance(result, tuple) else (result,)
+        if all(np.isfinite(self.sampler.to_host(array)).all() for array in results if array is not None):
             return
         where = "before the first layer" if self.layer is None else f"in layer {self.layer}"
         weights = [w.name for w in (weight, *arguments.values()) if isinstance(w, Weight)]

@@ -9,7 +9,8 @@ from minillm.cache import PagedCache
 from minillm.errors import NumericalError
 from minillm.runner.runner import Runner
 
-from ..tiny import VARIANTS, logits_of, random_prompts, runner_of, tiny_model, tiny_runner
+from ..families import CONFIGS
+from ..tiny import VARIANTS, logits_of, model_of, random_prompts, runner_of, tiny_model, tiny_runner
 
 LINE = np.random.default_rng(0).integers(3, 96, 30).tolist()
 
@@ -102,6 +103,14 @@ def test_numbers_that_outgrow_float32_are_named() -> None:
     model.layers[1].mlp.up.data[:] *= 1e30
     model.layers[1].mlp.down.data[:] *= 1e30
     with pytest.raises(NumericalError, match=r"NaN or infinity in layer 1, made by linear with layers\.1\.fc2"):
+        runner_of(model).prefill(TokenSequence([3, 4, 5]))
+
+
+def test_numbers_after_experts_are_named_too() -> None:
+    """What a router returns is several arrays, and none where a backend has no use for one."""
+    model = model_of(CONFIGS["mixtral"]["two of four"])
+    model.final_norm.weight.data[5] = np.nan
+    with pytest.raises(NumericalError, match=r"NaN or infinity in layer \d, made by rms_norm with"):
         runner_of(model).prefill(TokenSequence([3, 4, 5]))
 
 
