@@ -71,7 +71,7 @@ def in_halves(tensor: Tensor, heads: int, where: str) -> Rearranged:
     """
     if type(heads) is not int or heads < 1 or tensor.shape[0] % (2 * heads):
         raise CheckpointError(f"{where} has {tensor.shape[0]} rows, which {heads!r:.40} heads cannot share in pairs")
-    return Rearranged(tensor, lambda rows: _transposed(rows, heads, -1, 2))
+    return Rearranged(tensor, lambda rows: _transposed(rows, heads, len(rows) // (2 * heads), 2))
 
 
 def in_file_order(tensor: Tensor, name: str, architecture: Architecture, config: ModelConfig) -> Tensor:
@@ -81,7 +81,10 @@ def in_file_order(tensor: Tensor, name: str, architecture: Architecture, config:
         return Rearranged(tensor, lambda taps: taps.reshape(-1, channels).T)  # [k C] -> [C, k]
     counts = {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}
     field = heads_field(architecture, name)
-    return tensor if field is None else Rearranged(tensor, lambda rows: _transposed(rows, counts[field], 2, -1))
+    if field is None:
+        return tensor
+    heads = counts[field]
+    return Rearranged(tensor, lambda rows: _transposed(rows, heads, 2, len(rows) // (2 * heads)))
 
 
 def _transposed(rows: NDArray[np.generic], heads: int, pairs: int, halves: int) -> NDArray[np.generic]:
