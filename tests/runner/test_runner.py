@@ -107,7 +107,7 @@ def test_numbers_that_outgrow_float32_are_named() -> None:
 
 
 def test_numbers_after_experts_are_named_too() -> None:
-    """What a router returns is several arrays, and none where a backend has no use for one."""
+    """A router's result is a tuple of arrays, with None for one that the backend has no use for."""
     model = model_of(CONFIGS["mixtral"]["two of four"])
     model.final_norm.weight.data[5] = np.nan
     with pytest.raises(NumericalError, match=r"NaN or infinity in layer \d, made by rms_norm with"):
