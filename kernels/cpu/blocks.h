@@ -359,10 +359,15 @@ INLINE octets as_octets(sixteens v) {
 
 /* Byte i of each lane, with zeros before it. */
 INLINE ints byte_in(ints v, int i) {
-#if HAS_AVX2 && !HAS_AVX512
+#if HAS_AVX512 || HAS_AVX2
     const int32_t at = i - 256, next = at + 4, third = at + 8, last = at + 12; /* -256: three bytes of zeros */
+#if HAS_AVX512
+    const ints places = {at, next, third, last, at, next, third, last, at, next, third, last, at, next, third, last};
+    return (ints)_mm512_shuffle_epi8((__m512i)v, (__m512i)places);
+#else
     const ints places = {at, next, third, last, at, next, third, last};
     return (ints)_mm256_shuffle_epi8((__m256i)v, (__m256i)places);
+#endif
 #else
     return v >> (i * 8) & 255;
 #endif

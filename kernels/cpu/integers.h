@@ -96,23 +96,32 @@ int32_t block_excess(int64_t format);
 extern many_tile *const many_int8[], *const many_int4_offsets[];
 
 /* total + x' @ W in a group of LANES outputs: `dot` are the sums of integers. */
+INLINE floats add_scaled(const bool offsets, floats total, ints dot, floats scale, floats low, float x_scale,
+                         int32_t x_sum) {
+    floats exact = __builtin_convertvector(dot, floats), same = splat(x_scale);
+    if (!offsets) return multiply_add(exact, scale * same, total);
+    low *= __builtin_convertvector(x_sum - (ints){0}, floats);
+    return multiply_add(multiply_add(exact, scale, low), same, total);
+}
+
 INLINE floats add_group(const bool offsets, floats total, ints dot, const float *scales, const float *lows,
                         float x_scale, int32_t x_sum) {
-    floats exact = __builtin_convertvector(dot, floats), own = load(scales), same = splat(x_scale);
-    if (!offsets) return multiply_add(exact, own * same, total);
-    return multiply_add(multiply_add(exact, own, load(lows) * (float)x_sum), same, total);
+    return add_scaled(offsets, total, dot, load(scales), offsets ? load(lows) : (floats){0}, x_scale, x_sum);
 }
 
 /* What is multiplied later is fetched while the bytes from `at` on of LANES rows are, each of `size` bytes. Rows far from
  * one another are streams, each read as it lies: hardware fetches them early by itself too, but not as much as it could
  * since it waits for products. Neighbours are too many short streams for it: of those that follow as much is fetched in
- * the order in which it lies. Where `bytes` are few, with 4 lanes, a line is fetched once. */
-INLINE void fetch_ahead(const char *const *rows, lanes of, int64_t size, int64_t at, int64_t bytes) {
+ * the order in which it lies. Where `bytes` are few, with 4 lanes, a line is fetched once. `near`: into the L1 cache. */
+INLINE void fetch_ahead(const char *const *rows, lanes of, int64_t size, int64_t at, int64_t bytes, const bool near) {
     if (of.gap == 1) {
         fetch_lines(rows[0] + LANES * size + at * LANES, bytes * LANES);
     } else if (LANES != 4 || (at & 63) < bytes) {
 #pragma GCC unroll 16
-        for (int o = 0; o < LANES; o++) fetch_lines(rows[o] + at + AHEAD, bytes);
+        for (int o = 0; o < LANES; o++) {
+            if (near) fetch_near(rows[o] + at + AHEAD, bytes);
+            if (!near) fetch_lines(rows[o] + at + AHEAD, bytes);
+        }
     }
 }
 
@@ -181,6 +190,15 @@ INLINE void add_packed(const int R, const int count, const char *w, const char *
     }
 }
 #endif
+
+/* Addresses of LANES rows stay in memory: GCC would otherwise keep some of 16 in vector registers. */
+INLINE void keep_in_memory(const char **rows) {
+#if HAS_AVX512
+    __asm__("" : "+m"(*(const char *(*)[LANES])rows));
+#else
+    (void)rows;
+#endif
+}
 
 /* The sums of a row of x, wherever its outputs are. */
 INLINE floats load_lanes(const float *out, lanes of) {

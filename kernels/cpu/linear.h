@@ -68,8 +68,13 @@ INLINE int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
+INLINE void fetch_near(const char *p, int64_t bytes) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+}
+
 /* With AVX-512 into the L2 cache, since what an L1 cache waits for at once is less than what memory delivers meanwhile
- * (measured on a Xeon). */
+ * (measured on a Xeon; on a Zen 4 true of weights of 8 bits and more). */
 INLINE void fetch_lines(const char *p, int64_t bytes) {
 #pragma GCC unroll 8
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, LANES == 16 ? 2 : 3);

@@ -9,12 +9,12 @@
  * exactly, less excess x the sum of x'; then these, times both scales, in float by ascending place. The scale of a group,
  * d x a small integer, is exact in float. A drop is the same in a group and is multiplied with the sum of x' ("low").
  * So results have the same bits in any batch and with any number of workers, by either version:
- * - few rows: blocks are unpacked to registers, lanes along the inputs, and meet up to FEW_ROWS rows.
+ * - few rows: blocks are unpacked to registers, lanes along the inputs, and meet up to FEW_ROWS rows. With VNNI blocks of
+ *   256 are transposed by four outputs first (quads.h).
  * - many rows: they are unpacked to panels of bytes, lanes along the outputs.
  * Both unpack with the functions of blocks.h.
  */
-#include "blocks.h"
-#include "integers.h"
+#include "quads.h"
 
 enum {
     BYTE_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* of a tile of bytes with the lanes along the outputs */
@@ -134,7 +134,8 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, lane
         const int64_t bytes = at_once / of_block * size;
 #pragma GCC unroll 8
         for (int j = 0; j < at_once; j += step) {
-            if (!row) fetch_ahead(rows, of, row_bytes(format, a), done + j * size / of_block, step * size / of_block);
+            if (!row) fetch_ahead(rows, of, row_bytes(format, a), done + j * size / of_block,
+                                  step * size / of_block, false);
             const int8_t *own = x + (g + j) * GROUP;
             int64_t at[4]; /* from block to block; in place of those that do not exist the last one */
             for (int i = 0; i < 4; i++) at[i] = smaller(i / of_block, (groups - g - 1) / of_block) * size;
@@ -161,6 +162,14 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, lane
     }
 #pragma GCC unroll 2
     for (int r = 0; r < R; r++) store_lanes(out + r * a->stride, of, total[r]);
+}
+
+INLINE void multiply_few(const int format, const int R, const linear *a, lanes of, int64_t row, int64_t start, int64_t end,
+                         const float *scales, const float *lows) {
+#if HAS_VNNI
+    if (has_quads(format)) return multiply_quads(format, R, a, of, row, start, end);
+#endif
+    multiply_blocks(format, R, a, of, row, start, end, scales, lows);
 }
 
 /* --- many rows ---------------------------------------------------------------------------------------------------- */
@@ -330,11 +339,11 @@ MANY_TILES(many_halves_offsets, 2, true)
 #define FORMAT(NAME, MANY, ROWS, PACKED, PARTS) \
     SEPARATE void few_##NAME##_1(const linear *a, lanes of, int64_t row, int64_t start, int64_t end, \
                                  const float *scales, const float *lows) { \
-        multiply_blocks(NAME, 1, a, of, row, start, end, scales, lows); \
+        multiply_few(NAME, 1, a, of, row, start, end, scales, lows); \
     } \
     SEPARATE void few_##NAME##_2(const linear *a, lanes of, int64_t row, int64_t start, int64_t end, \
                                  const float *scales, const float *lows) { \
-        multiply_blocks(NAME, 2, a, of, row, start, end, scales, lows); \
+        multiply_few(NAME, 2, a, of, row, start, end, scales, lows); \
     } \
     static few_tile *const few_##NAME[] = {NULL, few_##NAME##_1, few_##NAME##_2}; \
     SEPARATE void pack_##NAME(const linear *a, lanes of, int64_t g, int64_t count, char *panel) { \
