@@ -9,8 +9,8 @@ enum {
     GROUP = 32,                                 /* numbers of x that share a scale */
     AHEAD = 512,                                /* how far ahead a stream of W is fetched, in bytes, ... */
     SCALES_AHEAD = 64,                          /* ... and its scales, in numbers */
-    FEW_ROWS = 2,                               /* of a tile with the lanes along the inputs */
-    PACKED_ROWS = EXCESS8 ? 2 : 6,              /* rows from which on the weights are packed: VNNI multiplies fast */
+    FEW_ROWS = EXCESS8 ? 4 : 2,                 /* of a tile with the lanes along the inputs */
+    PACKED_ROWS = EXCESS8 ? 7 : 6,              /* rows from which on the weights are packed */
     PANELS = INTEGER_OUTPUTS / LANES,           /* vectors of outputs of a tile with the lanes along the outputs ... */
     INT8_ROWS = VECTOR_REGISTERS == 32 ? 6 : 4, /* ... and its rows: of int4 fewer, since they are bound by what ... */
     INT4_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* ... follows a group, for which sums must then fit in registers */

@@ -18,7 +18,7 @@
 
 enum {
     BYTE_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* of a tile of bytes with the lanes along the outputs */
-    PACKED_BLOCK_ROWS = EXCESS8 ? 2 : 3         /* as PACKED_ROWS: unpacking takes longer */
+    PACKED_BLOCK_ROWS = EXCESS8 ? 5 : 3         /* as PACKED_ROWS: each pass unpacks, which takes longer */
 };
 
 /* --- scales ------------------------------------------------------------------------------------------------------- */
@@ -62,7 +62,7 @@ INLINE void dot_blocks(const int format, const int R, const char *const *rows, i
     const int parts = scale_parts(format), sums_of = signs ? INT8 : format == Q4_K ? INT4 : BYTES;
     halves own[FEW_ROWS], sizes[FEW_ROWS];
     ints fours[FEW_ROWS][2][LANES / 4];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
         own[r] = parts == 2 ? load_x_in_order(x + r * x_stride, left) : load_x(INT4, x + r * x_stride, left);
         if (signs) sizes[r] = (halves){{sizes_of(own[r].v[0]), sizes_of(own[r].v[1])}};
@@ -77,7 +77,7 @@ INLINE void dot_blocks(const int format, const int R, const char *const *rows, i
             for (int half = 0; half < 2; half++)
                 w[half] = as_octets(parts == 2 ? unpack_halves(format, rows[o + i] + start, g, at, half)
                                                : unpack_groups(format, rows[o + i] + start, g, at, half));
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
                 ints both[2];
 #pragma GCC unroll 2
@@ -88,19 +88,19 @@ INLINE void dot_blocks(const int format, const int R, const char *const *rows, i
                 dots[r][1][i % 2] = both[1];
             }
             if (i % 2)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                 for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
                     for (int part = 0; part < parts; part++)
                         twos[r][part][i / 2] = add_twos(sums_of, dots[r][part][0], dots[r][part][1]);
         }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
             for (int part = 0; part < parts; part++)
                 fours[r][part][o / 4] = add_fours(sums_of, twos[r][part][0], twos[r][part][1]);
     }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
         for (int i = 0; i < parts; i++) {
@@ -128,7 +128,7 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, lane
     int64_t done = 0; /* bytes of each row */
     floats total[FEW_ROWS];
     find_blocks(format, a, of, start, rows);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int r = 0; r < R; r++) total[r] = start ? load_lanes(out + r * a->stride, of) : (floats){0};
     for (int64_t g = start; g < end; g += at_once) {
         const int64_t bytes = at_once / of_block * size;
@@ -148,7 +148,7 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, lane
 #pragma GCC unroll 2
                 for (int part = 0; part < parts; part++) {
                     const int64_t place = (g + j + i) * parts + part, scale = (place - start * parts) * LANES;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                     for (int r = 0; r < R; r++) {
                         int32_t x_sum = x_sums[r * stride * parts + place];
                         ints exact = excess ? sums[r][part][i] + x_sum : sums[r][part][i];
@@ -160,7 +160,7 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, lane
         }
         done += bytes;
     }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int r = 0; r < R; r++) store_lanes(out + r * a->stride, of, total[r]);
 }
 
@@ -336,16 +336,18 @@ MANY_TILES(many_halves_offsets, 2, true)
 
 /* --- formats ------------------------------------------------------------------------------------------------------ */
 
+#define FEW_TILE(NAME, R) \
+    SEPARATE void few_##NAME##_##R(const linear *a, lanes of, int64_t row, int64_t start, int64_t end, \
+                                   const float *scales, const float *lows) { \
+        if (R <= FEW_ROWS) multiply_few(NAME, R, a, of, row, start, end, scales, lows); \
+    }
+
 #define FORMAT(NAME, MANY, ROWS, PACKED, PARTS) \
-    SEPARATE void few_##NAME##_1(const linear *a, lanes of, int64_t row, int64_t start, int64_t end, \
-                                 const float *scales, const float *lows) { \
-        multiply_few(NAME, 1, a, of, row, start, end, scales, lows); \
-    } \
-    SEPARATE void few_##NAME##_2(const linear *a, lanes of, int64_t row, int64_t start, int64_t end, \
-                                 const float *scales, const float *lows) { \
-        multiply_few(NAME, 2, a, of, row, start, end, scales, lows); \
-    } \
-    static few_tile *const few_##NAME[] = {NULL, few_##NAME##_1, few_##NAME##_2}; \
+    FEW_TILE(NAME, 1) \
+    FEW_TILE(NAME, 2) \
+    FEW_TILE(NAME, 3) \
+    FEW_TILE(NAME, 4) \
+    static few_tile *const few_##NAME[] = {NULL, few_##NAME##_1, few_##NAME##_2, few_##NAME##_3, few_##NAME##_4}; \
     SEPARATE void pack_##NAME(const linear *a, lanes of, int64_t g, int64_t count, char *panel) { \
         pack_blocks(NAME, a, of, g, count, panel); \
     } \

@@ -231,7 +231,7 @@ INLINE void multiply_stored(const int format, const bool offsets, const int R, c
     const char *rows[LANES];
     floats total[FEW_ROWS];
     for (int o = 0; o < LANES; o++) rows[o] = (const char *)a->weight + output_of(a, of, o) * groups * each;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int r = 0; r < R; r++) total[r] = start ? load_lanes(out + r * a->stride, of) : (floats){0};
     UNROLL(2)
     for (int64_t g = start; g < end; g += step) {
@@ -247,7 +247,7 @@ INLINE void multiply_stored(const int format, const bool offsets, const int R, c
         for (int i = 0; i < step; i++) {
             if (g + i >= end) break;
             int64_t scale = ((g + i - start) >> shift) * LANES;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
                 int32_t x_sum = x_sums[r * stride + g + i];
                 total[r] = add_group(offsets, total[r], excess ? dots[r][i] + x_sum : dots[r][i], scales + scale,
@@ -255,19 +255,21 @@ INLINE void multiply_stored(const int format, const bool offsets, const int R, c
             }
         }
     }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int r = 0; r < R; r++) store_lanes(out + r * a->stride, of, total[r]);
 }
 
 #define FEW_TILE(NAME, FORMAT, OFFSETS, R) \
     SEPARATE void NAME##_##R(const linear *a, lanes of, int64_t row, int64_t start, int64_t end, const float *scales, \
                              const float *lows) { \
-        multiply_stored(FORMAT, OFFSETS, R, a, of, row, start, end, scales, lows); \
+        if (R <= FEW_ROWS) multiply_stored(FORMAT, OFFSETS, R, a, of, row, start, end, scales, lows); \
     }
 #define FEW_TILES(NAME, FORMAT, OFFSETS) /* by their rows */ \
     FEW_TILE(NAME, FORMAT, OFFSETS, 1) \
     FEW_TILE(NAME, FORMAT, OFFSETS, 2) \
-    static few_tile *const NAME[] = {NULL, NAME##_1, NAME##_2};
+    FEW_TILE(NAME, FORMAT, OFFSETS, 3) \
+    FEW_TILE(NAME, FORMAT, OFFSETS, 4) \
+    static few_tile *const NAME[] = {NULL, NAME##_1, NAME##_2, NAME##_3, NAME##_4};
 
 FEW_TILES(few_int8, INT8, false)
 FEW_TILES(few_int4, INT4, false)

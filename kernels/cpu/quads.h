@@ -1,4 +1,4 @@
-/* Products of one or two rows of x with blocks of 256 as they are stored, by VNNI: lanes along four outputs.
+/* Products of up to FEW_ROWS rows of x with blocks of 256 as they are stored, by VNNI: lanes along four outputs.
  *
  * 64 bytes of each of four outputs are transposed within 16 bytes, and then unpacked: a lane has four numbers of one output,
  * 16 bytes a piece, 16 numbers of a group, of all four. The sums of a piece then end in 16 bytes, and `arrange` puts those of
@@ -119,20 +119,20 @@ INLINE void dot_quads(const int format, const int R, const char *const *rows, in
     const int64_t place = format == IQ4_XS ? 8 + 16 * g : place_of(format, g), high_place = high_place_of(format, g);
     const int parts = scale_parts(format), vectors = format == IQ4_XS ? 1 : 2; /* of sums */
     ints own[FEW_ROWS][2][4], fours[FEW_ROWS][2][4];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int r = 0; r < R; r++) load_x_of_quads(format, x + r * x_stride, own[r]);
 #pragma GCC unroll 4
     for (int q = 0; q < 4; q++) {
         ints low[4], high[4] = {{0}};
         gather_quad(rows + 4 * q, start + place, format == Q3_K || format == Q2_K, low);
         if (has_high(format)) gather_quad(rows + 4 * q, start + high_place, true, high);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int r = 0; r < R; r++) fours[r][0][q] = fours[r][1][q] = (ints){0};
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
             ints w[2];
             unpack_quad(format, g, low[j], high[j], w);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
                 for (int i = 0; i < 2; i++) {
@@ -141,7 +141,7 @@ INLINE void dot_quads(const int format, const int R, const char *const *rows, in
                 }
         }
     }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
         for (int i = 0; i < vectors; i++) {
@@ -174,7 +174,7 @@ INLINE void multiply_quads(const int format, const int R, const linear *a, lanes
     const char *rows[LANES];
     floats total[FEW_ROWS];
     for (int o = 0; o < LANES; o++) rows[o] = (const char *)a->weight + output_of(a, of, o) * row_size;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int r = 0; r < R; r++) total[r] = start ? load_lanes(out + r * a->stride, of) : (floats){0};
     for (int64_t g = start, done = start / 8 * size; g < end; g += 8, done += size) {
         floats scales[16], lows[16];
@@ -189,7 +189,7 @@ INLINE void multiply_quads(const int format, const int R, const linear *a, lanes
             for (int i = 0; i < 4; i++)
 #pragma GCC unroll 2
                 for (int part = 0; part < parts; part++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                     for (int r = 0; r < R; r++) {
                         const int place = (j + i) * parts + part;
                         const int32_t x_sum = x_sums[(r * stride + g) * parts + place];
@@ -199,7 +199,7 @@ INLINE void multiply_quads(const int format, const int R, const linear *a, lanes
                     }
         }
     }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int r = 0; r < R; r++) store_lanes(out + r * a->stride, of, total[r]);
 }
 #endif
