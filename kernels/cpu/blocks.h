@@ -373,6 +373,23 @@ INLINE ints byte_in(ints v, int i) {
 #endif
 }
 
+/* SIGNED_BYTES times that, with its sign. */
+#if HAS_AVX512
+enum { SIGNED_BYTES = 1 << 24 };
+
+INLINE ints signed_byte_in(ints v, int i) {
+    const int32_t at = (i << 24) | 0x808080, next = at + (4 << 24), third = at + (8 << 24), last = at + (12 << 24);
+    const ints places = {at, next, third, last, at, next, third, last, at, next, third, last, at, next, third, last};
+    return (ints)_mm512_shuffle_epi8((__m512i)v, (__m512i)places);
+}
+#else
+enum { SIGNED_BYTES = 1 };
+
+INLINE ints signed_byte_in(ints v, int i) {
+    return v << (24 - i * 8) >> 24;
+}
+#endif
+
 /* Byte i of the 16 that `gather_16_bytes` found, with zeros before it. */
 INLINE ints byte_of(const ints *v, int i) {
     return byte_in(v[i / 4], i % 4);
@@ -422,10 +439,11 @@ INLINE void block_scales(const int format, const char *const *rows, int64_t at, 
         ints last[4];
         gather_16_bytes(rows, at + 194, last);
         split_float16(last[3], &other, &d);
+        d /= SIGNED_BYTES;
         gather_16_bytes(rows, at + 192, v);
 #pragma GCC unroll 16
         for (int j = 0; j < 16; j++)
-            scales[j] = d * __builtin_convertvector(v[j / 4] << (24 - j % 4 * 8) >> 24, floats);
+            scales[j] = d * __builtin_convertvector(signed_byte_in(v[j / 4], j % 4), floats);
     } else if (format == IQ4_XS) {
         gather_16_bytes(rows, at, v);
         split_float16(v[0], &d, &other);

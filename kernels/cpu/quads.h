@@ -24,6 +24,8 @@ INLINE bool has_quads(int64_t format) {
 
 #if HAS_VNNI
 
+static const uint8_t NONLINEAR_FROM_0[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+
 /* Keeps bytes in a register: GCC would otherwise load them again for their next use. */
 INLINE octets keep_octets(octets v) {
     __asm__("" : "+v"(v));
@@ -70,9 +72,29 @@ INLINE ints by_halves(uint32_t a, uint32_t b) {
     return (ints)(words){a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b};
 }
 
-/* Each lane of the first two pieces rotated left, by a negative number right, and those of the others. */
-INLINE ints rotate(ints v, int a, int b) {
-    return (ints)_mm512_rolv_epi32((__m512i)v, (__m512i)by_halves(a & 31, b & 31));
+#if defined(__GFNI__)
+/* Which bit of a byte each bit is taken from, a matrix for `_mm512_gf2p8affine_epi64_epi8`: bit i from bit i - moved where
+ * `mask` has bit i, else 0. */
+INLINE long long moving(int moved, int mask) {
+    uint64_t rows = 0;
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+        if (mask >> i & 1) rows |= (uint64_t)1 << (8 * (7 - i) + i - moved);
+    return (long long)rows;
+}
+#endif
+
+/* The bits of each byte moved to higher places by `a`, which may be negative, of which those in `mask` stay; in the last two
+ * pieces by `b`, and those in `other`. */
+INLINE ints move_bits(ints v, const int a, const int mask, const int b, const int other) {
+#if defined(__GFNI__)
+    const long long first = moving(a, mask), second = moving(b, other);
+    const __m512i matrices = (__m512i){first, first, first, first, second, second, second, second};
+    return (ints)_mm512_gf2p8affine_epi64_epi8((__m512i)v, matrices, 0);
+#else
+    ints moved = (ints)_mm512_rolv_epi32((__m512i)v, (__m512i)by_halves(a & 31, b & 31));
+    return moved & by_halves(mask * 0x01010101u, other * 0x01010101u);
+#endif
 }
 
 /* The numbers of groups g to g + 3, of which `low` has the lowest bits and `high` those above: two vectors of four pieces,
@@ -82,21 +104,20 @@ INLINE void unpack_quad(const int format, const int g, ints low, ints high, ints
     switch (format) {
     case Q4_K: to[0] = low & nibbles, to[1] = low & ~nibbles; break;
     case Q5_K:
-        to[0] = (low & nibbles) | (rotate(high, 4 - g, 2 - g) & 0x10101010);
-        to[1] = (low >> 4 & nibbles) | (rotate(high, 3 - g, 1 - g) & 0x10101010);
+        to[0] = (low & nibbles) | move_bits(high, 4 - g, 16, 2 - g, 16);
+        to[1] = (low >> 4 & nibbles) | move_bits(high, 3 - g, 16, 1 - g, 16);
         break;
     case Q6_K:
-        to[0] = (low & nibbles) | (rotate(high, 4, 2) & 0x30303030);
-        to[1] = (low >> 4 & nibbles) | (rotate(high, 0, -2) & 0x30303030);
+        to[0] = (low & nibbles) | move_bits(high, 4, 48, 2, 48);
+        to[1] = (low >> 4 & nibbles) | move_bits(high, 0, 48, -2, 48);
         break;
     case IQ4_XS:
-        to[0] = look_up_bytes(NONLINEAR, low & nibbles) ^ (int32_t)0x80808080;
-        to[1] = look_up_bytes(NONLINEAR, low >> 4 & nibbles) ^ (int32_t)0x80808080;
+        to[0] = look_up_bytes(NONLINEAR_FROM_0, low & nibbles);
+        to[1] = look_up_bytes(NONLINEAR_FROM_0, low >> 4 & nibbles);
         break;
     case Q3_K:
-        high = rotate(high, 2 - g, 3 - g);
-        to[0] = (low & by_halves(0x03030303, 0x0C0C0C0C)) | (high & by_halves(0x04040404, 0x10101010));
-        to[1] = (low >> 2 & by_halves(0x0C0C0C0C, 0x30303030)) | (high & by_halves(0x10101010, 0x40404040));
+        to[0] = (low & by_halves(0x03030303, 0x0C0C0C0C)) | move_bits(high, 2 - g, 4, 3 - g, 16);
+        to[1] = (low >> 2 & by_halves(0x0C0C0C0C, 0x30303030)) | move_bits(high, 2 - g, 16, 3 - g, 64);
         break;
     default: /* Q2_K */
         to[0] = low & by_halves(0x03030303, 0x0C0C0C0C), to[1] = low & by_halves(0x30303030, 0xC0C0C0C0);
@@ -163,7 +184,7 @@ INLINE void dot_quads(const int format, const int R, const char *const *rows, in
 /* Groups start to end of R rows from `row` on; as `multiply_blocks`. */
 INLINE void multiply_quads(const int format, const int R, const linear *a, lanes of, int64_t row, int64_t start,
                            int64_t end) {
-    const bool offsets = has_offsets(format);
+    const bool offsets = has_offsets(format), behind = format == Q6_K || format == Q3_K; /* scales, in a block */
     const int parts = scale_parts(format);
     const int64_t groups = groups_of(a), stride = scale_stride(groups), size = block_bytes(format);
     const int64_t row_size = groups / 8 * size;
@@ -179,12 +200,13 @@ INLINE void multiply_quads(const int format, const int R, const linear *a, lanes
     for (int64_t g = start, done = start / 8 * size; g < end; g += 8, done += size) {
         floats scales[16], lows[16];
         keep_in_memory(rows);
-        block_scales(format, rows, done, scales, lows);
+        if (!behind) block_scales(format, rows, done, scales, lows);
 #pragma GCC unroll 2
         for (int j = 0; j < 8; j += 4) {
             ints sums[FEW_ROWS][2][4];
             if (!row) fetch_ahead(rows, of, row_size, done + j * size / 8, size / 2, true);
             dot_quads(format, R, rows, done, j, x + (g + j) * GROUP, groups * GROUP, sums);
+            if (j == 0 && behind) block_scales(format, rows, done, scales, lows);
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++)
 #pragma GCC unroll 2
