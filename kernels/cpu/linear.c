@@ -9,14 +9,14 @@
  *
  * Order of summation. Floats: the inputs are divided into blocks of DEPTH, at fixed places; a block is summed by lane
  * and then across lanes, and the blocks by ascending place. So an output has the same bits in any batch and with any
- * number of workers; with vectors of 8 within `linear_few`, and within `linear_many`, unless `one_order` makes these
- * equal. Integers: likewise, by ascending groups, and the same in both.
+ * number of workers; with vectors of 8 and 16 within `linear_few`, and within `linear_many`, unless `one_order` makes
+ * these equal. Integers: likewise, by ascending groups, and the same in both.
  *
  * Versions:
  * - `linear_few`, floats: W's rows are divided into as many streams as a register tile has outputs, 4, or 8 for a single
  *   row of x; lanes along the inputs. Integers: as `linear_many`.
  * - `linear_many`, floats: FLOAT_OUTPUTS outputs by DEPTH inputs of W are expanded to float, stay in the L2 cache and
- *   meet all rows, with the same tile; DEPTH inputs of a tile's rows stay in the L1 cache. With vectors of 8 they are
+ *   meet all rows, with the same tile; DEPTH inputs of a tile's rows stay in the L1 cache. With vectors of 8 and 16 they are
  *   transposed instead, and lanes are along the outputs, without `one_order`; of fewer than SET_ROWS rows x is
  *   transposed, and lanes are along these.
  * - `linear_many`, integers: some INTEGER_OUTPUTS outputs by DEPTH inputs are packed with the lanes along the outputs.

@@ -36,7 +36,7 @@ typedef struct {
     int64_t zeros;          /* whether the offsets are zero points */
     int64_t wide;           /* whether the integers are int16: for int8, wide_rows() rows or more */
     int64_t one_order;      /* whether floats are summed in the order of `linear_few` for any number of rows; with
-                               vectors of 16 or 4 they always are */
+                               vectors of 4 they always are */
     int64_t stride;         /* outputs, or more where `out` has columns of other products too */
 } linear;
 

@@ -10,9 +10,9 @@
  * Versions:
  * - `floats_few` and `floats_many`, which linear.c describes, with one register tile: up to ROWS rows by 4 outputs, or
  *   a single row by 8; lanes along the inputs.
- * - `floats_across`, with vectors of 8 in place of `floats_many`: up to ACROSS_ROWS rows by PANEL outputs, lanes along
- *   the outputs of W, which is transposed in panels. A tile of 12 sums then loads 8 numbers for 12 products, not 7
- *   vectors, and needs no sum across lanes.
+ * - `floats_across`, in place of `floats_along` with vectors of 8 and 16: up to ACROSS_ROWS rows by PANEL outputs, lanes
+ *   along the outputs of W, which is transposed in panels. With vectors of 8 a tile of 12 sums then loads 8 numbers for 12
+ *   products, not 7 vectors, and needs no sum across lanes.
  * - `floats_over_rows`, in its place for fewer than SET_ROWS rows, too few to transpose W for: x is transposed instead,
  *   and lanes are along its rows. 12 outputs of W are read as they lie, or, if not of float32, expanded.
  */
@@ -21,16 +21,19 @@
 #include "linear.h"
 
 enum {
-    AHEAD = 2048,                          /* how far ahead a stream of W is fetched, in bytes */
+    AHEAD = LANES == 16 ? 4096 : 2048,     /* how far ahead a stream of W is fetched, in bytes, ... */
+    AHEAD_OF_ONE = LANES == 16 ? 1024 : 2048, /* ... and for a single row of x if not of float32 */
     ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* of a tile: ROWS * 4 sums, ROWS + 1 operands */
     STRIDE = DEPTH + 16,                   /* from row to row of an expanded block: not a power of 2, for the cache */
-    ACROSS = LANES == 8,                   /* whether many rows are multiplied with the lanes along the outputs, ... */
+    ACROSS = LANES >= 8,                   /* whether many rows are multiplied with the lanes along the outputs, ... */
     ACROSS_ROWS = 6,                       /* ... by a tile of so many rows ... */
-    PANEL = 2 * LANES,                     /* ... and so many outputs, ... */
-    PANEL_DEPTH = 256,                     /* ... of so many inputs at a time, at most: then W's are in the L1 cache */
+    VECTORS = LANES == 16 ? 4 : 2,         /* ... and so many vectors of outputs, a panel, ... */
+    PANEL = VECTORS * LANES,
+    PANEL_DEPTH = 256,                     /* ... of so many inputs at a time: with vectors of 8 W's are in the L1 cache */
     FETCHED = 16,                          /* bytes of W that are fetched while an input is multiplied */
-    GROUP_OUTPUTS = 12,                    /* outputs that meet all rows of `floats_over_rows`, in tiles of 6 or 4 */
-    OUTPUTS_OVER_ROWS = 192,               /* ... of so many outputs at a time, for which x is transposed once, ... */
+    ROW_VECTORS = LANES == 16 ? 4 : 3,     /* most vectors of rows of a tile of `floats_over_rows` */
+    GROUP_OUTPUTS = 12,                    /* outputs that meet all of them, in tiles of 6 or 4, ... */
+    OUTPUTS_OVER_ROWS = LANES == 16 ? 768 : 192, /* ... of so many at a time, for which x is transposed once, ... */
     TRANSPOSED = 32768                     /* ... so many of its numbers at a time: they stay in the L2 cache */
 };
 
@@ -60,18 +63,19 @@ INLINE void multiply(const int format, const int R, const int O, const bool stre
     const char *w[8];
     const float *x = m->x;
     const int64_t x_stride = m->x_stride, depth = m->depth;
+    const int64_t ahead = R == 1 && format != FLOAT32 ? AHEAD_OF_ONE : AHEAD;
 #pragma GCC unroll 8
     for (int o = 0; o < O; o++) w[o] = m->w + (o < count ? o : count - 1) * m->w_stride;
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int o = 0; o < O; o++) total[r][o] = (floats){0};
-    const bool whole = STEP > LANES && R <= STEP_ROWS && depth % STEP == 0;
+    const bool whole = (int)STEP > (int)LANES && R <= STEP_ROWS && depth % STEP == 0;
     int64_t k = 0;
     for (; k + LANES <= depth; k += whole ? STEP : LANES) {
         if (streams && (R > 2 || LANES != 8))
 #pragma GCC unroll 8
-            for (int o = 0; o < O; o++) fetch_lines(w[o] + bytes_of(format, k) + AHEAD, 1);
+            for (int o = 0; o < O; o++) fetch_lines(w[o] + bytes_of(format, k) + ahead, 1);
 #if HAS_NEON
 #pragma GCC unroll 4
         for (int64_t i = k; i < k + STEP && (i == k || whole); i += LANES) {
@@ -163,6 +167,16 @@ INLINE void multiply_all_rows(tile *const *tiles, const linear *a, operands m, i
     }
 }
 
+/* Calls a function of `a->format`, which the compiler knows by the name `known`. */
+#define WITH_FORMAT(CALL) \
+    switch (a->format) { \
+    case FLOAT32: { enum { known = FLOAT32 }; CALL; break; } \
+    case FLOAT16: { enum { known = FLOAT16 }; CALL; break; } \
+    case BFLOAT16: { enum { known = BFLOAT16 }; CALL; break; } \
+    case NF4: { enum { known = NF4 }; CALL; break; } \
+    case FP4: { enum { known = FP4 }; CALL; break; } \
+    }
+
 /* --- few rows ----------------------------------------------------------------------------------------------------- */
 
 static tile *const *tiles_of(int64_t format) {
@@ -183,7 +197,8 @@ static tile *lone_tile_of(int64_t format) {
  * fetches them early by itself, at up to 1.6 times the rate of rows that are neighbours and fetched by instructions
  * (measured on a Zen 3). A row of each stream meets all rows of x, one block of inputs after the other. */
 void floats_few(const linear *a, int64_t first, int64_t last) {
-    tile *const *tiles = tiles_of(a->format), *lone = a->rows == 1 ? lone_tile_of(a->format) : NULL;
+    const bool alone = a->rows == 1 && (LANES != 16 || a->format == FLOAT32); /* 16 bits in 8 streams: 0.95 on a Zen 4 */
+    tile *const *tiles = tiles_of(a->format), *lone = alone ? lone_tile_of(a->format) : NULL;
     const int64_t stride = bytes_of(a->format, a->inputs), streams = lone ? 8 : 4;
     const int64_t length = (last - first + streams - 1) / streams; /* of all but the last ones */
     for (int64_t o = first; o < smaller(first + length, last); o++) {
@@ -248,14 +263,14 @@ INLINE int64_t panel_depth(int64_t inputs) {
     return inputs ? (blocks + panels - 1) / panels * CODES : CODES;
 }
 
-/* From half to half of a panel. */
-INLINE int64_t panel_half(int64_t depth) {
+/* From vector to vector of a panel. */
+INLINE int64_t panel_stride(int64_t depth) {
     return (depth + 15) / 16 * 16 * LANES;
 }
 
 /* Inputs k to k + depth, 1 to PANEL_DEPTH, of PANEL outputs of W from o on; in place of outputs from `last` on the one
  * before it is repeated. 32 bytes of each row at a time; of 16 bits, two inputs are moved as one number, then split.
- * -> [PANEL / LANES, depth in whole sixteens, LANES] */
+ * -> [VECTORS, depth in whole sixteens, LANES] */
 INLINE void transpose_panel(const int format, const linear *a, int64_t o, int64_t last, int64_t k, int64_t depth,
                             float *panel) {
     const int64_t each = bytes_of(format, 1), bytes = bytes_of(format, depth);
@@ -264,21 +279,21 @@ INLINE void transpose_panel(const int format, const linear *a, int64_t o, int64_
     int32_t pairs[8 * LANES];
     for (int i = 0; i < PANEL; i++)
         rows[i] = (const char *)a->weight + bytes_of(format, smaller(o + i, last - 1) * a->inputs + k);
-    for (int half = 0; half < 2; half++) {
-        float *to = panel + half * panel_half(depth);
+    for (int v = 0; v < VECTORS; v++) {
+        float *to = panel + v * panel_stride(depth);
         if (format >= NF4) {
             for (int r = 0; r < LANES; r++) parts[r] = part[r];
-            for (int64_t i = 0; i < depth; i += LANES, to += LANES * LANES) {
+            for (int64_t i = 0; i < depth; i += 8, to += 8 * LANES) {
                 for (int r = 0; r < LANES; r++) {
-                    floats numbers = load_codes(format, rows[half * LANES + r], i);
-                    memcpy(part[r], &numbers, smaller(sizeof numbers, 32)); /* vectors of 8 alone come here */
+                    floats numbers = load_codes(format, rows[v * LANES + r], i / LANES * LANES);
+                    memcpy(part[r], (const char *)&numbers + i % LANES * 4, 32);
                 }
                 transpose(parts, 0, (int32_t *)to);
             }
             continue;
         }
         for (int64_t at = 0; at < bytes; at += 32, to += 32 / each * LANES) {
-            const char *const *from = rows + half * LANES;
+            const char *const *from = rows + v * LANES;
             int64_t place = at;
             if (at + 32 > bytes) { /* the last ones, then zeros */
                 for (int r = 0; r < LANES; r++) parts[r] = memcpy(memset(part[r], 0, 32), from[r] + at, bytes - at);
@@ -315,26 +330,30 @@ typedef struct {
 } panel_operands;
 
 /* total[r] += x[r] * the panel's outputs, for one input. */
-INLINE void multiply_input(const int R, const panel_operands *m, const float *other, int64_t k, floats total[][2]) {
-    floats low = load(m->panel + k * LANES), high = load(other + k * LANES);
-    keep(&low);
-    keep(&high);
+INLINE void multiply_input(const int R, const panel_operands *m, int64_t k, floats total[][VECTORS]) {
+    floats outputs[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++) {
+        outputs[v] = load(m->panel + v * panel_stride(m->depth) + k * LANES);
+        keep(&outputs[v]);
+    }
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
         float number; /* at any address */
         memcpy(&number, m->x + r * m->x_stride + k, sizeof number);
-        total[r][0] = multiply_add(splat(number), low, total[r][0]);
-        total[r][1] = multiply_add(splat(number), high, total[r][1]);
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) total[r][v] = multiply_add(splat(number), outputs[v], total[r][v]);
     }
 }
 
 /* out[r, o] = x[r] @ panel[:, o], or += that, for R rows and the first `count` of PANEL outputs. */
 INLINE void multiply_panel(const int R, const panel_operands *m, int64_t count, bool add, float *out,
                            int64_t out_stride) {
-    const float *other = m->panel + panel_half(m->depth);
-    floats total[ACROSS_ROWS][2];
+    floats total[ACROSS_ROWS][VECTORS];
 #pragma GCC unroll 6
-    for (int r = 0; r < R; r++) total[r][0] = total[r][1] = (floats){0};
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) total[r][v] = (floats){0};
     int64_t k = 0;
     for (; k + 16 <= m->depth; k += 16) {
         if (m->next) {
@@ -342,17 +361,17 @@ INLINE void multiply_panel(const int R, const panel_operands *m, int64_t count, 
             fetch_lines(m->next + at / m->next_bytes * m->next_stride + at % m->next_bytes, 16 * FETCHED);
         }
 #pragma GCC unroll 4
-        for (int i = 0; i < 16; i++) multiply_input(R, m, other, k + i, total);
+        for (int i = 0; i < 16; i++) multiply_input(R, m, k + i, total);
     }
-    for (; k < m->depth; k++) multiply_input(R, m, other, k, total);
+    for (; k < m->depth; k++) multiply_input(R, m, k, total);
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            float *to = out + r * out_stride + half * LANES;
-            int64_t left = count - half * LANES;
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            float *to = out + r * out_stride + v * LANES;
+            int64_t left = count - v * LANES;
             if (left <= 0) break;
-            floats y = total[r][half];
+            floats y = total[r][v];
             store_part(to, add ? y + load_part(to, left) : y, left);
         }
 }
@@ -363,13 +382,9 @@ typedef void panel_tile(const panel_operands *m, int64_t count, bool add, float 
     SEPARATE void of_panel_##R(const panel_operands *m, int64_t count, bool add, float *out, int64_t out_stride) { \
         if (ACROSS) multiply_panel(R, m, count, add, out, out_stride); \
     }
-PANEL_TILE(1)
-PANEL_TILE(2)
-PANEL_TILE(3)
-PANEL_TILE(4)
 PANEL_TILE(5)
 PANEL_TILE(6)
-static panel_tile *const of_panel[] = {NULL, of_panel_1, of_panel_2, of_panel_3, of_panel_4, of_panel_5, of_panel_6};
+static panel_tile *const of_panel[] = {[5] = of_panel_5, [6] = of_panel_6}; /* SET_ROWS rows have no smaller ones */
 
 /* Panels of all outputs meet a tile's rows, one after the other. Meanwhile W's next numbers are fetched: by the last
  * tiles, so that they are still in the cache when they are transposed. */
@@ -385,13 +400,7 @@ static void floats_across(const linear *a, int64_t first, int64_t last, float *p
         if (ends) next = (const char *)a->weight + last * stride;
         for (int64_t o = first; o < last; o += PANEL) {
             float *panel = panels + (o - first) * PANEL_DEPTH;
-            switch (a->format) {
-            case FLOAT32: transpose_panel(FLOAT32, a, o, last, k, depth, panel); break;
-            case FLOAT16: transpose_panel(FLOAT16, a, o, last, k, depth, panel); break;
-            case BFLOAT16: transpose_panel(BFLOAT16, a, o, last, k, depth, panel); break;
-            case NF4: transpose_panel(NF4, a, o, last, k, depth, panel); break;
-            case FP4: transpose_panel(FP4, a, o, last, k, depth, panel); break;
-            }
+            WITH_FORMAT(transpose_panel(known, a, o, last, k, depth, panel))
         }
         for (int64_t i = 0; i < tiles; i++) {
             int64_t row = a->rows * i / tiles, rows = a->rows * (i + 1) / tiles - row;
@@ -421,9 +430,9 @@ typedef struct {
 } row_operands;
 
 /* The sums of O outputs for one input and V vectors of rows. */
-INLINE void multiply_input_of_rows(const int O, const int V, const row_operands *m, int64_t k, floats total[][3]) {
-    floats numbers[3];
-#pragma GCC unroll 3
+INLINE void multiply_input_of_rows(const int O, const int V, const row_operands *m, int64_t k, floats total[][4]) {
+    floats numbers[4];
+#pragma GCC unroll 4
     for (int v = 0; v < V; v++) {
         numbers[v] = load(m->x + v * m->x_stride + k * LANES);
         keep(&numbers[v]);
@@ -432,17 +441,17 @@ INLINE void multiply_input_of_rows(const int O, const int V, const row_operands 
     for (int o = 0; o < O; o++) {
         float weight; /* at any address */
         memcpy(&weight, m->w + o * m->w_stride + 4 * k, sizeof weight);
-#pragma GCC unroll 3
+#pragma GCC unroll 4
         for (int v = 0; v < V; v++) total[o][v] = multiply_add(splat(weight), numbers[v], total[o][v]);
     }
 }
 
 /* sums[o] = W[o] @ x.T, or += that. -> [O, stride] */
 INLINE void multiply_rows(const int O, const int V, const row_operands *m, bool add, float *sums, int64_t stride) {
-    floats total[6][3];
+    floats total[6][4];
 #pragma GCC unroll 6
     for (int o = 0; o < O; o++)
-#pragma GCC unroll 3
+#pragma GCC unroll 4
         for (int v = 0; v < V; v++) total[o][v] = (floats){0};
     int64_t k = 0;
     for (; k + 16 <= m->depth; k += 16) {
@@ -455,20 +464,24 @@ INLINE void multiply_rows(const int O, const int V, const row_operands *m, bool 
     for (; k < m->depth; k++) multiply_input_of_rows(O, V, m, k, total);
 #pragma GCC unroll 6
     for (int o = 0; o < O; o++)
-#pragma GCC unroll 3
+#pragma GCC unroll 4
         for (int v = 0; v < V; v++) {
             float *to = sums + o * stride + v * LANES;
             store(to, add ? total[o][v] + load(to) : total[o][v]);
         }
 }
 
+typedef void row_tile(const row_operands *m, bool add, float *sums, int64_t stride);
+
 #define ROW_TILE(O, V) \
     SEPARATE void of_rows_##V(const row_operands *m, bool add, float *sums, int64_t stride) { \
-        if (ACROSS) multiply_rows(O, V, m, add, sums, stride); \
+        if (ACROSS && V <= ROW_VECTORS) multiply_rows(O, V, m, add, sums, stride); \
     }
 ROW_TILE(6, 1)
 ROW_TILE(6, 2)
-ROW_TILE(4, 3)
+ROW_TILE(LANES == 16 ? 6 : 4, 3)
+ROW_TILE(6, 4)
+static row_tile *const of_rows[] = {NULL, of_rows_1, of_rows_2, of_rows_3, of_rows_4};
 
 /* Inputs k to k + depth of all rows of x; in place of rows that do not exist the last one is repeated.
  * -> [vectors, depth, LANES] */
@@ -495,15 +508,15 @@ INLINE void expand_group(const int format, const linear *a, int64_t o, int64_t l
  * whole lines of memory at a time. */
 static void write_sums(const linear *a, int64_t first, int64_t last, const float *sums, int64_t stride) {
     for (int64_t o = first; o < last; o += PANEL)
-        for (int64_t row = 0; row < a->rows; row += LANES) {
+        for (int64_t row = 0; row < a->rows; row += 8) {
             const char *from[PANEL];
-            float block[2][8 * LANES];
+            float block[VECTORS][8 * LANES];
             for (int i = 0; i < PANEL; i++)
                 from[i] = (const char *)(sums + (smaller(o + i, last - 1) - first) * stride);
-            for (int half = 0; half < 2; half++) transpose(from + half * LANES, 4 * row, (int32_t *)block[half]);
-            for (int64_t r = 0; r < smaller(LANES, a->rows - row); r++)
-                for (int64_t half = 0, place = o; half < 2 && place < last; half++, place += LANES)
-                    store_part(a->out + (row + r) * a->stride + place, load(block[half] + r * LANES), last - place);
+            for (int v = 0; v < VECTORS; v++) transpose(from + v * LANES, 4 * row, (int32_t *)block[v]);
+            for (int64_t r = 0; r < smaller(8, a->rows - row); r++)
+                for (int64_t v = 0, place = o; v < VECTORS && place < last; v++, place += LANES)
+                    store_part(a->out + (row + r) * a->stride + place, load(block[v] + r * LANES), last - place);
         }
 }
 
@@ -531,22 +544,17 @@ static void floats_over_rows(const linear *a, int64_t first, int64_t last, float
                                   .w_stride = in_place ? stride : 4 * PANEL_DEPTH,
                                   .next_stride = stride, .each = bytes_of(a->format, 1)};
                 if (!in_place)
-                    switch (a->format) {
-                    case FLOAT32: expand_group(FLOAT32, a, o, last, k, m.depth, expanded); break;
-                    case FLOAT16: expand_group(FLOAT16, a, o, last, k, m.depth, expanded); break;
-                    case BFLOAT16: expand_group(BFLOAT16, a, o, last, k, m.depth, expanded); break;
-                    case NF4: expand_group(NF4, a, o, last, k, m.depth, expanded); break;
-                    case FP4: expand_group(FP4, a, o, last, k, m.depth, expanded); break;
-                    }
+                    WITH_FORMAT(expand_group(known, a, o, last, k, m.depth, expanded))
                 int64_t v = 0;
                 do {
-                    const int64_t count = vectors == 1 ? 1 : (vectors - v) % 2 ? 3 : 2, outputs = count == 3 ? 4 : 6;
+                    const int64_t left = vectors - v, count = LANES == 16 || left == 1 ? left : left % 2 ? 3 : 2;
+                    const int64_t outputs = LANES == 8 && count == 3 ? 4 : 6;
                     m.x = x + v * m.x_stride + (k - start) * LANES;
                     for (int64_t g = 0; g < GROUP_OUTPUTS; g += outputs) {
                         m.w = in_place ? w + 4 * k + g * stride : (const char *)(expanded + g * PANEL_DEPTH);
                         m.next = v + count < vectors ? NULL : next + g * stride;
                         float *to = sums + (o - first + g) * rows + v * LANES;
-                        (count == 1 ? of_rows_1 : count == 2 ? of_rows_2 : of_rows_3)(&m, k > 0, to, rows);
+                        of_rows[count](&m, k > 0, to, rows);
                     }
                     v += count;
                 } while (v < vectors);
@@ -566,13 +574,7 @@ static void floats_along(const linear *a, int64_t first, int64_t last, float *bl
     int64_t k = 0;
     do {
         int64_t depth = smaller(DEPTH, a->inputs - k);
-        switch (a->format) {
-        case FLOAT32: expand(FLOAT32, a, first, last, k, depth, block); break;
-        case FLOAT16: expand(FLOAT16, a, first, last, k, depth, block); break;
-        case BFLOAT16: expand(BFLOAT16, a, first, last, k, depth, block); break;
-        case NF4: expand(NF4, a, first, last, k, depth, block); break;
-        case FP4: expand(FP4, a, first, last, k, depth, block); break;
-        }
+        WITH_FORMAT(expand(known, a, first, last, k, depth, block))
         operands m = {a->x + k, (const char *)block, a->inputs, STRIDE * 4, depth, 1};
         multiply_block(a, m, first, last, k > 0);
         k += DEPTH;

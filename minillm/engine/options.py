@@ -105,9 +105,9 @@ class EngineKeywords(TypedDict, total=False):
         "CPU threads (default: one for each core)", flag="--threads N", aliases=("-t",), common=True,
         notes="They are for the whole process.")]
     deterministic: Annotated[bool, False, Option(flag,
-        "the same bits for a request in any batch, also of 16- and 32-bit weights with AVX2", flag="--deterministic",
+        "the same bits for a request in any batch, also of 16- and 32-bit weights", flag="--deterministic",
         notes="Logits and tokens then do not depend on what runs beside a request, nor on chunks, the prefix cache, "
-        "preemption or threads. On AVX2 products of more than 16 rows become slower; with AVX-512 or NEON, and with "
+        "preemption or threads. On x86-64 products of more than 16 rows become slower; on AArch64, and with "
         "weights in 8 or 4 bits, it is always so and costs nothing. For the kernels in C alone.")]
     max_batch_size: Annotated[int, 16, Option(whole(1),
         "sequences that run at once (default: {default})", flag="--max-batch-size N",
