@@ -205,6 +205,9 @@ INLINE void multiply_quads(const int format, const int R, const linear *a, lanes
         for (int j = 0; j < 8; j += 4) {
             ints sums[FEW_ROWS][2][4];
             if (!row) fetch_ahead(rows, of, row_size, done + j * size / 8, size / 2, true);
+            if (!row && size > 144) /* of long blocks also into the L2 cache (1.03 to 1.15, measured on a Zen 4) */
+#pragma GCC unroll 16
+                for (int o = 0; o < LANES; o++) fetch_lines(rows[o] + done + j * size / 8 + 2 * AHEAD, 1);
             dot_quads(format, R, rows, done, j, x + (g + j) * GROUP, groups * GROUP, sums);
             if (j == 0 && behind) block_scales(format, rows, done, scales, lows);
 #pragma GCC unroll 4
