@@ -135,7 +135,7 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, lane
 #pragma GCC unroll 8
         for (int j = 0; j < at_once; j += step) {
             if (!row) fetch_ahead(rows, of, row_bytes(format, a), done + j * size / of_block,
-                                  step * size / of_block, false);
+                                  step * size / of_block, true);
             const int8_t *own = x + (g + j) * GROUP;
             int64_t at[4]; /* from block to block; in place of those that do not exist the last one */
             for (int i = 0; i < 4; i++) at[i] = smaller(i / of_block, (groups - g - 1) / of_block) * size;

@@ -237,7 +237,7 @@ INLINE void multiply_stored(const int format, const bool offsets, const int R, c
     for (int64_t g = start; g < end; g += step) {
         const int8_t *own = x + g * GROUP;
         ints dots[FEW_ROWS][4];
-        if (!row) fetch_ahead(rows, of, groups * each, g * each, step * each, false);
+        if (!row) fetch_ahead(rows, of, groups * each, g * each, step * each, format != INT8);
         if (g + step <= groups) {
             dot_rows(format, R, rows, g * each, step * each, own, groups * GROUP, dots);
         } else {
