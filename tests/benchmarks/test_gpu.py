@@ -125,7 +125,7 @@ def test_everything_runs_emulated(part: str, tmp_path: Path, subprocess_environm
         assert (row["median_us"], row["launches"]) == ("2002.00", "2")
     elif part == "speed":
         assert not [row for row in rows if row["part"] in ("ceilings", "kernels") and not row["median_us"]]
-        assert {"qkv, 1 rows", "head, 3 rows", "up, 20 rows, by the library", "attention, decode, batch 3",
+        assert {"qkv, 1 rows", "head, 3 rows", "up, 20 rows, by the library", "attention, decode, batch 3, context 40",
                 "attention, prefill 20", "store K and V, 1 tokens", "copy a page of all layers", "layer norm, 3 rows",
                 "RMS norm, 20 rows", "embedding, 1 tokens", "likeliest of 3 rows", "draw for 1 rows"} <= {
             what for part, what in found if part == "kernels"
