@@ -357,33 +357,39 @@ INLINE octets as_octets(sixteens v) {
 
 /* --- scales ------------------------------------------------------------------------------------------------------- */
 
-/* Byte i of each lane, with zeros before it. */
-INLINE ints byte_in(ints v, int i) {
 #if HAS_AVX512 || HAS_AVX2
-    const int32_t at = i - 256, next = at + 4, third = at + 8, last = at + 12; /* -256: three bytes of zeros */
+/* Bytes of each four lanes: those of the first at the places that `first` has as bytes, negative ones zeros; of the next
+ * ones `next` further. */
+INLINE ints take_bytes(ints v, int32_t first, int32_t next) {
+    const int32_t second = first + next, third = second + next, last = third + next;
 #if HAS_AVX512
-    const ints places = {at, next, third, last, at, next, third, last, at, next, third, last, at, next, third, last};
+    const ints places = {first, second, third, last, first, second, third, last,
+                         first, second, third, last, first, second, third, last};
     return (ints)_mm512_shuffle_epi8((__m512i)v, (__m512i)places);
 #else
-    const ints places = {at, next, third, last, at, next, third, last};
+    const ints places = {first, second, third, last, first, second, third, last};
     return (ints)_mm256_shuffle_epi8((__m256i)v, (__m256i)places);
 #endif
-#else
-    return v >> (i * 8) & 255;
-#endif
 }
+#endif
 
-/* SIGNED_BYTES times that, with its sign. */
-#if HAS_AVX512
+/* Byte i of each lane, with zeros before it; and SIGNED_BYTES times that with its sign. */
+#if HAS_AVX512 || HAS_AVX2
 enum { SIGNED_BYTES = 1 << 24 };
 
+INLINE ints byte_in(ints v, int i) {
+    return take_bytes(v, i - 256, 4); /* three bytes of zeros */
+}
+
 INLINE ints signed_byte_in(ints v, int i) {
-    const int32_t at = (i << 24) | 0x808080, next = at + (4 << 24), third = at + (8 << 24), last = at + (12 << 24);
-    const ints places = {at, next, third, last, at, next, third, last, at, next, third, last, at, next, third, last};
-    return (ints)_mm512_shuffle_epi8((__m512i)v, (__m512i)places);
+    return take_bytes(v, (i << 24) | 0x808080, 4 << 24);
 }
 #else
 enum { SIGNED_BYTES = 1 };
+
+INLINE ints byte_in(ints v, int i) {
+    return v >> (i * 8) & 255;
+}
 
 INLINE ints signed_byte_in(ints v, int i) {
     return v << (24 - i * 8) >> 24;

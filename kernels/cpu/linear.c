@@ -16,8 +16,8 @@
  * - `linear_few`, floats: W's rows are divided into as many streams as a register tile has outputs, 4, or 8 for a single
  *   row of x; lanes along the inputs. Integers: as `linear_many`.
  * - `linear_many`, floats: FLOAT_OUTPUTS outputs by DEPTH inputs of W are expanded to float, stay in the L2 cache and
- *   meet all rows, with the same tile; DEPTH inputs of a tile's rows stay in the L1 cache. With vectors of 8 and 16 they are
- *   transposed instead, and lanes are along the outputs, without `one_order`; of fewer than SET_ROWS rows x is
+ *   meet all rows, with the same tile; DEPTH inputs of a tile's rows stay in the L1 cache. With vectors of 8 and 16 they
+ *   are transposed instead, and lanes are along the outputs, without `one_order`; of fewer than SET_ROWS rows x is
  *   transposed, and lanes are along these.
  * - `linear_many`, integers: some INTEGER_OUTPUTS outputs by DEPTH inputs are packed with the lanes along the outputs.
  *   Sums are integers until a group ends, and then need no sum across lanes. A few rows meet W as it is stored, in

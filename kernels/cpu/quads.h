@@ -184,7 +184,8 @@ INLINE void dot_quads(const int format, const int R, const char *const *rows, in
 /* Groups start to end of R rows from `row` on; as `multiply_blocks`. */
 INLINE void multiply_quads(const int format, const int R, const linear *a, lanes of, int64_t row, int64_t start,
                            int64_t end) {
-    const bool offsets = has_offsets(format), behind = format == Q6_K || format == Q3_K; /* scales, in a block */
+    const bool offsets = has_offsets(format);
+    const bool behind = format == Q6_K || format == Q3_K; /* whether a block's scales are behind its numbers */
     const int parts = scale_parts(format);
     const int64_t groups = groups_of(a), stride = scale_stride(groups), size = block_bytes(format);
     const int64_t row_size = groups / 8 * size;
