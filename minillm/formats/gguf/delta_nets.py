@@ -56,14 +56,14 @@ SIZES = {
 NET = "linear_attn"
 GATED = "self_attn.q_proj.weight"
 ROWS = {
-    "attn_qkv.weight": "in_proj_qkv.weight",
-    "attn_gate.weight": "in_proj_z.weight",
-    "ssm_beta.weight": "in_proj_b.weight",
-    "ssm_alpha.weight": "in_proj_a.weight",
-    "ssm_dt.bias": "dt_bias",
+    "attn_qkv.weight": ("in_proj_qkv.weight", "channels"),
+    "attn_gate.weight": ("in_proj_z.weight", "values"),
+    "ssm_beta.weight": ("in_proj_b.weight", "V"),
+    "ssm_alpha.weight": ("in_proj_a.weight", "V"),
+    "ssm_dt.bias": ("dt_bias", "V"),
 }
-"""Tensors whose rows belong to heads, in the file -> of a delta net"""
-_FILE = {ours: file for file, ours in ROWS.items()}
+"""Tensors whose rows belong to heads, in the file -> of a delta net, and which of `_Sizes` counts the rows"""
+_FILE = {ours: (file, rows) for file, (ours, rows) in ROWS.items()}
 _BESIDE = ("in_proj_b.weight", "in_proj_a.weight")
 """Projections that are one tensor, key head by key head, where value heads do not take turns"""
 
@@ -118,7 +118,6 @@ class DeltaNetTranslation(Translation):
         """The projections, the convolution and the decay of a delta net; queries and gates of attention."""
         rest = layer_name(name, "blk") or ""
         sizes = _Sizes.of_fields(raw)
-        rows = self._rows(sizes)
         if rest == "attn_q.weight":
             H, D = raw["num_attention_heads"], head_width(raw)
             check_shape(tensor, (2 * H * D, raw["hidden_size"]), where)
@@ -126,31 +125,32 @@ class DeltaNetTranslation(Translation):
         if (gate := read_shared_gate(name, tensor)) is not None:
             return gate
         if rest in ROWS:
-            check_shape(tensor, (len(rows[rest]), *tensor.shape[1:]), where)
-            return {renamed(name, f"{NET}.{ROWS[rest]}"): _reordered(tensor, np.argsort(rows[rest]))}
+            own, rows = ROWS[rest]
+            check_shape(tensor, (getattr(sizes, rows), *tensor.shape[1:]), where)
+            return {renamed(name, f"{NET}.{own}"): _reordered(tensor, np.argsort(self._order(sizes, rows)))}
         if rest == "ssm_ba.weight":
             check_shape(tensor, (2 * sizes.V, raw["hidden_size"]), where)
             of_key = np.arange(2 * sizes.V).reshape(sizes.K, 2, -1)  # [K, b and a, V / K]
             both = zip("ba", (of_key[:, 0].ravel(), of_key[:, 1].ravel()), strict=True)
-            return {renamed(name, f"{NET}.in_proj_{x}.weight"): _reordered(tensor, own) for x, own in both}
+            return {renamed(name, f"{NET}.in_proj_{x}.weight"): _reordered(tensor, order) for x, order in both}
         if rest == "ssm_in.weight":  # of older files: each key head's queries, keys, values and gates
             check_shape(tensor, (2 * sizes.keys + 2 * sizes.values, raw["hidden_size"]), where)
             blocks = (sizes.keys, sizes.keys, sizes.values, sizes.values)
             order = rows_by_block(np.arange(sum(blocks)), sizes.K, blocks)
             split = {"in_proj_qkv": order[: -sizes.values], "in_proj_z": order[-sizes.values :]}
-            return {renamed(name, f"{NET}.{x}.weight"): _reordered(tensor, own) for x, own in split.items()}
+            return {renamed(name, f"{NET}.{x}.weight"): _reordered(tensor, part) for x, part in split.items()}
         if rest == "ssm_conv1d.weight":
             check_shape(tensor, (sizes.channels, raw["linear_conv_kernel_dim"]), where)
-            back = np.argsort(rows["attn_qkv.weight"])
+            back = np.argsort(self._order(sizes, "channels"))
             taps = Rearranged(tensor, lambda stored: stored[back].T.reshape(-1))  # [C, k] -> [k, C] -> [k C]
             return {renamed(name, f"{NET}.conv1d.weight"): taps}
         if rest == "ssm_a":
             check_shape(tensor, (sizes.V,), where)
-            back = np.argsort(rows["ssm_dt.bias"])
+            back = np.argsort(self._order(sizes, "V"))
             return {renamed(name, f"{NET}.A_log"): Rewritten(tensor, lambda stored: logarithms(stored[back], where))}
         if rest == "ssm_out.weight":
             check_shape(tensor, (raw["hidden_size"], sizes.values), where)
-            order = np.argsort(rows["attn_gate.weight"])
+            order = np.argsort(self._order(sizes, "values"))
             own_order = self.in_turn and sizes.K != sizes.V
             return {renamed(name, f"{NET}.out_proj.weight"): Columns(tensor, order) if own_order else tensor}
         return None
@@ -198,17 +198,16 @@ class DeltaNetTranslation(Translation):
         if (gate := written_shared_gate(name, whole)) is not None:
             return gate
         sizes = _Sizes(*config.keys, *config.values)
-        rows = self._rows(sizes)
         own = rest.removeprefix(f"{NET}.")
         if own == "conv1d.weight":
-            order, shape = rows["attn_qkv.weight"], (sizes.channels, config.taps)
+            order, shape = self._order(sizes, "channels"), (sizes.channels, config.taps)
             taps = Rearranged(tensor, lambda built: built.reshape(-1, sizes.channels).T[order])  # [k C] -> [C, k]
             return {renamed(name, "ssm_conv1d.weight", "blk"): unrounded(taps, shape)}
         if own == "A_log":
-            heads = rows["ssm_dt.bias"]
+            heads = self._order(sizes, "V")
             decay = Rewritten(tensor, lambda built: -np.exp(built[heads], dtype=np.float32))
             return {renamed(name, "ssm_a", "blk"): unrounded(decay)}
-        projections = self._projections(own, tensor, sizes, rows) if own != rest else None
+        projections = self._projections(own, tensor, sizes) if own != rest else None
         if projections is None and own in _BESIDE:
             b, a = (tensors[renamed(name, f"{NET}.{x}")].parts[0] for x in _BESIDE)
             group = sizes.V // sizes.K
@@ -219,12 +218,11 @@ class DeltaNetTranslation(Translation):
             return None
         return {renamed(name, file, "blk"): replace(whole, parts=[part]) for file, part in projections.items()}
 
-    def _projections(
-        self, own: str, tensor: Tensor, sizes: "_Sizes", rows: Mapping[str, NDArray[np.intp]]
-    ) -> dict[str, Tensor] | None:
+    def _projections(self, own: str, tensor: Tensor, sizes: "_Sizes") -> dict[str, Tensor] | None:
         """A delta net's projection, by names in the file; None if it is not one."""
         if own in _FILE and (self.in_turn or own not in _BESIDE):
-            return {_FILE[own]: _reordered(tensor, rows[_FILE[own]])}
+            file, rows = _FILE[own]
+            return {file: _reordered(tensor, self._order(sizes, rows))}
         if own == "in_proj_qkvz.weight":
             stop = 2 * sizes.keys + sizes.values
             return {
@@ -236,18 +234,18 @@ class DeltaNetTranslation(Translation):
             return {"ssm_ba.weight": _reordered(tensor, order)}
         if own == "out_proj.weight":
             own_order = self.in_turn and sizes.K != sizes.V
-            return {"ssm_out.weight": Columns(tensor, rows["attn_gate.weight"]) if own_order else tensor}
+            return {"ssm_out.weight": Columns(tensor, self._order(sizes, "values")) if own_order else tensor}
         return None
 
-    def _rows(self, sizes: "_Sizes") -> dict[str, NDArray[np.intp]]:
-        """For each tensor of `ROWS`, the number that each row of the file has in the model."""
+    def _order(self, sizes: "_Sizes", rows: str) -> NDArray[np.intp]:
+        """The number in the model of each row of a tensor in the file, which has as many as `rows` of `_Sizes` says."""
         heads = np.arange(sizes.V)
         if self.in_turn:
             heads = heads.reshape(sizes.K, -1).T.ravel()  # [K, V / K] -> [V / K, K] -> [V]
+        if rows == "V":
+            return heads
         values = (heads[:, None] * sizes.dv + np.arange(sizes.dv)).ravel()
-        qkv = np.concatenate([np.arange(2 * sizes.keys), 2 * sizes.keys + values])
-        by_head = dict.fromkeys(("ssm_beta.weight", "ssm_alpha.weight", "ssm_dt.bias"), heads)
-        return {"attn_qkv.weight": qkv, "attn_gate.weight": values} | by_head
+        return values if rows == "values" else np.concatenate([np.arange(2 * sizes.keys), 2 * sizes.keys + values])
 
 
 class _Sizes:

@@ -15,7 +15,7 @@ from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
 from ...models.mixtral import ExpertConfig
 from .file import GGUF
-from .translation import Keys, Translation, Written, head_width, layer_name, renamed, unrounded, whole_heads
+from .translation import Keys, Rewritten, Translation, Written, head_width, layer_name, renamed, unrounded, whole_heads
 
 SOFTMAX, SIGMOID = 1, 2
 """`expert_gating_func`"""
@@ -132,7 +132,7 @@ def read_shared_gate(name: str, tensor: Any) -> dict[str, Tensor] | None:
     if layer_name(name, "blk") != SHARED_GATE_FILE:
         return None
     is_vector = len(tensor.shape) == 1
-    gate = Rearranged(tensor, lambda stored: stored[None]) if is_vector else tensor  # [E] -> [1, E]
+    gate = Rewritten(tensor, lambda stored: stored[None]) if is_vector else tensor  # [E] -> [1, E]
     return {renamed(name, SHARED_GATE): gate}
 
 
