@@ -44,25 +44,4 @@ INLINE floats load_codes(const int format, const char *row, int64_t i) {
     ints both = load_bytes((const uint8_t *)block + 4 + i % CODES / 32 * 16 + i % 16);
     return look_up_code(format == NF4 ? CODES_NF4 : CODES_FP4, i % 32 < 16 ? both : both >> 4) * scale;
 }
-
-/* --- weights that are multiplied as floats ------------------------------------------------------------------------ */
-
-/* Bytes of some numbers of a row: of code books of whole blocks. */
-INLINE int64_t bytes_of(int64_t format, int64_t count) {
-    return format >= NF4 ? code_bytes(count) : count * (format == FLOAT32 ? 4 : 2);
-}
-
-INLINE floats load_weights(const int format, const char *p, int64_t i) {
-    if (format == FLOAT32) return load((const float *)p + i);
-    if (format == FLOAT16) return load_float16((const uint16_t *)p + i);
-    if (format >= NF4) return load_codes(format, p, i);
-    return load_bfloat16((const uint16_t *)p + i);
-}
-
-/* The first `count` of them, fewer than LANES, then zeros. */
-INLINE floats load_last_weights(const int format, const char *p, int64_t i, int64_t count) {
-    char part[4 * LANES] = {0};
-    memcpy(part, p + bytes_of(format, i), bytes_of(format, count));
-    return load_weights(format, part, 0);
-}
 #endif

@@ -15,7 +15,7 @@
  * Products have the bits that linear.c gives them; `combine` adds likeliest first.
  */
 #include "activation.h"
-#include "linear.h"
+#include "floats.h"
 #include <math.h>
 
 void linear_few(const void *arguments, int64_t share, int64_t shares, int64_t worker);
@@ -136,7 +136,7 @@ typedef struct {
     const float *biases;    /* [X, outputs], or NULL */
     int64_t X;
     int64_t many;         /* whether `linear_many` multiplies */
-    int64_t row_bytes;    /* from row to row of all.integers, and ... */
+    int64_t row_bytes;    /* from row to row of all.x_rounded, and ... */
     int64_t scale_stride, sum_stride; /* ... of all.x_scales and of all.x_sums, in numbers */
 } expert_arguments;
 
@@ -152,8 +152,10 @@ void linear_experts(const void *arguments, int64_t share, int64_t shares, int64_
         one.bias = a->biases ? a->biases + e * one.outputs : NULL;
         one.x += first * one.inputs, one.out += first * one.stride;
         if (has_integers(one.format)) {
-            one.integers += first * a->row_bytes;
+            one.x_rounded += first * a->row_bytes;
             one.x_scales += first * a->scale_stride, one.x_sums += first * a->sum_stride;
+        } else if (one.x_rounded) {
+            one.x_rounded += first * one.inputs * (takes_pairs(&one) ? 2 : 4);
         }
         (a->many ? linear_many : linear_few)(&one, share, shares, worker);
     }

@@ -25,7 +25,7 @@
  * - `linear_parts`: several matrices of different formats, such as queries', keys' and values', in one launch.
  */
 #include "activation.h"
-#include "linear.h"
+#include "floats.h"
 
 INLINE void finish_as(const int activation, const linear *a, int64_t row, int64_t end, int64_t first, int64_t last) {
     for (int64_t r = row; r < end; r++) {
@@ -61,25 +61,42 @@ int64_t linear_scratch(void) {
     return of_floats > of_integers ? of_floats : of_integers;
 }
 
+/* Rounds the rows of x to what W's format takes. A share is some of the rows. */
+void round_rows(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const linear *a = arguments;
+    int64_t first, last;
+    (void)worker;
+    share_of(a->rows, share, shares, &first, &last);
+    (has_integers(a->format) ? round_to_integers : round_to_bfloat16)(a, first, last);
+}
+
+/* The product with x rounded to bfloat16, or as it is. */
+static linear with_rounded(const linear *a) {
+    linear one = *a;
+    if (a->x_rounded && !has_integers(a->format)) one.x = (const float *)a->x_rounded;
+    if (takes_pairs(a)) one.format = PAIRS, one.inputs = a->inputs / 2;
+    return one;
+}
+
 /* For more rows, though correct for fewer. A share is some of the outputs of all rows. */
 void linear_many(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
-    const linear *a = arguments;
-    char *scratch = a->scratch + worker * linear_scratch();
-    const bool integers = has_integers(a->format);
+    const linear one = with_rounded(arguments);
+    char *scratch = one.scratch + worker * linear_scratch();
+    const bool integers = has_integers(one.format);
     int64_t first, last, unit = integers ? INTEGER_OUTPUTS : 4;
-    share_of((a->outputs + unit - 1) / unit, share, shares, &first, &last);
-    (integers ? integers_any : floats_many)(a, unit * first, smaller(unit * last, a->outputs), scratch);
+    share_of((one.outputs + unit - 1) / unit, share, shares, &first, &last);
+    (integers ? integers_any : floats_many)(&one, unit * first, smaller(unit * last, one.outputs), scratch);
 }
 
 /* For 1 to 16 rows, though correct for more. A share is some of the outputs of all rows. */
 void linear_few(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
-    const linear *a = arguments;
+    const linear one = with_rounded(arguments);
     int64_t first, last;
-    if (has_integers(a->format)) return linear_many(arguments, share, shares, worker);
-    share_of((a->outputs + 3) / 4, share, shares, &first, &last);
-    first *= 4, last = smaller(4 * last, a->outputs);
-    floats_few(a, first, last);
-    finish(a, 0, a->rows, first, last);
+    if (has_integers(one.format)) return linear_many(arguments, share, shares, worker);
+    share_of((one.outputs + 3) / 4, share, shares, &first, &last);
+    first *= 4, last = smaller(4 * last, one.outputs);
+    floats_few(&one, first, last);
+    finish(&one, 0, one.rows, first, last);
 }
 
 /* Matrices below one another, each in a format of its own, that meet the same x: a product writes its columns. */
@@ -92,8 +109,8 @@ typedef struct {
 void round_parts(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
     const linear_parts_arguments *a = arguments;
     for (int64_t i = 0; i < a->count; i++) {
-        bool rounded = !has_integers(a->parts[i].format);
-        for (int64_t j = 0; j < i; j++) rounded |= a->parts[j].integers == a->parts[i].integers;
+        bool rounded = !a->parts[i].x_rounded;
+        for (int64_t j = 0; j < i; j++) rounded |= a->parts[j].x_rounded == a->parts[i].x_rounded;
         if (!rounded) round_rows(&a->parts[i], share, shares, worker);
     }
 }

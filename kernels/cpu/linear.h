@@ -1,7 +1,7 @@
 /* The matrix product's arguments, and what its files share.
  *
- * linear.c is the operation, and has its description. linear_floats.c, linear_integers.c and linear_blocks.c multiply, by
- * the type of W: several files, since they are compiled side by side.
+ * linear.c is the operation, and has its description. linear_floats.c, linear_across.c, linear_integers.c and
+ * linear_blocks.c multiply, by the type of W: several files, since they are compiled side by side.
  */
 #ifndef MINILLM_LINEAR_H
 #define MINILLM_LINEAR_H
@@ -10,6 +10,7 @@
 #include <stdbool.h>
 
 enum {
+    ACROSS = LANES >= 8,                    /* whether many rows of floats have lanes along outputs or rows */
     DEPTH = 768,                            /* inputs of a block; divides into groups and vectors */
     FLOAT_OUTPUTS = LANES == 16 ? 192 : 96, /* outputs that `floats_many` multiplies together: W in the L2 cache */
     INTEGER_OUTPUTS = 2 * LANES,            /* outputs of a register tile of `integers_any` */
@@ -27,8 +28,9 @@ typedef struct {
     const float *residual;  /* [rows, outputs], `stride` numbers from row to row, or NULL; not `out` */
     const float *x;         /* [rows, inputs] */
     float *out;             /* [rows, outputs], as `residual` */
-    int8_t *integers;       /* x rounded, [rows, inputs'] and 32 more; of int16 if `wide`. For integers only, as ... */
-    float *x_scales;        /* [rows, inputs' / 32 rounded up to 16] */
+    int8_t *x_rounded;      /* x rounded, [rows, inputs'] and 32 more; of int16 if `wide`. Of bfloat16 [rows, inputs] of
+                               bfloat16, or, if not `takes_pairs`, float; NULL: x is not rounded */
+    float *x_scales;        /* [rows, inputs' / 32 rounded up to 16], for integers only, as ... */
     int32_t *x_sums;        /* minus the sum of each 32 integers, or 16 for some blocks, times what packed weights are
                                higher than they are, or 8 */
     char *scratch;          /* linear_scratch() bytes for each worker, aligned to 64; for integers and many rows */
@@ -47,10 +49,12 @@ void finish(const linear *a, int64_t row, int64_t end, int64_t first, int64_t la
  * worker's own. */
 void floats_few(const linear *a, int64_t first, int64_t last);
 void floats_many(const linear *a, int64_t first, int64_t last, char *scratch);
+void floats_across(const linear *a, int64_t first, int64_t last, char *scratch);
 void integers_any(const linear *a, int64_t first, int64_t last, char *scratch);
 
-/* Rounds the rows of x for weights of integers. */
-void round_rows(const void *arguments, int64_t share, int64_t shares, int64_t worker);
+/* Round some rows of x for weights of integers, or of bfloat16. */
+void round_to_integers(const linear *a, int64_t first, int64_t last);
+void round_to_bfloat16(const linear *a, int64_t first, int64_t last);
 
 /* Bytes of that memory. */
 int64_t floats_scratch(void);

@@ -120,7 +120,7 @@ INLINE void multiply_blocks(const int format, const int R, const linear *a, lane
     const int64_t groups = groups_of(a), stride = scale_stride(groups), size = block_bytes(format);
     const int64_t of_block = block_numbers(format) / GROUP; /* groups */
     const int64_t at_once = larger(of_block, step);
-    const int8_t *x = a->integers + row * groups * GROUP;
+    const int8_t *x = a->x_rounded + row * groups * GROUP;
     const float *x_scales = a->x_scales + row * stride;
     const int32_t *x_sums = a->x_sums + row * stride * parts;
     float *out = a->out + row * a->stride;
@@ -236,7 +236,7 @@ INLINE void pack_blocks(const int format, const linear *a, lanes of, int64_t g, 
 INLINE void multiply_bytes(const int parts, const bool offsets, const int R, const linear *a, const packed *m,
                            int64_t row) {
     const int64_t size = packed_group(INT4), groups = groups_of(a), stride = scale_stride(groups);
-    const char *x = (const char *)a->integers + (row * groups + m->g) * GROUP;
+    const char *x = (const char *)a->x_rounded + (row * groups + m->g) * GROUP;
     const float *x_scales = a->x_scales + row * stride + m->g;
     const int32_t *x_sums = a->x_sums + (row * stride + m->g) * parts;
     float *out = a->out + row * a->stride + m->first;

@@ -1,5 +1,5 @@
 /* The matrix product with weights of integers: out = x' @ W.T, W [outputs, inputs] of int8 or int4 with a scale for
- * each group of 32 or 64 inputs; and x' = rounded x, which `round_rows` makes.
+ * each group of 32 or 64 inputs; and x' = rounded x, which `round_to_integers` makes.
  *
  *     x' = rint(x / scale) * scale, scale = max |x| / 127, for each 32 numbers of a row
  *
@@ -44,15 +44,10 @@ INLINE float round_group(const float *x, ints *integers) {
 
 static const integer_format *format_of(const linear *a);
 
-/* Rounds the rows of x for weights of integers. A share is some of the rows. */
-void round_rows(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
-    const linear *a = arguments;
+void round_to_integers(const linear *a, int64_t first, int64_t last) {
     const integer_format *form = format_of(a);
     const int64_t groups = groups_of(a), stride = scale_stride(groups), parts = form->parts;
     const int32_t excess = a->format > INT4 ? block_excess(a->format) : a->format == INT8 ? EXCESS8 : 8;
-    int64_t first, last;
-    (void)worker;
-    share_of(a->rows, share, shares, &first, &last);
     for (int64_t row = first; row < last; row++) {
         float *scales = a->x_scales + row * stride;
         int32_t *x_sums = a->x_sums + row * stride * parts;
@@ -72,9 +67,9 @@ void round_rows(const void *arguments, int64_t share, int64_t shares, int64_t wo
             scales[g] = round_group(x, rounded);
             for (int i = 0; i < GROUP / LANES; i++) total[i / (GROUP / LANES / 2)] += rounded[i];
             if (a->wide) {
-                store_split((int16_t *)a->integers + (row * groups + g) * GROUP, rounded);
+                store_split((int16_t *)a->x_rounded + (row * groups + g) * GROUP, rounded);
             } else {
-                store_as_bytes(a->integers + (row * groups + g) * GROUP, rounded);
+                store_as_bytes(a->x_rounded + (row * groups + g) * GROUP, rounded);
             }
             if (parts == 1) total[0] += total[1];
             for (int64_t part = 0; part < parts; part++)
@@ -224,7 +219,7 @@ INLINE void multiply_stored(const int format, const bool offsets, const int R, c
     const bool excess = format == INT8 ? EXCESS8 > 0 : !offsets;
     const int64_t groups = groups_of(a), stride = scale_stride(groups), each = group_bytes(format);
     const int64_t shift = a->group == 64, step = format == INT8 ? AT_ONCE8 : AT_ONCE4;
-    const int8_t *x = a->integers + row * groups * GROUP;
+    const int8_t *x = a->x_rounded + row * groups * GROUP;
     const float *x_scales = a->x_scales + row * stride;
     const int32_t *x_sums = a->x_sums + row * stride;
     float *out = a->out + row * a->stride;
@@ -284,7 +279,7 @@ INLINE void multiply_panels(const int format, const bool offsets, const int R, c
     const int64_t size = packed_group(format), x_group = two_bytes ? 2 * GROUP : GROUP;
     const int64_t groups = groups_of(a), stride = scale_stride(groups);
     const bool excess = format == INT4 ? !offsets : EXCESS8 > 0, at_once = excess && !(format == INT4 && SHORT4);
-    const char *x = (const char *)a->integers + (row * groups + m->g) * x_group;
+    const char *x = (const char *)a->x_rounded + (row * groups + m->g) * x_group;
     const float *x_scales = a->x_scales + row * stride + m->g;
     const int32_t *x_sums = a->x_sums + row * stride + m->g;
     float *out = a->out + row * a->stride + m->first;

@@ -189,7 +189,7 @@ INLINE void multiply_quads(const int format, const int R, const linear *a, lanes
     const int parts = scale_parts(format);
     const int64_t groups = groups_of(a), stride = scale_stride(groups), size = block_bytes(format);
     const int64_t row_size = groups / 8 * size;
-    const int8_t *x = a->integers + row * groups * GROUP;
+    const int8_t *x = a->x_rounded + row * groups * GROUP;
     const float *x_scales = a->x_scales + row * stride;
     const int32_t *x_sums = a->x_sums + row * stride * parts;
     float *out = a->out + row * a->stride;

@@ -255,10 +255,10 @@ INLINE int32_t largest_int(ints v) {
 /* --- stored numbers ----------------------------------------------------------------------------------------------- */
 
 /* Formats of stored numbers, as Python numbers them; from Q4_K on the block formats of reference/blocks.py, from NF4 on
- * those of codebooks.h. */
+ * those of codebooks.h. PAIRS is none of them, but how bfloat16 may be multiplied (floats.h). */
 enum {
     FLOAT32, FLOAT16, BFLOAT16, INT8, INT4, Q4_K, Q5_K, Q6_K, Q5_0, Q5_1, IQ4_NL, MXFP4, IQ4_XS, Q3_K, Q2_K, NVFP4, Q5_0X2,
-    NF4, FP4
+    NF4, FP4, PAIRS
 };
 
 /* Whether products with numbers of a format are of integers, for which x is rounded. */

@@ -84,6 +84,9 @@ CACHE_FORMATS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": Format("int",
 """Formats of the K/V cache (`stored_vectors.py`); int8 has a scale for the vector of each position and head, int4 for
 each 32 numbers."""
 
+COMPUTE_FORMATS = {form.name: form for form in (FLOAT32, BFLOAT16)}
+"""Formats of activations while the kernels in C multiply them with matrices of bfloat16; sums are float32."""
+
 ACTIVATION_FORMATS = {form.name: form for form in (FLOAT32, FLOAT16)}
 """Formats of results that NumPy computes with. Logits are always float32."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DeviceError, shown
-from .formats import CACHE_FORMATS, WEIGHT_FORMATS
+from .formats import CACHE_FORMATS, COMPUTE_FORMATS, WEIGHT_FORMATS
 from .numpy import NumpyBackend
 from .operations import Backend
 
@@ -29,6 +29,7 @@ class Placement:
     dtype: str = "auto"
     backend: str = "auto"
     cache_dtype: str = "auto"
+    compute_dtype: str = "float32"
     threads: int | None = None
     deterministic: bool = False
 
@@ -43,6 +44,7 @@ def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
     check_dtype(placement.dtype)
     _one_of("backend", placement.backend, BACKENDS)
     _one_of("cache_dtype", placement.cache_dtype, ("auto", AS_WEIGHTS, *CACHE_FORMATS))
+    _one_of("compute_dtype", placement.compute_dtype, tuple(COMPUTE_FORMATS))
     if placement.threads is not None:
         _set_threads(placement.threads)
     if placement.device == "cuda":
@@ -78,6 +80,8 @@ def _numpy(placement: Placement, max_batch_size: int) -> Backend:
     """
     if placement.cache_dtype not in ("auto", AS_WEIGHTS, "float32"):
         raise DeviceError(f"cache_dtype {placement.cache_dtype!r} needs backend 'cpu', that is, a C compiler")
+    if placement.compute_dtype != "float32":
+        raise DeviceError(f"compute_dtype {placement.compute_dtype!r} needs backend 'cpu', that is, a C compiler")
     if placement.deterministic:
         raise DeviceError(
             "deterministic=True needs backend 'cpu', that is, a C compiler: a row of NumPy's products has other bits "
@@ -94,7 +98,12 @@ def _cpu(placement: Placement) -> Backend:
     if placement.threads is not None:
         set_threads(placement.threads)
     cache_dtype = "float32" if placement.cache_dtype in ("auto", AS_WEIGHTS) else placement.cache_dtype
-    return CpuBackend(weights=placement.dtype, cache=cache_dtype, deterministic=placement.deterministic)
+    return CpuBackend(
+        weights=placement.dtype,
+        cache=cache_dtype,
+        compute=placement.compute_dtype,
+        deterministic=placement.deterministic,
+    )
 
 
 def _cuda(placement: Placement, max_batch_size: int) -> Backend:
@@ -117,17 +126,7 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     Raises:
         DeviceError: there is no GPU, or it lacks what the arguments or the environment ask for.
     """
-    if placement.backend != "auto":
-        raise DeviceError(f"backend {placement.backend!r} computes on a CPU: leave it out with device 'cuda'")
-    if placement.cache_dtype not in ("auto", AS_WEIGHTS):
-        raise DeviceError(
-            f"cache_dtype {placement.cache_dtype!r} is for a CPU: on 'cuda' the K/V cache has the type of activations, "
-            "which dtype says"
-        )
-    if placement.deterministic:
-        raise DeviceError(
-            "deterministic=True is for a CPU: on 'cuda' few and many rows have kernels that sum in different orders"
-        )
+    _check_cuda(placement)
     from .cuda.backend import CudaBackend
     from .cuda.batches import TOKENS
     from .cuda.compiling import CupyLauncher
@@ -164,6 +163,25 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     switches |= {"persistent": on["PERSISTENT"], "deferred": on["DEFERRED"], "integer_warpgroups": on["INTEGER_WGMMA"]}
     switches["tensor_maps"] = TensorMaps(device.address) if on["TMA"] else None
     return CudaBackend(device, launcher, placement.dtype, dependent_rows=rows, **switches)
+
+
+def _check_cuda(placement: Placement) -> None:
+    """Refuse what is for a CPU alone."""
+    if placement.backend != "auto":
+        raise DeviceError(f"backend {placement.backend!r} computes on a CPU: leave it out with device 'cuda'")
+    if placement.cache_dtype not in ("auto", AS_WEIGHTS):
+        raise DeviceError(
+            f"cache_dtype {placement.cache_dtype!r} is for a CPU: on 'cuda' the K/V cache has the type of activations, "
+            "which dtype says"
+        )
+    if placement.compute_dtype != "float32":
+        raise DeviceError(
+            f"compute_dtype {placement.compute_dtype!r} is for a CPU: on 'cuda' dtype is the type of activations too"
+        )
+    if placement.deterministic:
+        raise DeviceError(
+            "deterministic=True is for a CPU: on 'cuda' few and many rows have kernels that sum in different orders"
+        )
 
 
 def _set_threads(threads: int) -> None:

@@ -73,7 +73,7 @@ def add_model_options(
     if chosen is not None:
         add_engine_flag(group, "adapters", lora=chosen)
     add_engine_flag(group, "dtype", default=dtypes, more="" if dtypes is None else "; several, with commas")
-    for name in ("device", "backend", "cache_dtype", "threads", "deterministic"):
+    for name in ("device", "backend", "cache_dtype", "compute_dtype", "threads", "deterministic"):
         add_engine_flag(group, name, default=cache_dtype if name == "cache_dtype" else None)
     if parallel:
         group.add_argument(

@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from ..backends.formats import CACHE_FORMATS
+from ..backends.formats import CACHE_FORMATS, FLOAT32
 from ..backends.operations import Backend
 from ..backends.placement import AS_WEIGHTS, NARROW_CACHE, Placement, choose_backend
+from ..backends.storage import format_of
 from ..backends.stored_vectors import WIDEST
 from ..cache import Concurrency, PagedCache, PrefixCache, new_cache
 from ..cache.prefix_store import StoringPrefixCache, trusted_folder
@@ -18,7 +19,7 @@ from ..decoding.conversation_ends import warn_of_turn_ends
 from ..decoding.request import RequestMaker, refuse_guesses
 from ..distributed.ranks import Ranks, joined
 from ..errors import DeviceError, ParameterError
-from ..models.base import stored_format
+from ..models.base import stored_format, weights_of
 from ..progress import showing
 from .arguments import refuse_task
 from .loading import Parts, affordable_pages
@@ -104,10 +105,20 @@ def build_parts(options: EngineOptions, build: Callable[[Backend], Parts]) -> Pa
     with showing(options.progress):
         parts = build_here() if ranks is None else ranks.agree(build_here)
     if ranks is not None:
-        ranks.check_equal(cache_dtype=options.placement.cache_dtype, replays=parts.backend.replays)
+        dtypes = {name: getattr(options.placement, name) for name in ("cache_dtype", "compute_dtype")}
+        ranks.check_equal(**dtypes, replays=parts.backend.replays)
     if options.placement.cache_dtype == AS_WEIGHTS:
         _narrow_cache(parts, ranks)
+    if (wanted := options.placement.compute_dtype) != FLOAT32.name and not _has_format(parts.model, wanted):
+        logger.warning(
+            "compute_dtype %r is without effect: it is for matrices of %s, which dtype=%r makes", wanted, wanted, wanted
+        )
     return parts
+
+
+def _has_format(model: Any, name: str) -> bool:
+    """Whether a matrix has this format in memory."""
+    return any(weight.data is not None and format_of(weight.data).name == name for weight in weights_of(model))
 
 
 def _check_cache(config: ModelConfig, backend: Backend) -> None:

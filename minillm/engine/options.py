@@ -101,6 +101,12 @@ class EngineKeywords(TypedDict, total=False):
         "of the KV cache on a CPU: float32 (auto), bfloat16, int8, int4, or weights, which is bfloat16 with weights of "
         "at most 16 bits (default: {default})", flag="--cache-dtype CACHE_DTYPE",
         notes='"weights" is float32 with float32 weights, and on NumPy; a server has it by default.')]
+    compute_dtype: Annotated[str, "float32", Option(AS_GIVEN,
+        "of activations that meet bfloat16 weights on a CPU: float32 (default), bfloat16",
+        flag="--compute-dtype COMPUTE_DTYPE",
+        notes="Sums are float32. bfloat16 rounds activations to 8 bits, as llama.cpp does; products of many rows take "
+        "half the time on an AMD Zen 4 or 5, which multiplies bfloat16 at twice the rate, and no less on most others. For "
+        "the kernels in C alone.")]
     threads: Annotated[int | None, Option(optional(whole(1)),
         "CPU threads (default: one for each core)", flag="--threads N", aliases=("-t",), common=True,
         notes="They are for the whole process.")]

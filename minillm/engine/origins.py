@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.formats import FLOAT32
 from ..backends.storage import Experts, Joined
 from ..backends.weights import Weight
 from ..cache.prefix_files import Origin
@@ -27,8 +28,9 @@ _PIECE = 2**24
 def origins_of(runner: Runner) -> dict[str | None, Origin]:
     """The origins of the texts of each LoRA adapter, and of those without (None). All weights are read once."""
     model, memory = runner.model, runner.backend.memory
+    compute = getattr(runner.backend, "compute", FLOAT32)
     origin = {
-        "backend": runner.backend.name,
+        "backend": runner.backend.name + ("" if compute == FLOAT32 else f" that multiplies {compute.name}"),
         "weights": stored_format(model).name,
         "cache": memory.cache.name,
         "page_size": str(runner.cache.page_size),

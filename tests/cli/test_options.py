@@ -238,6 +238,7 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     "--device cuda": {"device": "cuda"},
     "--backend numpy": {"backend": "numpy"},
     "--cache-dtype int8": {"cache_dtype": "int8"},
+    "--compute-dtype bfloat16": {"compute_dtype": "bfloat16"},
     "--threads 2": {"threads": 2},
     "--deterministic": {"deterministic": True},
     "--max-batch-size 3": {"max_batch_size": 3},

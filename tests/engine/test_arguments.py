@@ -185,7 +185,7 @@ def test_each_field_is_accepted_or_refused_in_one_line(engine: Engine, name: str
 
 ENGINE = {
     **dict.fromkeys(("model", "revision", "draft", "amateur", "tokenizer", "cache_bytes"), "None"),
-    **dict.fromkeys(("dtype", "device", "backend", "cache_dtype"), "nothing"),
+    **dict.fromkeys(("dtype", "device", "backend", "cache_dtype", "compute_dtype"), "nothing"),
     "threads": "count or None",
     "max_batch_size": "count",
     "prefix_cache": "flag",

@@ -17,7 +17,7 @@ from ...reference.attention import AttentionSpec
 from ...reference.experts import SOFTMAX, RouterSpec, Routing
 from ...reference.rotary import Rotation
 from ...reference.selective_scan import UNLIMITED
-from ..formats import Format, WeightFormats
+from ..formats import COMPUTE_FORMATS, FLOAT32, Format, WeightFormats, chosen
 from ..group import Group
 from ..loader import HugePages, Loader
 from ..operations import Backend
@@ -55,7 +55,7 @@ from .launching import (
     not_recorded,
     shares_of,
 )
-from .matrices import ROUNDING, ExpertTable, cached_layer, contiguous, rounded_sizes, stored_matrix, table_of
+from .matrices import BFLOAT16, ROUNDING, ExpertTable, cached_layer, contiguous, rounded_sizes, stored_matrix, table_of
 from .memory import FEW_ROWS, PIECE, CpuMemory
 from .sampling import CpuSampler
 
@@ -78,17 +78,27 @@ class CpuBackend(Recordable, Backend):
     memory: CpuMemory
 
     def __init__(
-        self, *, weights: str | WeightFormats = "auto", cache: str | Format = "float32", deterministic: bool = False
+        self,
+        *,
+        weights: str | WeightFormats = "auto",
+        cache: str | Format = "float32",
+        compute: str | Format = "float32",
+        deterministic: bool = False,
     ) -> None:
         """Set the formats of weights and of the K/V cache, or their names; activations are float32.
 
-        If `deterministic`, a row of a product has the same bits whatever other rows there are, also with AVX2.
+        Args:
+            weights: a name in `WEIGHT_FORMATS`
+            cache: a name in `CACHE_FORMATS`
+            compute: a name in `COMPUTE_FORMATS`: that of activations while they meet matrices of bfloat16
+            deterministic: whether a row of a product has the same bits whatever other rows there are, also with AVX2
 
         Raises:
             DeviceError: the kernels cannot be compiled.
         """
         kernels()
         self.deterministic = deterministic
+        self.compute = chosen(COMPUTE_FORMATS, compute)
         memory = CpuMemory(cache)
         pages = HugePages()
         super().__init__(Loader(weights, empty=pages.empty, copies=pages.copies), memory, CpuSampler(memory))
@@ -132,7 +142,7 @@ class CpuBackend(Recordable, Backend):
         arguments = self._product(
             x, weight.data, out, rows=len(x), bias=weight.bias, residual=residual, activation=ACTIVATIONS[activation]
         )
-        if arguments.format in ROUNDING:
+        if arguments.x_rounded:
             launch("round_rows", arguments, shares_of(len(x)))
         launch("linear_many" if many else "linear_few", arguments, shares_of(-(-out.shape[1] // 4)))
         return out
@@ -152,12 +162,12 @@ class CpuBackend(Recordable, Backend):
         arguments = filled(LinearParts, parts=ctypes.addressof(array), count=len(products), many=many)
         arguments.kept = [array, *products]
         arguments.workers = min((product.workers for product in products if product.workers), default=None)
-        if any(product.format in ROUNDING for product in products):
+        if any(product.x_rounded for product in products):
             launch("round_parts", arguments, shares_of(len(x)))
         launch("linear_parts", arguments, shares_of(-(-out.shape[1] // 4)))
 
     def _product(self, x: Any, matrix: Any, out: Any, *, rows: int, **fields: Any) -> Any:
-        """The arguments of a product of all rows of x, which are to be rounded first if the matrix has integers.
+        """The arguments of a product of all rows of x, which are to be rounded first if there is `x_rounded`.
 
         Args:
             x: [T, in], C-contiguous
@@ -177,9 +187,11 @@ class CpuBackend(Recordable, Backend):
             arguments.wide = 0 < kernels().wide_rows(stored.code) <= rows
             groups, stride, sums = rounded_sizes(arguments)
             kind = f"{stored.code} {stored.group}"  # products of one format share what is rounded
-            arguments.integers = address(scratch.take(f"integers {kind}", 2 * T * groups * 32 + 64, np.int8))
+            arguments.x_rounded = address(scratch.take(f"integers {kind}", 2 * T * groups * 32 + 64, np.int8))
             arguments.x_scales = address(scratch.take(f"x scales {kind}", T * stride))
             arguments.x_sums = address(scratch.take(f"x sums {kind}", T * sums))
+        elif stored.code == BFLOAT16 and self.compute != FLOAT32:
+            arguments.x_rounded = address(scratch.take("bfloat16", T * inputs))
         if rows > FEW_ROWS or stored.code in ROUNDING:
             scratch.serve(arguments, "panels", kernels().linear_scratch(), np.uint8)
         arguments.kept += scratch.buffers()
@@ -358,7 +370,7 @@ class CpuBackend(Recordable, Backend):
         X = len(starts) - 1
         product = self._product(x, table.first, out, rows=-(-len(x) // X))
         groups, stride, sums = rounded_sizes(product)
-        if product.format in ROUNDING:
+        if product.x_rounded:
             launch("round_rows", product, shares_of(len(x)))
         arguments = filled(
             LinearExperts, all=product, matrices=table.addresses, starts=starts, biases=biases, X=X,

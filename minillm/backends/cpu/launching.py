@@ -76,7 +76,7 @@ Attention = _structure(
 )
 Linear = _structure(
     "Linear",
-    ("p", "weight scales offsets bias residual x out integers x_scales x_sums scratch"),
+    ("p", "weight scales offsets bias residual x out x_rounded x_scales x_sums scratch"),
     ("i", "rows inputs outputs format group activation zeros wide one_order stride"),
 )
 LinearParts = _structure("LinearParts", ("p", "parts"), ("i", "count many"))

@@ -15,8 +15,9 @@ CODES = {np.dtype(kind): code for code, kind in enumerate((np.float32, np.float1
 """Type of an array of weights, keys or values -> its format in C: uint16 holds bfloat16, uint8 pairs of int4"""
 BLOCK_CODES = {name: code for code, name in enumerate(BLOCK_FORMATS, len(CODES))}
 """Block format -> its format in C"""
+BFLOAT16 = CODES[np.dtype(np.uint16)]
 ROUNDING = range(CODES[np.dtype(np.int8)], BLOCK_CODES[CODE_BOOKS[0]])
-"""The formats in C for which activations are rounded"""
+"""The formats in C for which activations are rounded to integers"""
 
 
 def contiguous(x: Any) -> Any:

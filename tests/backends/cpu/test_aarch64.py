@@ -21,10 +21,14 @@ OTHERS = ["test_blocks.py", "test_rows.py", "test_attention.py", "test_sample.py
     ("cpu", "others", "but_for"),
     [
         ("generic+dotprod", OTHERS, LONG),
-        ("generic+dotprod+i8mm", ["test_blocks.py"], LONG),
+        ("generic+dotprod+i8mm+bf16", ["test_blocks.py"], LONG),
         *(
             pytest.param(*more, (), marks=pytest.mark.exhaustive)
-            for more in (("generic", OTHERS), ("generic+dotprod", []), ("generic+dotprod+i8mm", ["test_blocks.py"]))
+            for more in (
+                ("generic", OTHERS),
+                ("generic+dotprod", []),
+                ("generic+dotprod+i8mm+bf16", ["test_blocks.py"]),
+            )
         ),
     ],
     ids=[
@@ -41,7 +45,8 @@ def test_kernels_with_neon(cpu: str, others: list[str], but_for: tuple[str, ...]
     program = emulated.build(target, tmp_path)
     content = program.read_bytes()
     words = np.frombuffer(content[: len(content) // 4 * 4], "<u4")
-    for name, instruction in (("dotprod", 0x4E809400), ("i8mm", 0x4E80A400)):  # sdot, smmla, of any registers
+    instructions = {"dotprod": 0x4E809400, "i8mm": 0x4E80A400, "bf16": 0x6E40FC00}  # sdot, smmla, bfdot
+    for name, instruction in instructions.items():  # of any registers
         assert ((words & 0xFFE0FC00 == instruction).sum() > 100) == (name in cpu)
     environment = {"MINILLM_TEST_TARGET": target, "MINILLM_TEST_PROGRAM": str(program)}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | environment

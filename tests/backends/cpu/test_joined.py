@@ -7,9 +7,9 @@ import pytest
 
 from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.cpu.selftest import random_blocks
-from minillm.backends.formats import BLOCKS, FLOAT16, INT8
+from minillm.backends.formats import BFLOAT16, BLOCKS, FLOAT16, INT8
 from minillm.backends.loader import Loader, gather
-from minillm.backends.storage import Experts, Joined, expand, format_of
+from minillm.backends.storage import Experts, Joined, expand, format_of, narrow
 from minillm.backends.weights import Weight
 from minillm.engine.origins import _digest
 from minillm.reference.blocks import BLOCK_FORMATS, BlockMatrix
@@ -42,14 +42,16 @@ def blocks(kind: str, outputs: int = 20, seed: int = 0) -> BlockMatrix:
     return random_blocks(RNG(seed), BLOCK_FORMATS[kind], outputs, 512)
 
 
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rows", [1, 2, 5, 16, 17, 70])
-def test_each_part_has_the_bits_that_it_has_alone(rows: int) -> None:
-    rng, backend = RNG(1), CpuBackend()
+def test_each_part_has_the_bits_that_it_has_alone(rows: int, compute: str) -> None:
+    rng, backend = RNG(1), CpuBackend(compute=compute)
     plain = rng.standard_normal((9, 512), np.float32)
-    parts = (blocks("Q4_K", 32), blocks("Q4_K", 7), blocks("Q6_K"), blocks("IQ4_NL"), plain, quantize(plain, 8))
-    weight = Weight("qkv", Joined(parts), rng.standard_normal(97, np.float32))
-    assert weight.shape == (97, 512) and weight.nbytes == sum(part.nbytes for part in parts) + 4 * 97
-    x, residual = rng.standard_normal((rows, 512), np.float32), rng.standard_normal((rows, 97), np.float32)
+    parts = (blocks("Q4_K", 32), blocks("Q4_K", 7), blocks("Q6_K"), blocks("IQ4_NL"), plain, narrow(plain, BFLOAT16),
+             quantize(plain, 8))  # fmt: skip
+    weight = Weight("qkv", Joined(parts), rng.standard_normal(106, np.float32))
+    assert weight.shape == (106, 512) and weight.nbytes == sum(part.nbytes for part in parts) + 4 * 106
+    x, residual = rng.standard_normal((rows, 512), np.float32), rng.standard_normal((rows, 106), np.float32)
     joined = backend.linear(x, weight, activation="gelu", residual=residual).copy()
     first = 0
     for part in parts:

@@ -15,11 +15,16 @@ from minillm.reference.quantize import Quantized, dequantize, quantize
 from . import kernels
 from .kernels import integer
 
-FORMATS = ["float32", "float16", "bfloat16", "int8x32", "int8x64", "int4x32", "int4x64", "int4x32 with offsets",
-           "int4x64 with offsets", "int4x32 with zero points", "int4x64 with zero points"]  # fmt: skip
-FLOATS, INTEGERS = FORMATS[:3], FORMATS[3:]
+FORMATS = ["float32", "float16", "bfloat16", "bfloat16 and x", "int8x32", "int8x64", "int4x32", "int4x64",
+           "int4x32 with offsets", "int4x64 with offsets", "int4x32 with zero points",
+           "int4x64 with zero points"]  # fmt: skip
+FLOATS, INTEGERS = FORMATS[:4], FORMATS[4:]
 FEW, MANY = "linear_few", "linear_many"
 RNG = np.random.default_rng
+
+
+class Rounding(np.ndarray):
+    """A matrix of bfloat16 that meets x rounded to bfloat16."""
 
 
 def aligned(count: int, dtype: Any) -> Any:
@@ -50,16 +55,18 @@ class Product:
             name = weight.dtype.name
             values, scales, group, form = weight, None, 32, {"uint16": "bfloat16"}.get(name, name)
         code, groups, library = kernels.FORMATS[form], -(-inputs // group) * group // 32, kernels.loaded()
-        self.rounds = code in ROUNDING
-        wide = int(self.rounds and kernel == MANY and library.wide_rows(integer(code)) > 0)
-        integers = aligned((rows * groups * 32 + 32) * (1 + wide), np.int8)
+        self.rounds = code in ROUNDING or isinstance(weight, Rounding)
+        wide = int(code in ROUNDING and kernel == MANY and library.wide_rows(integer(code)) > 0)
+        x_rounded = aligned((rows * groups * 32 + 32) * (1 + wide), np.int8) if self.rounds else None
+        if isinstance(weight, Rounding):
+            x_rounded = aligned(4 * rows * inputs, np.int8)
         stride = -(-groups // 16) * 16
         x_scales = aligned(rows * stride, np.float32)
-        x_sums = aligned(rows * stride * (library.sum_parts(integer(code)) if self.rounds else 1), np.int32)
+        x_sums = aligned(rows * stride * (library.sum_parts(integer(code)) if code in ROUNDING else 1), np.int32)
         scratch = aligned(kernels.loaded().linear_scratch() * workers, np.uint8)
-        arrays = [values, scales, offsets, bias, residual, x, self.out, integers, x_scales, x_sums, scratch]
+        arrays = [values, scales, offsets, bias, residual, x, self.out, x_rounded, x_scales, x_sums, scratch]
         self.kept = arrays
-        names = ["weight", "scales", "offsets", "bias", "residual", "x", "out", "integers", "x_scales", "x_sums",
+        names = ["weight", "scales", "offsets", "bias", "residual", "x", "out", "x_rounded", "x_scales", "x_sums",
                  "scratch"]  # fmt: skip
         self.arguments = kernels.fill(
             kernels.LinearArguments, **dict(zip(names, arrays, strict=True)), rows=rows, inputs=inputs, outputs=outputs,
@@ -91,6 +98,8 @@ def linear(
 
 
 def store(plain: Any, form: str) -> Any:
+    if form == "bfloat16 and x":
+        return narrow(plain, NARROW["bfloat16"]).view(Rounding)
     name, _, group = form.partition("x")
     if group:
         group, _, offsets = group.partition(" with ")
@@ -127,7 +136,9 @@ def exact_weight(weight: Any) -> np.ndarray:
 
 
 def exact_x(x: Any, weight: Any) -> np.ndarray:
-    """The left factor in float64: x, or integers x scale of each 32 numbers."""
+    """The left factor in float64: x, or integers x scale of each 32 numbers, or rounded to bfloat16."""
+    if isinstance(weight, Rounding):
+        return expand(narrow(x, NARROW["bfloat16"]), np.arange(len(x))).astype(np.float64)
     if not isinstance(weight, Quantized | BlockMatrix):
         return x.astype(np.float64)
     padded = np.zeros((len(x), -(-x.shape[1] // 32) * 32), np.float32)
@@ -276,7 +287,7 @@ def test_ten_thousand_rows_have_the_same_bits_in_any_company(form: str) -> None:
 def test_another_order_of_summation_is_seen(form: str) -> None:
     x, weight = case(form, 40, 1000, 33)
     first, second = (
-        linear(MANY, *(np.ascontiguousarray(part) for part in (x[:, half], weight[:, half])), one_order=True)
+        linear(MANY, *(part.copy() for part in (x[:, half], weight[:, half])), one_order=True)
         for half in (slice(500), slice(500, None))
     )
     whole = linear(MANY, x, weight, one_order=True)
@@ -332,7 +343,8 @@ def test_arrays_may_lie_at_odd_addresses() -> None:
     x, weight = case("float32", 5, 100, 33)
 
     def moved(array: Any) -> Any:
-        return np.frombuffer(b"\0\0\0\0\0" + array.tobytes(), np.uint8)[5:].view(array.dtype).reshape(array.shape)
+        memory = np.frombuffer(b"\0\0\0\0\0" + array.tobytes(), np.uint8)[5:]
+        return memory.view(array.dtype).reshape(array.shape).view(type(array))
 
     for form in FORMATS:
         weight = case(form, 5, 100, 33)[1]
