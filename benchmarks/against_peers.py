@@ -147,7 +147,7 @@ def sort_out(engines: Sequence[str], family: str, gguf: Path | None) -> tuple[li
     missing: dict[str, list[str]] = {}
     for engine in engines:
         absent = [name for name in PACKAGES[engine] if importlib.util.find_spec(name) is None]
-        if engine == "minillm-cpu" and not available():
+        if engine.startswith("minillm-cpu") and not available():
             absent = ["a C compiler"]
         if absent:
             missing[engine] = absent

@@ -51,10 +51,11 @@ def timed(step: Callable[[], object], prompts: int, new_tokens: int, limit: floa
 
 
 class Minillm:
-    """minillm, set up as by its command line, on one of its backends."""
+    """minillm, set up as by its command line, on one of its backends; `rounding`: activations are of bfloat16."""
 
-    def __init__(self, backend: str, form: str, folder: str, threads: int) -> None:
-        self._settings = {"backend": backend, "dtype": form, "threads": threads}
+    def __init__(self, backend: str, form: str, folder: str, threads: int, *, rounding: bool = False) -> None:
+        self._settings: dict[str, Any] = {"backend": backend, "dtype": form, "threads": threads}
+        self._settings["compute_dtype"] = "bfloat16" if rounding else "float32"
         self._folder, self._size = folder, 0
         self._engine_of(1 if backend == "numpy" else 8)
 
@@ -426,7 +427,8 @@ def make(engine: str, form: str, folder: str, threads: int) -> Peer:
     if engine in GGUF_ENGINES:
         return GGUF_ENGINES[engine](str(path if path.is_file() else path / f"{form}.gguf"), threads)
     if engine.startswith("minillm-"):
-        return Minillm(engine.removeprefix("minillm-"), form, folder, threads)
+        backend, *rounding = engine.removeprefix("minillm-").split("-")
+        return Minillm(backend, form, folder, threads, rounding=bool(rounding))
     if engine == "openvino":
         return OpenVino(folder, threads)
     kinds: dict[str, Any] = {"transformers": Transformers, "ctranslate2": CTranslate2, "onnxruntime": OnnxRuntime}

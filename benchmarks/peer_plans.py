@@ -13,6 +13,7 @@ from minillm.measure.accounting.memory import parts_held
 PACKAGES: dict[str, tuple[str, ...]] = {
     "minillm-numpy": (),
     "minillm-cpu": (),
+    "minillm-cpu-rounding": (),
     "transformers": ("torch", "transformers"),
     "ctranslate2": ("ctranslate2", "torch", "transformers"),
     "llama.cpp": ("llama_cpp", "gguf"),
@@ -21,7 +22,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("onnxruntime_genai", "onnx_ir", "torch", "transformers"),
     "openvino": ("openvino_genai",),
 }
-"""Engine -> packages that it needs; "minillm-cpu" needs a C compiler. The converters of CTranslate2 and ONNX Runtime
+"""Engine -> packages that it needs; "minillm-cpu" needs a C compiler, also with activations rounded to bfloat16
+("-rounding"). The converters of CTranslate2 and ONNX Runtime
 read a checkpoint through torch and transformers."""
 LLAMA_CPPS = ("llama.cpp", "ik_llama.cpp", "ik_llama.cpp-rtr")
 """llama.cpp and its fork, which read the same files; the last one has the rows of weights interleaved at load (-rtr)"""
@@ -95,6 +97,7 @@ PLANS = tuple(
         ("llama.cpp", "float16", "f16"),
         ("ik_llama.cpp", "float16", "f16"),
         ("minillm-cpu", "bfloat16", "bfloat16"),
+        ("minillm-cpu-rounding", "bfloat16", "bfloat16"),
         ("llama.cpp", "bfloat16", "bf16"),
         ("ik_llama.cpp", "bfloat16", "bf16"),
         ("transformers", "bfloat16", "bf16"),
