@@ -9,8 +9,9 @@
  *
  * Order of summation. Floats: the inputs are divided into blocks of DEPTH, at fixed places; a block is summed by lane
  * and then across lanes, and the blocks by ascending place. So an output has the same bits in any batch and with any
- * number of workers; with vectors of 8 and 16 within `linear_few`, and within `linear_many`, unless `one_order` makes
- * these equal. Integers: likewise, by ascending groups, and the same in both.
+ * number of workers; with vectors of 8 and 16 within `linear_few`, and within `linear_many`, which with vectors of 16 has
+ * the bits of `linear_few` for up to 24 rows; unless `one_order` makes these equal. Integers: likewise, by ascending
+ * groups, and the same in both.
  *
  * Versions:
  * - `linear_few`, floats: W's rows are divided into as many streams as a register tile has outputs, 4, or 8 for a single

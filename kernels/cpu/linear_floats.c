@@ -239,13 +239,14 @@ static void floats_along(const linear *a, int64_t first, int64_t last, float *bl
     finish(a, 0, a->rows, first, last);
 }
 
-/* Some outputs at a time, as many as stay in the L2 cache. */
+/* Some outputs at a time, as many as stay in the L2 cache. Expanding W takes longer than `floats_few` where rows are fewer
+ * than SET_ROWS, and so do two vectors of 16 rows of which half of the second one would be idle. */
 void floats_many(const linear *a, int64_t first, int64_t last, char *scratch) {
-    if (ACROSS && !a->one_order) {
-        floats_across(a, first, last, scratch);
-    } else if (ACROSS && a->rows < SET_ROWS) { /* expanding W would take longer */
+    if (ACROSS && (a->one_order ? a->rows < SET_ROWS : LANES == 16 && a->rows <= 3 * LANES / 2)) {
         floats_few(a, first, last);
         finish(a, 0, a->rows, first, last);
+    } else if (ACROSS && !a->one_order) {
+        floats_across(a, first, last, scratch);
     } else {
         for (int64_t o = first; o < last; o += FLOAT_OUTPUTS)
             floats_along(a, o, smaller(o + FLOAT_OUTPUTS, last), (float *)scratch);

@@ -238,7 +238,8 @@ def test_the_same_bits_for_any_number_of_rows_shares_and_threads(form: str) -> N
             for rows in (*range(1, 17), 17, 23, most - 6):
                 part = slice(3, 3 + rows)
                 some = linear(kernel, x[part], weight, bias, "gelu", residual[part], shares=3)
-                np.testing.assert_array_equal(some, together[part], err_msg=f"{kernel}, {rows} rows")
+                as_few = (some == results[FEW][part]).all()  # of linear_many where W is not worth transposing
+                assert as_few or (some == together[part]).all(), f"{kernel}, {rows} rows"
         if form in FLOATS:
             np.testing.assert_allclose(results[FEW], results[MANY], rtol=1e-5, atol=1e-5)
         else:
