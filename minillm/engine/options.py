@@ -104,9 +104,9 @@ class EngineKeywords(TypedDict, total=False):
     compute_dtype: Annotated[str, "float32", Option(AS_GIVEN,
         "of activations that meet bfloat16 weights on a CPU: float32 (default), bfloat16",
         flag="--compute-dtype COMPUTE_DTYPE",
-        notes="Sums are float32. bfloat16 rounds activations to 8 bits, as llama.cpp does; products of many rows take "
-        "half the time on an AMD Zen 4 or 5, which multiplies bfloat16 at twice the rate, and no less on most others. For "
-        "the kernels in C alone.")]
+        notes="Sums are float32. bfloat16 rounds activations to 8 bits, as llama.cpp does; products of many rows then "
+        "take half the time on an AMD Zen 4 or 5, which multiplies bfloat16 at twice the rate, and on others what they "
+        "took. For the kernels in C alone.")]
     threads: Annotated[int | None, Option(optional(whole(1)),
         "CPU threads (default: one for each core)", flag="--threads N", aliases=("-t",), common=True,
         notes="They are for the whole process.")]
