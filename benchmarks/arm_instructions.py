@@ -64,8 +64,9 @@ int main(int count, char **arguments) {
     const int64_t inputs = atoi(arguments[2]), outputs = atoi(arguments[3]), rows = atoi(arguments[4]);
     const int64_t weights = inputs * outputs, stride = (inputs / 32 + 15) / 16 * 16;
     linear a = {.weight = filled(4 * weights), .scales = filled(2 * weights / 32), .x = filled(4 * rows * inputs)};
-    a.out = filled(4 * rows * outputs), a.integers = filled(rows * inputs + 32), a.x_scales = filled(4 * rows * stride);
-    a.x_sums = filled(8 * rows * stride), a.scratch = filled(linear_scratch()), a.group = 32;
+    a.out = filled(4 * rows * outputs), a.x_rounded = filled(rows * inputs + 32);
+    a.x_scales = filled(4 * rows * stride), a.x_sums = filled(8 * rows * stride);
+    a.scratch = filled(linear_scratch()), a.group = 32;
     a.rows = rows, a.inputs = inputs, a.outputs = a.stride = outputs, a.format = atoi(arguments[1]);
     (rows > 16 ? linear_many : linear_few)(&a, 0, 1, 0);
     return 0;

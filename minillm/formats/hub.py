@@ -57,16 +57,16 @@ def _client(repo_id: str, revision: str | None) -> Iterator[None]:
     utils: Any = huggingface_hub.utils  # which documents these functions, without declaring them exported
     hide = not bars_shown() and constants.HF_HUB_DISABLE_PROGRESS_BARS is None
     hide = hide and not utils.are_progress_bars_disabled()
-    blobs = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo_id, repo_type="model"), "blobs")
-    before = set(blobs.glob(_PART))
-
-    def remove_parts() -> None:
-        for path in set(blobs.glob(_PART)) - before:
-            path.unlink(missing_ok=True)
-
     if hide:
         utils.disable_progress_bars()
     try:
+        blobs = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo_id, repo_type="model"), "blobs")
+        before = set(blobs.glob(_PART))
+
+        def remove_parts() -> None:
+            for path in set(blobs.glob(_PART)) - before:
+                path.unlink(missing_ok=True)
+
         with undone_by_signals(remove_parts):
             yield
     except _client_errors() as error:
@@ -182,11 +182,13 @@ def find_config(path_or_id: str | os.PathLike[str], *, revision: str | None = No
     if is_hub_file(name):
         return _fetch_file(name, revision)
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
     try:
         list_hub_files(name, revision=revision)  # fails at once where there is no network; a download tries five times
-    except ModelNotFoundError:
+    except ModelNotFoundError as error:
+        if isinstance(error.__cause__, HFValidationError):
+            raise
         cached = try_to_load_from_cache(name, "config.json", revision=revision)
         if not isinstance(cached, str):
             raise
@@ -326,9 +328,7 @@ def _find_in_cache(repo_id: str, revision: str | None) -> Path | None:
     try:
         config = try_to_load_from_cache(repo_id, "config.json", revision=revision)
     except HFValidationError as error:
-        raise ModelNotFoundError(
-            f"{repo_id!r:.100} is neither a folder nor a valid hub id: {_one_line(error)}"
-        ) from error
+        raise ModelNotFoundError(_explain(error, repo_id, revision)) from error
     if isinstance(config, str) and _has_weights(folder := Path(config).parent):
         return folder
     errors: tuple[type[Exception], ...] = CheckpointError, *_client_errors()
@@ -380,6 +380,8 @@ def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
     """One-line message for an error of the client."""
     from huggingface_hub import constants, errors
 
+    if isinstance(error, errors.HFValidationError):
+        return f"{repo_id!r:.100} is neither a folder nor a valid hub id: {_one_line(error)}"
     model, log_in = _title(repo_id, revision), "set HF_TOKEN or run `hf auth login`"
     offline = errors.LocalEntryNotFoundError if constants.HF_HUB_OFFLINE else errors.OfflineModeIsEnabled
     if isinstance(error, errors.GatedRepoError):  # which is a RepositoryNotFoundError

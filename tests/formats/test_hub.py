@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save
 
 from minillm.errors import ModelNotFoundError, ParameterError
-from minillm.formats import find_model, find_tokenizer, open_checkpoint
+from minillm.formats import find_adapter, find_config, find_model, find_tokenizer, open_checkpoint
 
 from .hub_clients import Clients, settings
 from .hub_server import COMMIT, REPO_ID, Hub
@@ -332,3 +332,9 @@ def test_of_several_gguf_files_one_is_named(hub, ask):
     assert ask(f"{REPO_ID}/b.gguf", what="config").folder.name == "b.gguf"
     assert ask(f"{REPO_ID}/b.gguf", what="tokenizer").folder.name == "b.gguf"
     assert "c.gguf" in ask(f"{REPO_ID}/c.gguf").error
+
+
+@pytest.mark.parametrize("find", [find_model, find_config, find_tokenizer, find_adapter])
+def test_a_name_that_no_model_can_have_is_refused_in_one_line(find):
+    with pytest.raises(ModelNotFoundError, match=r"'٣' is neither a folder nor a valid hub id: [^\n]*$"):
+        find("٣")
