@@ -239,8 +239,8 @@ static void floats_along(const linear *a, int64_t first, int64_t last, float *bl
     finish(a, 0, a->rows, first, last);
 }
 
-/* Some outputs at a time, as many as stay in the L2 cache. Expanding W takes longer than `floats_few` where rows are fewer
- * than SET_ROWS, and so do two vectors of 16 rows of which half of the second one would be idle. */
+/* Some outputs at a time, as many as stay in the L2 cache. `floats_few` is faster for fewer than SET_ROWS rows in one order,
+ * for which W would be expanded, and for up to 24 rows with vectors of 16, of which half a vector would be idle. */
 void floats_many(const linear *a, int64_t first, int64_t last, char *scratch) {
     if (ACROSS && (a->one_order ? a->rows < SET_ROWS : LANES == 16 && a->rows <= 3 * LANES / 2)) {
         floats_few(a, first, last);

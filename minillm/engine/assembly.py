@@ -109,10 +109,9 @@ def build_parts(options: EngineOptions, build: Callable[[Backend], Parts]) -> Pa
         ranks.check_equal(**dtypes, replays=parts.backend.replays)
     if options.placement.cache_dtype == AS_WEIGHTS:
         _narrow_cache(parts, ranks)
-    if (wanted := options.placement.compute_dtype) != FLOAT32.name and not _has_format(parts.model, wanted):
-        logger.warning(
-            "compute_dtype %r is without effect: it is for matrices of %s, which dtype=%r makes", wanted, wanted, wanted
-        )
+    if (compute := options.placement.compute_dtype) != FLOAT32.name and not _has_format(parts.model, compute):
+        words = "compute_dtype %r is without effect: it is for matrices of %s, which dtype=%r makes"
+        logger.warning(words, compute, compute, compute)
     return parts
 
 

@@ -40,7 +40,7 @@ class Rounding(NumpyBackend):
 
 
 def logits(raw: dict[str, Any], backend: Any) -> np.ndarray:
-    """Of each position of a line, in one pass. [T, V]"""
+    """The logits of each position of a line, in one pass. [T, V]"""
     runner = runner_of(model_of(raw, backend=backend), backend=backend)
     output = runner.forward([TokenSequence(LINE)], [len(LINE)], rows=range(len(LINE)))
     return output.logits.copy()
